@@ -1,0 +1,131 @@
+"""Every error a user can meet, and the list of problems they are made from.
+
+Lives here: the exception classes and `Problem`, the one shape in which a mistake in some input is told.
+Does not live here: the checks themselves, or how errors are printed (that is the command line's).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in an input: which file, where inside it, what is wrong, and what to do about it.
+
+    >>> print(Problem("kernels.csv", "row 3, column duration_ns", "'-5' is negative", "give whole nanoseconds >= 0"))
+    kernels.csv: row 3, column duration_ns: '-5' is negative; give whole nanoseconds >= 0
+    """
+
+    file: str
+    place: str
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        where = ": ".join(part for part in (self.file, self.place) if part)
+        text = f"{where}: {self.what}" if where else self.what
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class SimgpuError(Exception):
+    """Base class of every error simgpu raises on purpose."""
+
+
+class InputError(SimgpuError):
+    """The user's input is wrong. Carries all problems found, not only the first.
+
+    >>> error = InputError([Problem("node.yaml", "gpu.memory", "'8' has no unit", "write for example '8 GiB'")])
+    >>> len(error.problems)
+    1
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+    @classmethod
+    def single(cls, file: str | Path, place: str, what: str, remedy: str = "") -> InputError:
+        """An error with one problem."""
+        return cls([Problem(str(file), place, what, remedy)])
+
+
+class ProgramError(SimgpuError):
+    """A program breaks a rule of `verify`; names the instruction and the block or kernel."""
+
+
+class OutOfMemoryError(SimgpuError):
+    """The simulated run could not go on for lack of memory: nothing can happen any more and somebody waits.
+
+    Arguments are positional because SimPy rebuilds exceptions from `args`.
+    """
+
+    def __init__(
+        self,
+        waiting: str,
+        space: str,
+        requested: int,
+        free: int,
+        largest_hole: int,
+        capacity: int,
+        at_ns: int,
+        holders: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        super().__init__(waiting, space, requested, free, largest_hole, capacity, at_ns, holders)
+        self.waiting = waiting
+        self.space = space
+        self.requested = requested
+        self.free = free
+        self.largest_hole = largest_hole
+        self.capacity = capacity
+        self.at_ns = at_ns
+        self.holders = holders
+
+    def __str__(self) -> str:
+        from simgpu.units import format_bytes, format_time
+
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.holders[:8])
+        text = (
+            f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} asks for "
+            f"{format_bytes(self.requested)}, free {format_bytes(self.free)} of {format_bytes(self.capacity)}, "
+            f"largest hole {format_bytes(self.largest_hole)}"
+        )
+        return f"{text}; held by {held}" if held else text
+
+
+class MissingExtraError(SimgpuError):
+    """An optional dependency is not installed; says what to install.
+
+    >>> print(MissingExtraError("recording a model", "torch", "record"))
+    recording a model needs torch, which is not installed; install it with: pip install 'simgpu[record]'
+    """
+
+    def __init__(self, purpose: str, package: str, extra: str) -> None:
+        super().__init__(purpose, package, extra)
+        self.purpose = purpose
+        self.package = package
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return (
+            f"{self.purpose} needs {self.package}, which is not installed; "
+            f"install it with: pip install 'simgpu[{self.extra}]'"
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A remedy that names the closest known word, or lists all of them.
+
+    >>> did_you_mean("vdn", ["ideal", "none", "vdnn"])
+    "did you mean 'vdnn'? known: ideal, none, vdnn"
+    """
+    words = sorted(known)
+    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
+    listing = f"known: {', '.join(words)}" if words else "none are known"
+    return f"did you mean '{close[0]}'? {listing}" if close else listing

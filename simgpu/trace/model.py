@@ -1,0 +1,183 @@
+"""What was recorded: one training iteration of one model at one batch size on one device.
+
+Lives here: the plain values `Trace`, `Kernel`, `Block` and their words. Does not live here: reading or writing
+files (`simgpu.trace.folder`), checking (`simgpu.trace.check`), or anything derived (that is the task graph's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Phase(StrEnum):
+    """Part of the iteration a kernel belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class BlockKind(StrEnum):
+    """What a block of memory holds."""
+
+    INPUT = "input"
+    LABEL = "label"
+    WEIGHT = "weight"
+    FEATURE_MAP = "feature_map"
+    GRADIENT = "gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+class Origin(StrEnum):
+    """Where a trace comes from; shown with every result."""
+
+    RECORDED = "recorded"
+    IMPORTED = "imported"
+    MODELLED = "modelled"
+
+
+#: Value of `Block.release` for a block that the framework still held when the iteration ended.
+RELEASED_AT_END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operator as it ran once.
+
+    reads, writes: ids of the blocks it touches; a block in both is changed in place.
+    duration_ns, start_ns: nanoseconds; `start_ns` counts from the iteration's begin and is None when not recorded.
+    stream: the compute stream it ran on, 0 for the first.
+    layer: the layer it belongs to, None where the recording has no layers.
+    pure: whether running it again gives the same values and changes nothing else; None when unknown.
+    flops: floating-point operations; dram_bytes: bytes it moved to and from device memory; None when not recorded.
+    """
+
+    id: str
+    op: str
+    phase: Phase
+    duration_ns: int
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    layer: str | None = None
+    stream: int = 0
+    start_ns: int | None = None
+    pure: bool | None = None
+    flops: int | None = None
+    dram_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One piece of memory; views, aliases and in-place results of it are the same block.
+
+    bytes: its size.
+    persistent: it holds its value when the iteration begins (weights, optimizer state, the batch itself).
+    born: for a block that is neither persistent nor first touched by a write: the kernel at whose start the host
+        had put it there (a scalar made on the host in mid-iteration); None otherwise.
+    release: the kernel after whose end the framework let go of it; `RELEASED_AT_END` when it was still held at the
+        iteration's end; None when the recording does not tell. A persistent block with a kernel here is let go
+        in mid-iteration and given anew when the next iteration begins.
+    shape, dtype, layer: as recorded, None when unknown.
+    """
+
+    id: str
+    bytes: int
+    kind: BlockKind
+    persistent: bool = False
+    born: str | None = None
+    release: str | None = None
+    layer: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmChoice:
+    """One way to run a convolution kernel: its name, duration (ns) and workspace (bytes)."""
+
+    kernel: str
+    algorithm: str
+    duration_ns: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparsitySample:
+    """Share of zeros (0..1) in a block at an epoch."""
+
+    block: str
+    epoch: int
+    sparsity: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedSize:
+    """Measured compressed sizes: `entries` pieces of `entry_bytes` bytes each shrink to `bytes` bytes each.
+
+    A whole block measured at once is one row with one entry; a histogram of small memory-entries is several rows.
+    """
+
+    block: str
+    epoch: int
+    codec: str
+    layout: str
+    entry_bytes: int
+    bytes: int
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """Where a trace comes from: the fields of `trace.yaml`.
+
+    date: ISO 8601 day of the recording, empty when unknown. notes: free text.
+    """
+
+    model: str
+    batch: int
+    device: str
+    dtype: str
+    origin: Origin
+    tool: str
+    date: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One recorded training iteration: kernels in execution order and the blocks they touch.
+
+    Build it through `simgpu.load_trace` or an importer; a hand-made one goes through
+    `simgpu.trace.check.check_trace` before it is used.
+
+    >>> from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+    >>> info = TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "doctest")
+    >>> blocks = (Block("x", 4, BlockKind.INPUT, persistent=True), Block("y", 4, BlockKind.FEATURE_MAP))
+    >>> kernels = (Kernel("k0", "relu", Phase.FORWARD, 10, reads=("x",), writes=("y",)),)
+    >>> Trace(info, kernels, blocks).compute_ns
+    10
+    """
+
+    info: TraceInfo
+    kernels: tuple[Kernel, ...]
+    blocks: tuple[Block, ...]
+    algorithms: tuple[AlgorithmChoice, ...] = ()
+    sparsity: tuple[SparsitySample, ...] = ()
+    compressibility: tuple[CompressedSize, ...] = ()
+    name: str = field(default="", compare=False)
+
+    @property
+    def compute_ns(self) -> int:
+        """Sum of the recorded durations, nanoseconds."""
+        return sum(kernel.duration_ns for kernel in self.kernels)
+
+    @property
+    def block_by_id(self) -> Mapping[str, Block]:
+        """Blocks by their id."""
+        return MappingProxyType({block.id: block for block in self.blocks})

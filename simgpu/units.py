@@ -1,0 +1,117 @@
+"""Physical quantities as text and as whole numbers: the only place where a unit is read or written.
+
+Time is an integer count of nanoseconds, memory of bytes, bandwidth of bytes per second, arithmetic rate of
+operations per second. GB means 1e9 bytes, GiB means 2**30. A quantity whose value is not a whole number of its
+base unit is refused rather than rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+BYTE_UNITS: dict[str, int] = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+BANDWIDTH_UNITS: dict[str, int] = {f"{unit}/s": factor for unit, factor in BYTE_UNITS.items()}
+TIME_UNITS: dict[str, int] = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
+RATE_UNITS: dict[str, int] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items() if prefix}
+
+_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ][A-Za-zµ/]*)?\s*$")
+
+
+def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} has no unit: a {what} is a text with a unit, for example '{example}'")
+    match = _NUMBER.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a {what}: write a number >= 0 and a unit, for example '{example}'")
+    number, unit = match.groups()
+    if unit is None:
+        raise ValueError(f"{text!r} has no unit: write for example '{example}'")
+    if unit not in units:
+        raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; known: {', '.join(units)}")
+    try:
+        value = Decimal(number.replace("_", "")) * units[unit]
+    except InvalidOperation as error:
+        raise ValueError(f"{text!r} is not a {what}") from error
+    if value != value.to_integral_value():
+        raise ValueError(f"{text!r} is not a whole number of {next(iter(units))}")
+    return int(value)
+
+
+def parse_bytes(text: object) -> int:
+    """Bytes of a size such as ``"8 GiB"``; `ValueError` says what is wrong.
+
+    >>> parse_bytes("8 GiB"), parse_bytes("11.7 GB")
+    (8589934592, 11700000000)
+    """
+    return _parse(text, BYTE_UNITS, "size", "8 GiB")
+
+
+def parse_time(text: object) -> int:
+    """Nanoseconds of a time such as ``"350 ns"`` or ``"1.5 us"``.
+
+    >>> parse_time("1.5 us")
+    1500
+    """
+    return _parse(text, TIME_UNITS, "time", "350 ns")
+
+
+def parse_bandwidth(text: object) -> int:
+    """Bytes per second of a bandwidth such as ``"11.7 GB/s"``.
+
+    >>> parse_bandwidth("11.7 GB/s")
+    11700000000
+    """
+    return _parse(text, BANDWIDTH_UNITS, "bandwidth", "11.7 GB/s")
+
+
+def parse_rate(text: object) -> int:
+    """Operations per second of an arithmetic rate such as ``"15.7 TFLOP/s"``.
+
+    >>> parse_rate("15.7 TFLOP/s")
+    15700000000000
+    """
+    return _parse(text, RATE_UNITS, "arithmetic rate", "15.7 TFLOP/s")
+
+
+def _shortest(value: int, factor: int) -> str:
+    return f"{value / factor:.4g}" if abs(value) < 1000 * factor else f"{value / factor:.0f}"
+
+
+def format_bytes(value: int) -> str:
+    """Bytes for people, in binary units with four digits.
+
+    >>> format_bytes(8589934592), format_bytes(1000)
+    ('8 GiB', '1000 B')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if abs(value) >= BYTE_UNITS[unit]:
+            return f"{_shortest(value, BYTE_UNITS[unit])} {unit}"
+    return f"{value} B"
+
+
+def format_time(value: int) -> str:
+    """Nanoseconds for people, with four digits.
+
+    >>> format_time(94031000), format_time(350)
+    ('94.03 ms', '350 ns')
+    """
+    for unit in ("s", "ms", "us"):
+        if abs(value) >= TIME_UNITS[unit]:
+            return f"{_shortest(value, TIME_UNITS[unit])} {unit}"
+    return f"{value} ns"
+
+
+def format_bandwidth(value: int) -> str:
+    """Bytes per second for people, in decimal units.
+
+    >>> format_bandwidth(11700000000)
+    '11.7 GB/s'
+    """
+    for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
+        if abs(value) >= BANDWIDTH_UNITS[unit]:
+            return f"{_shortest(value, BANDWIDTH_UNITS[unit])} {unit}"
+    return f"{value} B/s"
