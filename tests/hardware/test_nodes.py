@@ -1,0 +1,141 @@
+"""Node configurations: what ships is complete and sourced, and every mistake is named at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node, load_node_file, node_names
+from simgpu.hardware.spec import Duplex
+from simgpu.shipped import shipped_folder
+from simgpu.units import parse_bandwidth
+from simgpu.yamlfile import read_yaml_mapping
+
+GOOD = """\
+schema: simgpu.node/1
+name: bench
+gpu:
+  name: a GPU
+  memory: 8 GiB
+link:
+  kind: PCIe
+  d2h_bandwidth: 11.7 GB/s
+  h2d_bandwidth: 10.6 GB/s
+"""
+
+
+def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load_node(path, overrides)
+    return [str(problem).replace(str(path), path.name) for problem in caught.value.problems]
+
+
+def node_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "node.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_shipped_nodes_load_and_name_themselves(name: str) -> None:
+    node = load_node(name)
+    assert node.name == name
+    assert node.description
+    assert 0 < node.budget <= node.gpu.memory
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_every_shipped_quantity_has_a_source(name: str) -> None:
+    values = read_yaml_mapping(shipped_folder("configs") / f"{name}.yaml", "simgpu.node/1").values
+    quantities = {f"{part}.{key}" for part in ("gpu", "link", "host") for key in values.get(part, {})} - {
+        "gpu.name",
+        "link.kind",
+    }
+    assert quantities == set(load_node_file(name).sources)
+
+
+@pytest.mark.parametrize(
+    ("name", "h2d", "d2h"),
+    [
+        ("v100", "10.6 GB/s", "11.7 GB/s"),
+        ("2080ti", "11.8 GB/s", "12.9 GB/s"),
+        ("titan-x-maxwell", "12.8 GB/s", "12.8 GB/s"),
+    ],
+)
+def test_bandwidths_the_papers_state(name: str, h2d: str, d2h: str) -> None:
+    link = load_node(name).link
+    assert (link.h2d_bandwidth, link.d2h_bandwidth) == (parse_bandwidth(h2d), parse_bandwidth(d2h))
+
+
+def test_units_become_whole_numbers(tmp_path: Path) -> None:
+    extra = "  latency: 1.5 us\n  duplex: half\nhost:\n  pinned_memory: 16 GB\n"
+    node = load_node(node_file(tmp_path, GOOD + extra))
+    assert node.gpu.memory == 8 * 2**30
+    assert node.link.d2h_bandwidth == 11_700_000_000
+    assert node.link.latency_ns == 1500
+    assert node.link.duplex is Duplex.HALF
+    assert node.host.pinned_memory == 16_000_000_000
+    assert (node.gpu.copy_engines, node.gpu.alignment, node.gpu.dram_bandwidth) == (2, 1, None)
+
+
+def test_overrides_change_values_the_name_and_the_sources() -> None:
+    node = load_node("v100", {"gpu.memory": "8 GiB", "host.pinned_memory": "4 GiB"})
+    assert (node.gpu.memory, node.host.pinned_memory) == (8 * 2**30, 4 * 2**30)
+    assert node.name == "v100[gpu.memory=8 GiB, host.pinned_memory=4 GiB]"
+    assert "gpu.memory" not in load_node_file("v100", {"gpu.memory": "8 GiB"}).sources
+    assert load_node("v100").name == "v100", "an override must not leak into the next load"
+
+
+def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
+    path = node_file(tmp_path, GOOD)
+    assert problems_of(path, {"gpu.memory": 8, "gpu.memoy": "8 GiB"}) == [
+        "override: node.gpu.memory: 8 has no unit: a size is a text with a unit, for example '8 GiB'",
+        (
+            "override: node.gpu.memoy: unknown key; did you mean 'memory'? known: alignment, copy_engines, "
+            "dram_bandwidth, fp32_rate, memory, name, reserved"
+        ),
+    ]
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("8 GiB", "8")
+        .replace("11.7 GB/s", "-11.7 GB/s")
+        .replace("10.6 GB/s", "0 GB/s")
+        .replace("kind:", "knid:")
+    )
+    told = "\n".join(problems_of(node_file(tmp_path, text + "sources:\n  gpu.meory: somewhere\n")))
+    for expected in (
+        "node.yaml: line 5, gpu.memory: 8 has no unit",
+        "node.yaml: line 8, link.d2h_bandwidth: '-11.7 GB/s' is negative",
+        "node.yaml: line 9, link.h2d_bandwidth: '0 GB/s' is zero",
+        "node.yaml: line 7, link.knid: unknown key; did you mean 'kind'?",
+        "node.yaml: line 6, link.kind: is missing",
+        "node.yaml: line 11, sources.gpu.meory: 'gpu.meory' is not in this file",
+    ):
+        assert expected in told
+    assert len(told.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("8 GiB", "8 GiB\n  reserved: 9 GiB"), "line 3, gpu: reserved is not smaller than memory"),
+        (("8 GiB", "8 GB/s"), "line 5, gpu.memory: '8 GB/s': 'GB/s' is not a unit of size"),
+        (("8 GiB", "9999999999 TiB"), "line 5, gpu.memory: '9999999999 TiB' is too large"),
+        (("8 GiB", "8 GiB\n  copy_engines: 3"), "line 6, gpu.copy_engines: 3 is not one of the choices; write 1 or 2"),
+        (("name: a GPU", "name:"), "line 4, gpu.name: None is not a text"),
+        (("name: a GPU", "name: ''"), "line 4, gpu.name: '' is empty"),
+        (("gpu:\n  name: a GPU\n  memory: 8 GiB", "gpu: big"), "line 3, gpu: 'big' is not a mapping"),
+    ],
+)
+def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    (told,) = problems_of(node_file(tmp_path, GOOD.replace(*change)))
+    assert told.startswith(f"node.yaml: {expected}")
+
+
+def test_unknown_node_suggests_the_closest() -> None:
+    with pytest.raises(InputError, match=r"no shipped node is called '2080it'; did you mean '2080ti'\?"):
+        load_node("2080it")
