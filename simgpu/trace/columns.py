@@ -1,0 +1,256 @@
+"""The columns of a trace's CSV files: how each cell is read, written and what blank means.
+
+Lives here: one `Table` per file, whose columns are the fields of the dataclass it fills, in the same order.
+Does not live here: reading files (`simgpu.trace.tables`) or checks across rows (`simgpu.trace.check`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from simgpu.errors import did_you_mean
+from simgpu.trace.model import (
+    AlgorithmChoice,
+    Block,
+    BlockKind,
+    CompressedSize,
+    Kernel,
+    Phase,
+    SparsitySample,
+)
+from simgpu.units import parse_bytes, parse_time
+
+Row = TypeVar("Row")
+
+#: Largest whole number a trace may hold: timelines keep 64-bit columns.
+LARGEST = 2**63 - 1
+
+#: How the shape of a single value, which has no dimensions, is written (a blank cell means unknown).
+SCALAR_SHAPE = "scalar"
+
+
+class CellError(ValueError):
+    """A cell that cannot be read; carries what is wrong and what to do about it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+
+class _Required:
+    """Marks a column whose cells must not be blank."""
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: `parse` turns a stripped, non-blank cell into a value or raises `CellError`.
+
+    blank: the value of a blank cell, `REQUIRED` where it must not be blank.
+    stand_in: the value that takes the place of an unreadable cell, so that the other checks can go on.
+    may_be_absent: whether the file may leave the whole column out, as if all its cells were blank.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    write: Callable[[Any], str]
+    blank: Any = REQUIRED
+    stand_in: Any = None
+    may_be_absent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[Row]):
+    """One CSV file: its name and the dataclass whose fields its columns fill, in order."""
+
+    file: str
+    row: Callable[..., Row]
+    columns: tuple[Column, ...]
+
+
+_NEGATIVE = re.compile(r"-\s*[0-9]")
+_FRACTIONAL = re.compile(r"[0-9]*\.[0-9]+|[0-9]+\.[0-9]*|[0-9.]+[eE][+-]?[0-9]+")
+_WITH_UNIT = re.compile(r"[0-9][0-9_.]*\s*[A-Za-zµ]+")
+_UNIT_WORDS = {"nanoseconds": ("a time", parse_time), "bytes": ("a size", parse_bytes)}
+
+
+def whole_number(text: str, unit: str) -> int:
+    """A whole number >= 0; `unit` is the plural used in messages.
+
+    >>> whole_number("1500", "nanoseconds")
+    1500
+    """
+    if text.isdigit() and text.isascii() and len(text) <= 19 and (value := int(text)) <= LARGEST:
+        return value
+    raise _explain_number(text, unit)
+
+
+def _explain_number(text: str, unit: str) -> CellError:
+    wanted = f"give a whole number of {unit} >= 0, digits only"
+    if text.isdigit() and text.isascii():
+        return CellError(f"'{text}' is too large", f"the largest number is {LARGEST}")
+    if _NEGATIVE.match(text):
+        return CellError(f"'{text}' is negative", wanted)
+    if _FRACTIONAL.fullmatch(text):
+        return CellError(f"'{text}' is not a whole number", wanted)
+    if _WITH_UNIT.fullmatch(text):
+        return CellError(f"'{text}' carries a unit, the column is in {unit}", _converted(text, unit) or wanted)
+    return CellError(f"'{text}' is not a number", wanted)
+
+
+def _converted(text: str, unit: str) -> str:
+    """The remedy for a quantity that means something: the number to write instead."""
+    if unit not in _UNIT_WORDS:
+        return ""
+    try:
+        return f"write {_UNIT_WORDS[unit][1](text)}"
+    except ValueError:
+        return ""
+
+
+def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
+    return Column(
+        name,
+        lambda text: whole_number(text, unit),
+        lambda value: "" if value is None else str(value),
+        blank,
+        stand_in=0 if blank is REQUIRED else blank,
+        may_be_absent=blank is not REQUIRED,
+    )
+
+
+def _text(name: str, blank: Any = REQUIRED) -> Column:
+    return Column(
+        name,
+        lambda text: text,
+        lambda value: value or "",
+        blank,
+        stand_in="" if blank is REQUIRED else blank,
+        may_be_absent=blank is not REQUIRED,
+    )
+
+
+def _ids(name: str) -> Column:
+    return Column(name, lambda text: tuple(text.split()), " ".join, blank=(), stand_in=())
+
+
+def _word(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
+    known = {str(word): word for word in words}
+
+    def parse(text: str) -> StrEnum:
+        if text not in known:
+            raise CellError(f"'{text}' is not a {name}", did_you_mean(text, known))
+        return known[text]
+
+    return Column(name, parse, str, stand_in=stand_in)
+
+
+def _yes_no(name: str, blank: bool | None) -> Column:
+    def parse(text: str) -> bool:
+        if text not in ("yes", "no"):
+            raise CellError(f"'{text}' is neither yes nor no", "write yes or no")
+        return text == "yes"
+
+    def write(value: bool | None) -> str:
+        return "" if value is None else "yes" if value else "no"
+
+    return Column(name, parse, write, blank, stand_in=blank, may_be_absent=True)
+
+
+def _shape(name: str) -> Column:
+    def parse(text: str) -> tuple[int, ...]:
+        if text == SCALAR_SHAPE:
+            return ()
+        sides = text.split("x")
+        if not all(side.isdigit() and side.isascii() and len(side) <= 19 for side in sides):
+            raise CellError(f"'{text}' is not a shape", f"write for example 128x3x224x224, or {SCALAR_SHAPE}")
+        return tuple(int(side) for side in sides)
+
+    def write(value: tuple[int, ...] | None) -> str:
+        return "" if value is None else "x".join(map(str, value)) or SCALAR_SHAPE
+
+    return Column(name, parse, write, blank=None, may_be_absent=True)
+
+
+def _share(name: str) -> Column:
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise CellError(f"'{text}' is not a number", "give a share from 0 to 1, for example 0.45") from None
+
+    return Column(name, parse, repr, stand_in=0.0)
+
+
+KERNELS: Table[Kernel] = Table(
+    "kernels.csv",
+    Kernel,
+    (
+        _text("id"),
+        _text("op"),
+        _word("phase", Phase, Phase.FORWARD),
+        _number("duration_ns", "nanoseconds"),
+        _ids("reads"),
+        _ids("writes"),
+        _text("layer", blank=None),
+        _number("stream", "streams", blank=0),
+        _number("start_ns", "nanoseconds", blank=None),
+        _yes_no("pure", blank=None),
+        _number("flops", "operations", blank=None),
+        _number("dram_bytes", "bytes", blank=None),
+    ),
+)
+
+BLOCKS: Table[Block] = Table(
+    "blocks.csv",
+    Block,
+    (
+        _text("id"),
+        _number("bytes", "bytes"),
+        _word("kind", BlockKind, BlockKind.OTHER),
+        _yes_no("persistent", blank=False),
+        _text("born", blank=None),
+        _text("release", blank=None),
+        _text("layer", blank=None),
+        _shape("shape"),
+        _text("dtype", blank=None),
+    ),
+)
+
+ALGORITHMS: Table[AlgorithmChoice] = Table(
+    "algorithms.csv",
+    AlgorithmChoice,
+    (
+        _text("kernel"),
+        _text("algorithm"),
+        _number("duration_ns", "nanoseconds"),
+        _number("workspace_bytes", "bytes"),
+    ),
+)
+
+SPARSITY: Table[SparsitySample] = Table(
+    "sparsity.csv",
+    SparsitySample,
+    (_text("block"), _number("epoch", "epochs"), _share("sparsity")),
+)
+
+COMPRESSIBILITY: Table[CompressedSize] = Table(
+    "compressibility.csv",
+    CompressedSize,
+    (
+        _text("block"),
+        _number("epoch", "epochs"),
+        _text("codec"),
+        _text("layout"),
+        _number("entry_bytes", "bytes"),
+        _number("bytes", "bytes"),
+        _number("entries", "entries"),
+    ),
+)

@@ -1,0 +1,176 @@
+"""A trace on disk: a folder with trace.yaml, kernels.csv, blocks.csv and up to three optional tables.
+
+Lives here: reading a folder with all its problems told at once, and writing one that appears whole or not at all.
+Does not live here: cells and columns (`columns`, `tables`), trace.yaml (`header`), what makes a trace valid (`check`).
+The format is described field by field in traces/README.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.trace.check import Place, check_trace
+from simgpu.trace.columns import ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY, Table
+from simgpu.trace.header import FILE, header_text, read_header
+from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.tables import ReadTable, read_table
+
+_TABLES: dict[str, Table[Any]] = {
+    "kernels": KERNELS,
+    "blocks": BLOCKS,
+    "algorithms": ALGORITHMS,
+    "sparsity": SPARSITY,
+    "compressibility": COMPRESSIBILITY,
+}
+#: Takes the place of an unreadable trace.yaml, so that the tables are still checked; never returned.
+_STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
+_NEEDED = ("kernels", "blocks")
+_FILES = (FILE, *(table.file for table in _TABLES.values()))
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The trace in a folder, checked.
+
+    Raises `InputError` with every problem found: file, row (the header is row 1) and column, the offending value and
+    what to do. Checks across rows wait until every file could be read.
+    """
+    folder = Path(path)
+    _require_folder(folder)
+    header = read_header(folder / FILE)
+    problems = _unknown_files(folder) + header.problems
+    tables: dict[str, ReadTable[Any]] = {}
+    for name, table in _TABLES.items():
+        file = folder / table.file
+        tables[name] = read_table(file, table) if name in _NEEDED or file.exists() else ReadTable()
+        problems += tables[name].problems
+    sound = all(table.sound for table in tables.values())
+    trace = None
+    if sound:
+        for name, promised in header.counts.items():
+            problems += _count_problems(folder, name, promised, tables[name], header.places[name])
+        trace = Trace(
+            header.info or _STAND_IN,
+            kernels=tuple(tables["kernels"].rows),
+            blocks=tuple(tables["blocks"].rows),
+            algorithms=tuple(tables["algorithms"].rows),
+            sparsity=tuple(tables["sparsity"].rows),
+            compressibility=tuple(tables["compressibility"].rows),
+            name=folder.resolve().name,
+        )
+        problems += check_trace(trace, _places(folder, tables, header.places))
+    if problems or trace is None:
+        raise InputError(problems)
+    return trace
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise InputError.single(folder, "", "no such folder", "give the path of a trace folder")
+    if not folder.is_dir() or not any((folder / file).exists() for file in _FILES):
+        what = "is not a trace: a trace is a folder with trace.yaml, kernels.csv and blocks.csv"
+        raise InputError.single(folder, "", what, "bring other recordings in with `simgpu import PATH -o DIR`")
+
+
+def _unknown_files(folder: Path) -> list[Problem]:
+    """Tables nobody would read: most likely a misspelt name. Other files, such as a README, are no concern."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".csv", ".yaml", ".yml"))
+    return [
+        Problem(str(folder / name), "", "not a file of a trace", did_you_mean(name, _FILES))
+        for name in names
+        if name not in _FILES
+    ]
+
+
+def _count_problems(folder: Path, name: str, promised: int, read: ReadTable[Any], place: str) -> list[Problem]:
+    if promised == len(read.rows):
+        return []
+    what = f"promises {promised} rows in {name}.csv, which has {len(read.rows)}: is {name}.csv cut off?"
+    return [Problem(str(folder / FILE), place, what, f"if {name}.csv is whole, correct the number or remove it")]
+
+
+def _places(folder: Path, tables: dict[str, ReadTable[Any]], keys: Mapping[str, str]) -> Place:
+    def at(table: str, index: int, column: str) -> tuple[str, str]:
+        if table == "info":
+            return str(folder / FILE), keys.get(column, column)
+        file = str(folder / f"{table}.csv")
+        if index < 0:
+            return file, ""
+        row = f"row {tables[table].lines[index]}"
+        return file, f"{row}, column {column}" if column else row
+
+    return at
+
+
+def write_trace(trace: Trace, folder: str | Path) -> None:
+    """Write a trace as a folder that appears whole or not at all; the same bytes for the same trace.
+
+    An empty folder, or one that holds nothing but a trace, is replaced. Raises `InputError` when the trace is not
+    valid, when the folder holds anything else, or when it cannot be written.
+    """
+    target = Path(folder)
+    problems = check_trace(trace)
+    if problems:
+        raise InputError(problems)
+    _refuse_strangers(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
+            new = Path(beside) / "new"
+            new.mkdir()
+            _write_files(trace, new)
+            _swap_in(new, target, Path(beside) / "old")
+    except OSError as error:
+        what = f"cannot be written ({error.strerror})"
+        raise InputError.single(target, "", what, "choose a folder you may write to") from None
+
+
+def _refuse_strangers(target: Path) -> None:
+    try:
+        if target.exists() and not target.is_dir():
+            raise InputError.single(target, "", "is a file, not a folder", "choose another folder")
+        strangers = sorted(entry.name for entry in target.iterdir()) if target.is_dir() else []
+    except OSError as error:
+        what = f"cannot be read ({error.strerror})"
+        raise InputError.single(target, "", what, "choose a folder you may write to") from None
+    strangers = [name for name in strangers if name not in _FILES]
+    if strangers:
+        what = f"holds files that are not a trace's, such as '{strangers[0]}', and would be replaced"
+        raise InputError.single(target, "", what, "choose an empty or a new folder")
+
+
+def _swap_in(new: Path, target: Path, old: Path) -> None:
+    """Put `new` in the place of `target`; what was there comes back if that fails."""
+    if not target.exists():
+        new.rename(target)
+        return
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+
+
+def _write_files(trace: Trace, folder: Path) -> None:
+    (folder / FILE).write_bytes(header_text(trace).encode())
+    for name, table in _TABLES.items():
+        rows = getattr(trace, name)
+        if rows or name in _NEEDED:
+            _write_table(folder / table.file, table, rows)
+
+
+def _write_table(path: Path, table: Table[Any], rows: Sequence[Any]) -> None:
+    names = [column.name for column in table.columns]
+    cells = attrgetter(*names)
+    writers = [column.write for column in table.columns]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(names)
+        for row in rows:
+            out.writerow([write(value) for write, value in zip(writers, cells(row), strict=True)])

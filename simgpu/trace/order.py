@@ -1,0 +1,235 @@
+"""The checks of a trace that follow execution order: who writes before whom, and when blocks come and go.
+
+Lives here: unknown blocks, reads before writes, cycles, start times, births and releases. Does not live here: checks
+of single values (`simgpu.trace.check`), or versions and gaps (the task graph's).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Trace
+
+if TYPE_CHECKING:
+    from simgpu.trace.check import Findings
+
+#: Looking for a similar id among more than this many, or for more than a few unknown ids, would take too long.
+_MOST_IDS_TO_COMPARE = 2000
+_MOST_SUGGESTIONS = 20
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Positions of kernels, by block: first and last use, all writers in order; and reads nothing had written."""
+
+    first: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    writers: dict[str, list[int]] = field(default_factory=dict)
+    early: list[tuple[int, str]] = field(default_factory=list)
+
+
+def check_order(trace: Trace, found: Findings) -> None:
+    """Add the problems that show only in execution order to `found`."""
+    blocks = {block.id: block for block in trace.blocks}
+    position = {kernel.id: index for index, kernel in reversed(list(enumerate(trace.kernels)))}
+    _check_starts(trace.kernels, found)
+    _check_known(trace.kernels, blocks, found)
+    uses = _collect_uses(trace.kernels, blocks)
+    _check_early_reads(trace.kernels, uses, found)
+    for index, block in enumerate(trace.blocks):
+        born = _position_of(block.born, "born", index, position, found)
+        release = None
+        if block.release != RELEASED_AT_END:
+            release = _position_of(block.release, "release", index, position, found)
+        _check_life(trace.kernels, index, block, born, release, uses, found)
+        if block.kind is BlockKind.WORKSPACE:
+            _check_workspace(trace.kernels, index, block, release, uses, found)
+
+
+def _check_starts(kernels: tuple[Kernel, ...], found: Findings) -> None:
+    latest: dict[int, Kernel] = {}
+    for index, kernel in enumerate(kernels):
+        if kernel.start_ns is None:
+            continue
+        before = latest.get(kernel.stream)
+        if before is not None and before.start_ns is not None and kernel.start_ns < before.start_ns:
+            what = (
+                f"kernel '{kernel.id}' is out of order: it starts at {kernel.start_ns} ns, before '{before.id}' "
+                f"({before.start_ns} ns), which stands above it on stream {kernel.stream}"
+            )
+            found.add("kernels", index, "start_ns", what, "put the kernels in the order they ran")
+        else:
+            latest[kernel.stream] = kernel
+
+
+def _check_known(kernels: tuple[Kernel, ...], blocks: dict[str, Block], found: Findings) -> None:
+    told: set[str] = set()
+    for index, kernel in enumerate(kernels):
+        for column, ids in (("reads", kernel.reads), ("writes", kernel.writes)):
+            for name in ids:
+                if name not in blocks:
+                    remedy = _similar(name, blocks) if len(told) < _MOST_SUGGESTIONS else ""
+                    what = f"kernel '{kernel.id}' names block '{name}', which has no row"
+                    found.add("kernels", index, column, what, f"{remedy}add it to the blocks")
+                    told.add(name)
+
+
+def _similar(name: str, known: dict[str, Block]) -> str:
+    if len(known) > _MOST_IDS_TO_COMPARE:
+        return ""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'? else " if close else ""
+
+
+def _collect_uses(kernels: tuple[Kernel, ...], blocks: dict[str, Block]) -> _Uses:
+    uses = _Uses()
+    present = {block.id for block in blocks.values() if block.persistent or block.born is not None}
+    for index, kernel in enumerate(kernels):
+        for name in kernel.reads:
+            if name not in present and name in blocks:
+                uses.early.append((index, name))
+            uses.first.setdefault(name, index)
+            uses.last[name] = index
+        for name in kernel.writes:
+            uses.writers.setdefault(name, []).append(index)
+            uses.first.setdefault(name, index)
+            uses.last[name] = index
+            present.add(name)
+    return uses
+
+
+def _check_early_reads(kernels: tuple[Kernel, ...], uses: _Uses, found: Findings) -> None:
+    cycles = _cycles(kernels, uses)
+    in_cycle: set[tuple[int, int]] = set()
+    for cycle in cycles:
+        in_cycle.update(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        told = " -> ".join(kernels[index].id for index in (*cycle, cycle[0]))
+        what = f"a cycle, each kernel reads what the next one writes: {told}"
+        found.add("kernels", cycle[0], "reads", what, "put right what these kernels read and write")
+    told_blocks: set[str] = set()
+    for index, name in uses.early:
+        writer = uses.writers.get(name, [None])[0]
+        if name in told_blocks or (writer is not None and (index, writer) in in_cycle):
+            continue
+        told_blocks.add(name)
+        if writer is None or writer == index:
+            what = f"kernel '{kernels[index].id}' reads block '{name}' before anything wrote it"
+            remedy = "mark the block persistent if it holds a value from before the iteration, or say where it was born"
+        else:
+            what = (
+                f"kernel '{kernels[index].id}' reads block '{name}' before its first writer, "
+                f"kernel '{kernels[writer].id}'"
+            )
+            remedy = "put the kernels in the order they ran, or mark the block persistent"
+        found.add("kernels", index, "reads", what, remedy)
+
+
+def _cycles(kernels: tuple[Kernel, ...], uses: _Uses) -> list[tuple[int, ...]]:
+    """Cycles of kernels that wait for each other, each from its first kernel on; at least one where there is any.
+
+    A kernel waits for the latest writer above it of what it reads or, where there is none, for the first below.
+    """
+    below = {
+        (index, name): uses.writers[name][0]
+        for index, name in uses.early
+        if name in uses.writers and uses.writers[name][0] != index
+    }
+    if not below:
+        return []
+    waits_for: list[list[int]] = []
+    latest: dict[str, int] = {}
+    for index, kernel in enumerate(kernels):
+        waits_for.append(
+            [
+                latest[name] if name in latest else below[index, name]
+                for name in kernel.reads
+                if name in latest or (index, name) in below
+            ]
+        )
+        latest.update(dict.fromkeys(kernel.writes, index))
+    return _search_cycles(waits_for, sorted({index for index, _ in below}))
+
+
+def _search_cycles(waits_for: list[list[int]], starts: Iterable[int]) -> list[tuple[int, ...]]:
+    """Depth-first search without recursion; a kernel met again on the current path closes a cycle."""
+    done: set[int] = set()
+    cycles: dict[tuple[int, ...], None] = {}
+    for start in starts:
+        if start in done:
+            continue
+        path, depth, pending = [start], {start: 0}, [iter(waits_for[start])]
+        while path:
+            step = next(pending[-1], None)
+            if step is None:
+                done.add(path[-1])
+                del depth[path.pop()]
+                pending.pop()
+            elif step in depth:
+                cycle = path[depth[step] :]
+                first = cycle.index(min(cycle))
+                cycles[tuple(cycle[first:] + cycle[:first])] = None
+            elif step not in done:
+                depth[step] = len(path)
+                path.append(step)
+                pending.append(iter(waits_for[step]))
+    return list(cycles)
+
+
+def _position_of(name: str | None, column: str, index: int, position: dict[str, int], found: Findings) -> int | None:
+    if name is None or name in position:
+        return None if name is None else position[name]
+    close = difflib.get_close_matches(name, list(position), n=1) if len(position) <= _MOST_IDS_TO_COMPARE else []
+    remedy = f"did you mean '{close[0]}'?" if close else "give the id of a kernel"
+    more = f", or '{RELEASED_AT_END}'" if column == "release" else ""
+    found.add("blocks", index, column, f"'{name}' is not a kernel of this trace", f"{remedy}{more}")
+    return None
+
+
+def _check_life(
+    kernels: tuple[Kernel, ...],
+    index: int,
+    block: Block,
+    born: int | None,
+    release: int | None,
+    uses: _Uses,
+    found: Findings,
+) -> None:
+    first, last = uses.first.get(block.id), uses.last.get(block.id)
+    if first is None and not block.persistent and block.born is None and kernels:
+        what = f"block '{block.id}' is used by no kernel"
+        found.add("blocks", index, "id", what, "remove it, mark it persistent, or say where it was born")
+    if born is not None and first is not None and first < born:
+        what = f"block '{block.id}' is born at kernel '{block.born}', after its first use by '{kernels[first].id}'"
+        found.add("blocks", index, "born", what, "name the kernel at whose start it appeared")
+    if release is not None and last is not None and release < last:
+        what = (
+            f"block '{block.id}' is used by kernel '{kernels[last].id}' after its release at kernel '{block.release}'"
+        )
+        found.add("blocks", index, "release", what, "name its last use or a later kernel")
+    elif release is not None and born is not None and release < born:
+        what = f"block '{block.id}' is released at kernel '{block.release}', before its birth at '{block.born}'"
+        found.add("blocks", index, "release", what, "name a kernel that is not before its birth")
+
+
+def _check_workspace(
+    kernels: tuple[Kernel, ...],
+    index: int,
+    block: Block,
+    release: int | None,
+    uses: _Uses,
+    found: Findings,
+) -> None:
+    """A workspace is scratch memory of one kernel and lives exactly as long as that kernel runs."""
+    first, last = uses.first.get(block.id), uses.last.get(block.id)
+    remedy = "a workspace belongs to one kernel; give another kind to what lives longer"
+    if block.persistent:
+        found.add("blocks", index, "persistent", f"workspace '{block.id}' is persistent", remedy)
+    if first != last and first is not None and last is not None:
+        what = f"workspace '{block.id}' is used by kernels '{kernels[first].id}' and '{kernels[last].id}'"
+        found.add("blocks", index, "kind", what, remedy)
+    elif (release is not None and release != last) or block.release == RELEASED_AT_END:
+        what = f"workspace '{block.id}' is released at '{block.release}', not at its own kernel"
+        found.add("blocks", index, "release", what, remedy)

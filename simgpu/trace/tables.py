@@ -1,0 +1,156 @@
+"""Reading one CSV file of a trace into rows, and telling every bad cell with its row and column.
+
+Lives here: text files checked for being text, headers, cells. Does not live here: what the columns are
+(`simgpu.trace.columns`) or how rows of different files fit together (`simgpu.trace.check`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.trace.columns import REQUIRED, CellError, Column, Row, Table
+
+_UNIT_SUFFIX = re.compile(r"_?(ns|us|µs|ms|s|sec|seconds|b|kb|mb|gb|kib|mib|gib|bytes)$")
+_UNIT_OF = {"ns": "nanoseconds", "bytes": "bytes"}
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file that is there, is not empty and is not binary; else `InputError`."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError.single(path, "", "no such file", "check the path") from None
+    except OSError as error:
+        raise InputError.single(path, "", f"cannot be read ({error.strerror})", "check the path") from None
+    if not data.strip():
+        raise InputError.single(path, "", "the file is empty", "write it again, or remove it if not needed")
+    if b"\0" in data:
+        raise InputError.single(path, "", "a binary file, not text", "give a UTF-8 text file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError.single(path, f"row {line}", "not UTF-8 text", "give a UTF-8 text file") from None
+
+
+@dataclass(slots=True)
+class ReadTable(Generic[Row]):
+    """What came out of a file: rows, the line each begins on (the header is line 1), problems.
+
+    sound: whether every row is there, so that checks across rows make sense.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    sound: bool = True
+
+
+def read_table(path: Path, table: Table[Row]) -> ReadTable[Row]:
+    """All rows of a CSV file; cells that cannot be read become problems and a stand-in value."""
+    result: ReadTable[Row] = ReadTable()
+    try:
+        text = read_text(path)
+    except InputError as error:
+        return ReadTable(problems=list(error.problems), sound=False)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [name.strip() for name in next(reader)]
+        problems = _header_problems(path, header, table.columns)
+        if problems:
+            return ReadTable(problems=problems, sound=False)
+        _read_rows(reader, header, path, table, result)
+    except csv.Error as error:
+        what = f"not readable as CSV ({error}); is the file cut off, or a quote left open?"
+        result.problems.append(Problem(str(path), f"row {reader.line_num}", what, "write the file again"))
+        result.sound = False
+    if not text.endswith(("\n", "\r")):
+        last = text.count("\n") + 1
+        what = "the last line does not end in a line break: the file seems cut off"
+        remedy = "write the file again, or end the line if the file is whole"
+        result.problems.append(Problem(str(path), f"row {last}", what, remedy))
+        result.sound = False
+    return result
+
+
+def _header_problems(path: Path, header: list[str], columns: Sequence[Column]) -> list[Problem]:
+    known = {column.name for column in columns}
+    for separator in (";", "\t"):
+        if len(header) == 1 and separator in header[0]:
+            what = f"columns are separated by {separator!r}"
+            return [Problem(str(path), "row 1", what, "separate them by commas")]
+    problems = []
+    for name in header:
+        if name not in known:
+            right = _right_unit(name, known)
+            what = f"wrong unit: unknown column '{name}'" if right else f"unknown column '{name}'"
+            remedy = right or did_you_mean(name, known)
+            problems.append(Problem(str(path), f"row 1, column {name}", what, remedy))
+    for name in sorted({name for name in header if header.count(name) > 1}):
+        problems.append(Problem(str(path), f"row 1, column {name}", "the column is there twice", "keep one"))
+    for column in columns:
+        if column.name not in header and not column.may_be_absent:
+            what = f"column '{column.name}' is missing"
+            remedy = f"the columns are: {', '.join(column.name for column in columns)}"
+            problems.append(Problem(str(path), "row 1", what, remedy))
+    return problems
+
+
+def _right_unit(name: str, known: set[str]) -> str:
+    """A remedy when the name is a known column in another unit, such as duration_us; else nothing."""
+    stem = _UNIT_SUFFIX.sub("", name.lower())
+    for right in (f"{stem}_ns", f"{stem}_bytes", stem):
+        if stem != name and right in known:
+            unit = _UNIT_OF.get(right.rsplit("_", 1)[-1])
+            return f"give {right}, in {unit}" if unit else f"give {right}"
+    return ""
+
+
+def _read_rows(reader: Any, header: list[str], path: Path, table: Table[Row], result: ReadTable[Row]) -> None:
+    plan = [(header.index(c.name) if c.name in header else -1, c) for c in table.columns]
+    short: list[tuple[int, int]] = []
+    line = reader.line_num + 1
+    for cells in reader:
+        if cells:
+            if len(cells) == len(header):
+                result.rows.append(table.row(*_values(cells, plan, path, line, result.problems)))
+                result.lines.append(line)
+            else:
+                short.append((line, len(cells)))
+        line = reader.line_num + 1
+    for where, count in short:
+        cut = count < len(header) and where == short[-1][0] and where > (result.lines or [1])[-1]
+        what = f"{count} fields where the header has {len(header)}"
+        what = f"{what}: the file seems cut off" if cut else what
+        result.problems.append(Problem(str(path), f"row {where}", what, "write one field for each column"))
+        result.sound = False
+
+
+def _values(
+    cells: list[str], plan: list[tuple[int, Column]], path: Path, line: int, problems: list[Problem]
+) -> list[Any]:
+    values = []
+    for position, column in plan:
+        text = cells[position].strip() if position >= 0 else ""
+        if text:
+            try:
+                values.append(column.parse(text))
+                continue
+            except CellError as error:
+                place = f"row {line}, column {column.name}"
+                problems.append(Problem(str(path), place, error.what, error.remedy))
+        elif column.blank is not REQUIRED:
+            values.append(column.blank)
+            continue
+        else:
+            place = f"row {line}, column {column.name}"
+            problems.append(Problem(str(path), place, "the cell is blank", f"give the {column.name}"))
+        values.append(column.stand_in)
+    return values
