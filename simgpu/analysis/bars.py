@@ -1,0 +1,169 @@
+"""What a picture of a timeline shows, before anything is drawn: looks of spans, merged bars, thinned curves.
+
+Lives here: plain arithmetic on columns. Does not live here: matplotlib (`simgpu.analysis.plots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from simgpu.timeline.model import Column, MemoryCurve, Span, SpanKind, Timeline
+from simgpu.timeline.streams import is_compute
+from simgpu.trace.model import Phase
+
+
+class Look(NamedTuple):
+    """How a kind of span is drawn: legend text, fill, hatching and its colour, height as a share of the row."""
+
+    label: str
+    fill: str
+    hatch: str = ""
+    ink: str = "white"
+    height: float = 0.8
+
+
+# Paul Tol's bright and muted palettes, which stay apart for colour-blind readers and in grey.
+COMPUTE = Look("compute", "#4477AA")
+PHASES: Mapping[Phase, Look] = {
+    Phase.FORWARD: Look("forward", "#6699CC"),
+    Phase.BACKWARD: Look("backward", "#2B4C7E"),
+    Phase.OPTIMIZER: Look("optimizer", "#88CCEE"),
+}
+RECOMPUTE = Look("recompute", "#CCBB44")
+CODEC = Look("codec", "#AA3377")
+COPY_OUT = Look("copy out", "#EE8866")
+COPY_IN = Look("copy in", "#44AA99")
+WAIT_COPY_OUT = Look("waits for copy out", "#FBE5DC", "////", COPY_OUT.fill)
+WAIT_COPY_IN = Look("waits for copy in", "#DDF1EE", "\\\\\\\\", COPY_IN.fill)
+WAIT_MEMORY = Look("waits for memory", "#F6DADA", "xxxx", "#BB4444")
+WAIT_OTHER = Look("waits for another stream", "#EEEEEE", "....", "#999999")
+#: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
+COPY_WAIT = Look("copy stream waits", "#D5D5D5", height=0.12)
+COPY_WAIT_MEMORY = Look("waits for memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
+
+#: In the order of the legend; drawn from the last to the first, so that waiting never hides work.
+LOOKS = (
+    COMPUTE,
+    *PHASES.values(),
+    RECOMPUTE,
+    CODEC,
+    COPY_OUT,
+    COPY_IN,
+    WAIT_COPY_OUT,
+    WAIT_COPY_IN,
+    WAIT_MEMORY,
+    WAIT_OTHER,
+    COPY_WAIT,
+    COPY_WAIT_MEMORY,
+)
+
+_BUSY = {
+    SpanKind.RECOMPUTE: RECOMPUTE,
+    SpanKind.CODEC: CODEC,
+    SpanKind.COPY_OUT: COPY_OUT,
+    SpanKind.COPY_IN: COPY_IN,
+}
+
+
+def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
+    """The look of a span; `phases` tells the phase of a kernel where it is known."""
+    if span.kind is SpanKind.COMPUTE:
+        return PHASES[phases[span.name]] if span.name in phases else COMPUTE
+    if not span.kind.is_stall:
+        return _BUSY[span.kind]
+    memory = span.kind in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
+    if not is_compute(span.stream):
+        return COPY_WAIT_MEMORY if memory else COPY_WAIT
+    if memory:
+        return WAIT_MEMORY
+    if span.cause.startswith("d2h"):
+        return WAIT_COPY_OUT
+    return WAIT_COPY_IN if span.cause.startswith("h2d") else WAIT_OTHER
+
+
+def bars(
+    timeline: Timeline, start: int, end: int, phases: Mapping[str, Phase], grain: int
+) -> dict[tuple[str, Look], tuple[Column, Column]]:
+    """Starts and ends (ns, from `start` on) of what to draw per stream and look, cut at the window.
+
+    Spans of no length are left out; neighbours shorter than `grain` (ns) become one bar.
+    """
+    found: dict[tuple[str, Look], tuple[list[int], list[int]]] = {}
+    for span in timeline:
+        if span.start_ns >= end or span.end_ns <= start or span.start_ns == span.end_ns:
+            continue
+        starts, ends = found.setdefault((span.stream, look_of(span, phases)), ([], []))
+        starts.append(max(span.start_ns, start) - start)
+        ends.append(min(span.end_ns, end) - start)
+    return {
+        key: merge_tiny(np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64), grain)
+        for key, (starts, ends) in found.items()
+    }
+
+
+def merge_tiny(starts: Column, ends: Column, grain: int) -> tuple[Column, Column]:
+    """Join neighbours that are both shorter than `grain` and less than `grain` apart; sorted, not overlapping.
+
+    >>> starts, ends = np.array([0, 2, 4, 50]), np.array([1, 3, 40, 90])
+    >>> merge_tiny(starts, ends, grain=5)
+    (array([ 0,  4, 50]), array([ 3, 40, 90]))
+    """
+    if len(starts) == 0:
+        return starts, ends
+    tiny = ends - starts < grain
+    joined = tiny[1:] & tiny[:-1] & (starts[1:] - ends[:-1] < grain)
+    first = np.concatenate([[True], ~joined])
+    last = np.concatenate([~joined, [True]])
+    return starts[first], ends[last]
+
+
+class Steps(NamedTuple):
+    """A memory curve in a window: times (ns, from the window's start on), live and used bytes from then on."""
+
+    time: Column
+    live: Column
+    used: Column
+
+
+def steps(curve: MemoryCurve, start: int, end: int, limit: int = 4000) -> Steps:
+    """The curve from start to end, entered with the value that holds at `start`, with a last step at `end`.
+
+    A long curve is thinned to about `limit` steps: of each stretch of time the samples with the least and the
+    most live bytes remain, so that no peak is lost.
+    """
+    inside = slice(*np.searchsorted(curve.time_ns, [start, end], side="left"))
+    before = inside.start - 1
+    live_before, used_before = (int(curve.live[before]), int(curve.used[before])) if before >= 0 else (0, 0)
+    time, live, used = curve.time_ns[inside] - start, curve.live[inside], curve.used[inside]
+    keep = _peaks_and_last(time, live)
+    time, live, used = time[keep], live[keep], used[keep]
+    if len(time) > limit:
+        keep = _extremes(time, live, max(1, 2 * (end - start) // limit))
+        time, live, used = time[keep], live[keep], used[keep]
+    if len(time) == 0 or time[0] > 0:
+        time, live, used = _put(0, time, 0), _put(0, live, live_before), _put(0, used, used_before)
+    return Steps(_put(len(time), time, end - start), _put(len(live), live, live[-1]), _put(len(used), used, used[-1]))
+
+
+def _put(at: int, column: Column, value: int) -> Column:
+    return np.insert(column, at, value)
+
+
+def _peaks_and_last(time: Column, live: Column) -> Column:
+    """Positions of the greatest and of the last value at each time, in order."""
+    order = np.lexsort((live, time))
+    ends = np.flatnonzero(np.append(np.diff(time) > 0, True)) if len(time) else order
+    return np.unique(np.concatenate([order[ends], ends]))
+
+
+def _extremes(time: Column, live: Column, width: int) -> Column:
+    """Positions of the least and the greatest value in each stretch of `width` ns, in order of time."""
+    stretch = time // width
+    order = np.lexsort((live, stretch))
+    edges = np.flatnonzero(np.diff(stretch[order]))
+    least = order[np.concatenate([[0], edges + 1])]
+    most = order[np.concatenate([edges, [len(order) - 1]])]
+    return np.unique(np.concatenate([least, most]))

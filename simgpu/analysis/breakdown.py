@@ -1,0 +1,233 @@
+"""Where the time of one iteration went, in nanoseconds that add up to the iteration exactly.
+
+Lives here: the attribution of every instant of an iteration to one cause, and of copy time to hidden or
+exposed. Does not live here: rates, bytes and memory (`simgpu.analysis.metrics`), tables or figures.
+
+Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
+when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
+followed through the streams in between to a copy or to a memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.timeline.model import Column, SpanKind, Timeline
+from simgpu.timeline.streams import is_compute
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """Nanoseconds of copying in one direction: beside running compute (hidden), and without it (exposed)."""
+
+    hidden: int
+    exposed: int
+
+    @property
+    def busy(self) -> int:
+        """All nanoseconds in which something was copied that way."""
+        return self.hidden + self.exposed
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
+
+    stalled_memory: waiting for device or pinned host memory. stalled_other: waiting for something that is
+    neither a copy nor memory; 0 with one compute stream and no work on the host. copy_out, copy_in: how much
+    copy time was hidden.
+    """
+
+    compute: int
+    recompute: int
+    codec: int
+    stalled_copy_out: int
+    stalled_copy_in: int
+    stalled_memory: int
+    stalled_other: int
+    copy_out: CopyTime
+    copy_in: CopyTime
+
+    @property
+    def stalled(self) -> int:
+        """All nanoseconds in which no compute stream ran anything."""
+        return self.stalled_copy_out + self.stalled_copy_in + self.stalled_memory + self.stalled_other
+
+    @property
+    def total(self) -> int:
+        """Length of the iteration."""
+        return self.compute + self.recompute + self.codec + self.stalled
+
+
+class _Owner(IntEnum):
+    """To whom an instant belongs; those up to CODEC are the ones with a compute stream busy."""
+
+    COMPUTE = 0
+    RECOMPUTE = 1
+    CODEC = 2
+    COPY_OUT = 3
+    COPY_IN = 4
+    MEMORY = 5
+    OTHER = 6
+
+
+_Instants = NDArray[np.int64]
+_BUSY = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.CODEC)
+_MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
+_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_NOTHING = -1
+
+
+def breakdown(timeline: Timeline, iteration: int = -1) -> Breakdown:
+    """Attribute every nanosecond of an iteration (the last one by default) of a one-GPU timeline.
+
+    Spans are cut at the iteration's window; all intervals are half-open. `IndexError` when there is no such
+    iteration; `ValueError` for several GPUs or for a stream that does two things at once.
+
+    >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+    >>> import numpy as np
+    >>> column = lambda *values: np.array(values, dtype=np.int64)
+    >>> empty = MemoryCurve(column(), column(), column(), None)
+    >>> timeline = Timeline(("compute", "d2h"), ("conv1", "x", "conv2"), gpu=column(0, 0, 0, 0),
+    ...     stream=column(0, 1, 0, 0), name=column(0, 1, 1, 2),
+    ...     start_ns=column(0, 0, 5, 8), end_ns=column(5, 8, 8, 10),
+    ...     kind=column(SpanKind.COMPUTE, SpanKind.COPY_OUT, SpanKind.STALL_EVENT, SpanKind.COMPUTE),
+    ...     bytes=column(0, 64, 0, 0), cause=column(-1, -1, 1, -1), iteration=column(0, 0, 0, 0),
+    ...     device_memory=empty, host_memory=empty, iteration_ends_ns=(10,))
+    >>> parts = breakdown(timeline)
+    >>> parts.compute, parts.stalled_copy_out, parts.total, parts.copy_out
+    (7, 3, 10, CopyTime(hidden=5, exposed=3))
+    """
+    if len(timeline) and timeline.gpu.min() != timeline.gpu.max():
+        raise ValueError("a breakdown is of one GPU, but the timeline holds several")
+    start, end = timeline.window(iteration)
+    sweep = _Sweep(timeline, start, end)
+    owner = _owners(sweep)
+    computing = owner <= _Owner.CODEC
+    result = Breakdown(
+        compute=sweep.duration(owner == _Owner.COMPUTE),
+        recompute=sweep.duration(owner == _Owner.RECOMPUTE),
+        codec=sweep.duration(owner == _Owner.CODEC),
+        stalled_copy_out=sweep.duration(owner == _Owner.COPY_OUT),
+        stalled_copy_in=sweep.duration(owner == _Owner.COPY_IN),
+        stalled_memory=sweep.duration(owner == _Owner.MEMORY),
+        stalled_other=sweep.duration(owner == _Owner.OTHER),
+        copy_out=_copy_time(sweep, SpanKind.COPY_OUT, computing),
+        copy_in=_copy_time(sweep, SpanKind.COPY_IN, computing),
+    )
+    if result.total != end - start:
+        raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
+    return result
+
+
+class _Sweep:
+    """The window cut at every span boundary, and what each stream does in each of the resulting intervals.
+
+    lengths: (intervals,) ns. kinds, causes: (streams, intervals); kind -1 where a stream does nothing.
+    compute: rows of the compute streams in order. directions: (streams,) the owner that a copy stream stands
+    for, or OTHER.
+    """
+
+    def __init__(self, timeline: Timeline, start: int, end: int) -> None:
+        inside = np.flatnonzero(
+            (timeline.end_ns > start) & (timeline.start_ns < end) & (timeline.end_ns > timeline.start_ns)
+        )
+        starts = np.maximum(timeline.start_ns[inside], start)
+        ends = np.minimum(timeline.end_ns[inside], end)
+        bounds = np.unique(np.concatenate([starts, ends, np.array([start, end], dtype=np.int64)]))
+        self.lengths = np.diff(bounds)
+        shape = (len(timeline.streams), len(self.lengths))
+        self.kinds = np.full(shape, _NOTHING, dtype=np.int64)
+        self.causes = np.full(shape, _NOTHING, dtype=np.int64)
+        for stream, name in enumerate(timeline.streams):
+            mine = np.flatnonzero(timeline.stream[inside] == stream)
+            if len(mine) == 0:
+                continue
+            row, active = _active(name, starts[mine], ends[mine], bounds[:-1])
+            spans = inside[mine][row[active]]
+            self.kinds[stream, active] = timeline.kind[spans]
+            self.causes[stream, active] = timeline.cause[spans]
+        self.compute = [i for i, name in enumerate(timeline.streams) if is_compute(name)]
+        self.directions = np.array([_direction(name) for name in timeline.streams], dtype=np.int64)
+
+    def duration(self, where: NDArray[np.bool_]) -> int:
+        """Nanoseconds of the intervals chosen by a mask."""
+        return int(self.lengths[where].sum())
+
+
+def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column, NDArray[np.bool_]]:
+    """For each time: the position of the last span begun and whether it still runs; spans sorted by start."""
+    if np.any(starts[1:] < ends[:-1]):
+        clash = int(starts[1:][starts[1:] < ends[:-1]][0])
+        raise ValueError(f"stream {name!r} does two things at once at {clash} ns")
+    row = np.searchsorted(starts, at, side="right") - 1
+    return row, (row >= 0) & (at < ends[row])
+
+
+def _direction(stream: str) -> _Owner:
+    if stream.startswith("d2h"):
+        return _Owner.COPY_OUT
+    return _Owner.COPY_IN if stream.startswith("h2d") else _Owner.OTHER
+
+
+def _owners(sweep: _Sweep) -> _Instants:
+    owner = np.full(len(sweep.lengths), _NOTHING, dtype=np.int64)
+    compute = sweep.kinds[sweep.compute]
+    for kind, who in zip(_BUSY, (_Owner.COMPUTE, _Owner.RECOMPUTE, _Owner.CODEC), strict=True):
+        owner[(owner == _NOTHING) & (compute == kind).any(axis=0)] = who
+    idle = np.flatnonzero(owner == _NOTHING)
+    stalled = compute[:, idle] >= SpanKind.STALL_EVENT
+    owner[idle] = _Owner.OTHER
+    waiting = stalled.any(axis=0)
+    if waiting.any():
+        first = np.array(sweep.compute, dtype=np.int64)[stalled[:, waiting].argmax(axis=0)]
+        owner[idle[waiting]] = _follow(sweep, idle[waiting], first)
+    return owner
+
+
+def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
+    """Owners of intervals `at`, in each of which the given stream is stalled.
+
+    An event is followed to the stream that will signal it. Where the chain ends in a stream that neither
+    copies nor waits for memory, or does not end within one step per stream, the last copy stream on the way
+    gives the direction.
+    """
+    owner = np.full(len(at), _Owner.OTHER, dtype=np.int64)
+    stream = stream.copy()
+    open_ = np.arange(len(at))
+    for _ in sweep.directions:
+        here, now = stream[open_], at[open_]
+        kind = sweep.kinds[here, now]
+        direction = sweep.directions[here]
+        owner[open_[direction != _Owner.OTHER]] = direction[direction != _Owner.OTHER]
+        owner[open_[np.isin(kind, _MEMORY)]] = _Owner.MEMORY
+        for copy, who in zip(_COPIES, (_Owner.COPY_OUT, _Owner.COPY_IN), strict=True):
+            owner[open_[kind == copy]] = who
+        queued = kind == SpanKind.STALL_ENGINE
+        owner[open_[queued]] = _engine_holder(sweep, here[queued], now[queued], owner[open_[queued]])
+        cause = sweep.causes[here, now]
+        onward = (kind == SpanKind.STALL_EVENT) & (cause != _NOTHING)
+        stream[open_[onward]] = cause[onward]
+        open_ = open_[onward]
+        if len(open_) == 0:
+            break
+    return owner
+
+
+def _engine_holder(sweep: _Sweep, stream: _Instants, at: _Instants, otherwise: _Instants) -> _Instants:
+    """Direction of the first other stream that copies while this one waits for its engine."""
+    holder = otherwise.copy()
+    for other in reversed(range(len(sweep.directions))):
+        kind = np.where(stream == other, _NOTHING, sweep.kinds[other, at])
+        holder[kind == SpanKind.COPY_OUT] = _Owner.COPY_OUT
+        holder[kind == SpanKind.COPY_IN] = _Owner.COPY_IN
+    return holder
+
+
+def _copy_time(sweep: _Sweep, kind: SpanKind, computing: NDArray[np.bool_]) -> CopyTime:
+    copying = (sweep.kinds == kind).any(axis=0)
+    return CopyTime(sweep.duration(copying & computing), sweep.duration(copying & ~computing))

@@ -1,0 +1,180 @@
+"""How fast one iteration was and what it needed, as numbers.
+
+Lives here: `Metrics` and `measure`. Does not live here: where the time went (`simgpu.analysis.breakdown`), or
+how numbers are shown (`simgpu.analysis.tables`, `simgpu.analysis.plots`). Whole numbers stay whole; each
+float is made by one division at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import mul
+from typing import NamedTuple
+
+from simgpu.analysis.breakdown import Breakdown, breakdown
+from simgpu.hardware.spec import Duplex, LinkSpec
+from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
+
+
+class MetricRow(NamedTuple):
+    """One line of a table: a stable key, its value (None where it has none) and its unit (may be empty)."""
+
+    key: str
+    value: int | float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One iteration in numbers: times in ns, sizes in bytes, shares between 0 and 1.
+
+    samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown:
+    iteration over ideal, 1 or more. bytes_out, bytes_in: of the copies that start in the iteration's window.
+    link_utilisation_out, link_utilisation_in: those bytes over what the link could carry that way in the
+    window; may pass 1 where the last copy ends after the window. device_peak_bytes, device_mean_bytes
+    (rounded down): live bytes in the window. device_peak_used_bytes: the peak with the allocator's padding.
+    run_peak_bytes, host_peak_bytes: live bytes over the whole run, warm-up included. fragmentation: share of
+    free memory outside the largest hole, as told by the pool; None where it does not apply.
+    """
+
+    iteration_ns: int
+    samples_per_s: float
+    slowdown: float
+    breakdown: Breakdown
+    bytes_out: int
+    bytes_in: int
+    link_utilisation_out: float
+    link_utilisation_in: float
+    device_peak_bytes: int
+    device_mean_bytes: int
+    device_peak_used_bytes: int
+    run_peak_bytes: int
+    host_peak_bytes: int
+    fragmentation: float | None = None
+
+    def rows(self) -> tuple[MetricRow, ...]:
+        """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""
+        parts = self.breakdown
+        rows: list[tuple[str, int | float | None, str]] = [
+            ("iteration_ns", self.iteration_ns, "ns"),
+            ("samples_per_s", self.samples_per_s, "samples/s"),
+            ("slowdown", self.slowdown, ""),
+            ("compute_ns", parts.compute, "ns"),
+            ("recompute_ns", parts.recompute, "ns"),
+            ("codec_ns", parts.codec, "ns"),
+            ("stalled_copy_out_ns", parts.stalled_copy_out, "ns"),
+            ("stalled_copy_in_ns", parts.stalled_copy_in, "ns"),
+            ("stalled_memory_ns", parts.stalled_memory, "ns"),
+            ("stalled_other_ns", parts.stalled_other, "ns"),
+            ("copy_out_hidden_ns", parts.copy_out.hidden, "ns"),
+            ("copy_out_exposed_ns", parts.copy_out.exposed, "ns"),
+            ("copy_in_hidden_ns", parts.copy_in.hidden, "ns"),
+            ("copy_in_exposed_ns", parts.copy_in.exposed, "ns"),
+            ("bytes_out", self.bytes_out, "B"),
+            ("bytes_in", self.bytes_in, "B"),
+            ("link_utilisation_out", self.link_utilisation_out, ""),
+            ("link_utilisation_in", self.link_utilisation_in, ""),
+            ("device_peak_bytes", self.device_peak_bytes, "B"),
+            ("device_mean_bytes", self.device_mean_bytes, "B"),
+            ("device_peak_used_bytes", self.device_peak_used_bytes, "B"),
+            ("run_peak_bytes", self.run_peak_bytes, "B"),
+            ("host_peak_bytes", self.host_peak_bytes, "B"),
+            ("fragmentation", self.fragmentation, ""),
+        ]
+        return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
+
+
+def measure(
+    timeline: Timeline,
+    *,
+    batch: int,
+    ideal_ns: int,
+    link: LinkSpec,
+    fragmentation: float | None = None,
+    iteration: int = -1,
+) -> Metrics:
+    """The numbers of one iteration (the last one by default) of a one-GPU timeline.
+
+    batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. A
+    half-duplex link is measured against its one shared capacity. Errors as in `breakdown`.
+
+    >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+    >>> import numpy as np
+    >>> column = lambda *values: np.array(values, dtype=np.int64)
+    >>> curve = MemoryCurve(column(0, 600), column(100, 50), column(128, 64), None)
+    >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
+    ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(1000), bytes=column(0), cause=column(-1),
+    ...     iteration=column(0), device_memory=curve, host_memory=curve, iteration_ends_ns=(1000,))
+    >>> metrics = measure(timeline, batch=32, ideal_ns=800, link=LinkSpec("pcie", 10**9, 10**9))
+    >>> metrics.slowdown, metrics.samples_per_s, metrics.device_peak_bytes, metrics.device_mean_bytes
+    (1.25, 32000000.0, 100, 80)
+    """
+    start, end = timeline.window(iteration)
+    out = _bytes_started(timeline, SpanKind.COPY_OUT, start, end)
+    back = _bytes_started(timeline, SpanKind.COPY_IN, start, end)
+    shared = max(link.d2h_bandwidth, link.h2d_bandwidth)
+    half = link.duplex is Duplex.HALF
+    last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
+    device = timeline.device_memory
+    return Metrics(
+        iteration_ns=end - start,
+        samples_per_s=_ratio(batch * 10**9, end - start),
+        slowdown=_ratio(end - start, ideal_ns),
+        breakdown=breakdown(timeline, iteration),
+        bytes_out=out,
+        bytes_in=back,
+        link_utilisation_out=_utilisation(out, shared if half else link.d2h_bandwidth, end - start),
+        link_utilisation_in=_utilisation(back, shared if half else link.h2d_bandwidth, end - start),
+        device_peak_bytes=_peak(device.time_ns, device.live, start, end, last),
+        device_mean_bytes=_mean(device, start, end),
+        device_peak_used_bytes=_peak(device.time_ns, device.used, start, end, last),
+        run_peak_bytes=int(device.live.max(initial=0)),
+        host_peak_bytes=int(timeline.host_memory.live.max(initial=0)),
+        fragmentation=fragmentation,
+    )
+
+
+def _finite(value: int | float | None) -> int | float | None:
+    return None if value is None or not math.isfinite(value) else value
+
+
+def _ratio(part: int, whole: int) -> float:
+    if whole:
+        return part / whole
+    return math.inf if part else 1.0
+
+
+def _utilisation(size: int, bandwidth: int, window: int) -> float:
+    return size * 10**9 / (bandwidth * window) if window else 0.0
+
+
+def _bytes_started(timeline: Timeline, kind: SpanKind, start: int, end: int) -> int:
+    chosen = (timeline.kind == kind) & (timeline.start_ns >= start) & (timeline.start_ns < end)
+    return int(timeline.bytes[chosen].sum())
+
+
+def _samples(times: Column, start: int, end: int, closed: bool) -> slice:
+    """The samples that matter from start to end: what holds on entry, unless a sample at `start` replaces it, and
+    all that follow. The last instant counts only where no other iteration begins in it (`closed`)."""
+    first = int(times.searchsorted(start, side="left"))
+    if first > 0 and (first == len(times) or times[first] > start):
+        first -= 1
+    return slice(first, int(times.searchsorted(end, side="right" if closed else "left")))
+
+
+def _peak(times: Column, values: Column, start: int, end: int, closed: bool) -> int:
+    return int(values[_samples(times, start, end, closed)].max(initial=0))
+
+
+def _mean(curve: MemoryCurve, start: int, end: int) -> int:
+    """Time-weighted mean of live bytes, rounded down; in Python's integers because bytes times ns pass 64 bits."""
+    if end == start:
+        return 0
+    chosen = _samples(curve.time_ns, start, end, closed=False)
+    times = [max(time, start) for time in curve.time_ns[chosen].tolist()]
+    live: list[int] = curve.live[chosen].tolist()
+    lengths: list[int] = [after - before for before, after in pairwise([*times, end])]
+    weighted: int = sum(map(mul, live, lengths))
+    return weighted // (end - start)

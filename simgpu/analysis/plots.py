@@ -1,0 +1,306 @@
+"""Pictures of a run: streams over time, and memory over time.
+
+Lives here: everything that draws. Does not live here: what is drawn (`simgpu.analysis.bars`). This module
+loads matplotlib, so import it only where something is drawn. It uses no global state of matplotlib: figures
+work without a display and show themselves in notebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
+from simgpu.timeline.model import Column, Timeline
+from simgpu.timeline.streams import track_order
+from simgpu.timeline.whole_file import whole_file
+from simgpu.trace.model import Phase
+from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_time
+
+_STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
+_WIDTH_INCHES = 10.0
+_ROW_INCHES = 0.55
+_MEMORY_INCHES = 2.4
+#: Bars narrower than the window over this many are joined; about half a pixel in a figure of that width.
+_GRAINS = 2000
+#: Bars at least this many grains wide get an edge; around narrower ones edges would look like gaps.
+_EDGED_GRAINS = 20
+_LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
+_BUDGET_LINE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
+
+
+class RunFigure(Figure):
+    """A matplotlib figure that shows itself as an image in a notebook."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = BytesIO()
+        self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
+
+class _Window(NamedTuple):
+    """A stretch of a run and the unit that its time axis is drawn in."""
+
+    start: int
+    end: int
+    unit: str
+    title: str
+    inner_ends: tuple[int, ...]
+
+    @property
+    def unit_label(self) -> str:
+        return "µs" if self.unit == "us" else self.unit
+
+    def scaled(self, time: Column) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.asarray(time / TIME_UNITS[self.unit], dtype=np.float64)
+
+
+def plot_timeline(
+    timeline: Timeline,
+    *,
+    iteration: int | None = -1,
+    title: str | None = None,
+    phases: Mapping[str, Phase] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """What each stream does over one iteration (None: over the whole run), one row per stream.
+
+    phases: the phase of each kernel by id, to tell forward from backward. ax: draw there instead of in a new
+    figure. Kernels too short to see are joined. `IndexError` when there is no such iteration.
+
+    >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+    >>> column = lambda *values: np.array(values, dtype=np.int64)
+    >>> empty = MemoryCurve(column(), column(), column(), None)
+    >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
+    ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(10**6), bytes=column(0), cause=column(-1),
+    ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(10**6,))
+    >>> plot_timeline(timeline, title="one kernel").axes[0].get_title(loc="left")
+    'one kernel'
+    """
+    window = _window(timeline, iteration)
+    if ax is None:
+        figure = _figure(1.1 + _ROW_INCHES * max(3, len(_shown_streams(timeline, window))))
+        ax = figure.subplots()
+    _draw_streams(ax, timeline, window, phases or {})
+    _title(ax, window, title)
+    _time_axis(ax, window)
+    return cast(Figure, ax.figure)
+
+
+def plot_memory(
+    timeline: Timeline,
+    *,
+    budget: int | None = None,
+    iteration: int | None = -1,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Device memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
+
+    budget: bytes, drawn as a line; the timeline's own capacity by default, no line where memory was
+    unlimited.
+    """
+    window = _window(timeline, iteration)
+    if ax is None:
+        ax = _figure(_MEMORY_INCHES + 0.8).subplots()
+    _draw_memory(ax, timeline, window, budget)
+    _title(ax, window, title)
+    _time_axis(ax, window)
+    return cast(Figure, ax.figure)
+
+
+def plot_run(
+    timeline: Timeline,
+    *,
+    budget: int | None = None,
+    iteration: int | None = -1,
+    title: str | None = None,
+    phases: Mapping[str, Phase] | None = None,
+) -> Figure:
+    """Streams above memory on one time axis; arguments as in `plot_timeline` and `plot_memory`."""
+    window = _window(timeline, iteration)
+    streams_inches = 0.4 + _ROW_INCHES * max(3, len(_shown_streams(timeline, window)))
+    figure = _figure(streams_inches + _MEMORY_INCHES + 0.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[streams_inches, _MEMORY_INCHES])
+    _draw_streams(upper, timeline, window, phases or {})
+    upper.tick_params(axis="x", length=0)
+    _title(upper, window, title)
+    _draw_memory(lower, timeline, window, budget)
+    _time_axis(lower, window)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, SVG or PDF by its suffix, whole or not at all; `InputError` when it cannot be written."""
+    suffix = Path(path).suffix.lstrip(".") or "png"
+    # A date inside the file would make every run's bytes differ.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+    with whole_file(path) as part:
+        figure.savefig(part, format=suffix, dpi=150, metadata=metadata)
+
+
+def _figure(height: float) -> RunFigure:
+    figure = RunFigure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _window(timeline: Timeline, iteration: int | None) -> _Window:
+    ends = timeline.iteration_ends_ns
+    if iteration is None:
+        start, end = 0, max(ends[-1], int(timeline.end_ns.max(initial=0)))
+        title, inner = f"whole run, {format_time(end)}", ends
+    else:
+        start, end = timeline.window(iteration)
+        number = range(len(ends))[iteration] + 1
+        title, inner = f"iteration {number} of {len(ends)}, {format_time(end - start)}", ()
+    # An iteration without duration still gets an axis.
+    end = max(end, start + 1)
+    unit = next((unit for unit, least in (("s", 20 * 10**9), ("ms", 10**5)) if end - start >= least), "us")
+    return _Window(start, end, unit, title, tuple(at for at in inner if at < end))
+
+
+def _shown_streams(timeline: Timeline, window: _Window) -> list[str]:
+    """Streams with something to see in the window, in the order of the rows, top to bottom."""
+    seen = (timeline.start_ns < window.end) & (timeline.end_ns > window.start) & (timeline.end_ns > timeline.start_ns)
+    shown = {timeline.streams[stream] for stream in np.unique(timeline.stream[seen]).tolist()}
+    return sorted(shown | {"compute"}, key=track_order)
+
+
+def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping[str, Phase]) -> None:
+    grain = max(1, (window.end - window.start) // _GRAINS)
+    rows = {stream: row for row, stream in enumerate(_shown_streams(timeline, window))}
+    drawn = bars(timeline, window.start, window.end, phases, grain)
+    for look in reversed(LOOKS):
+        for stream, row in rows.items():
+            if (stream, look) in drawn:
+                starts, ends = drawn[stream, look]
+                wide = ends - starts > _EDGED_GRAINS * grain
+                ax.add_collection(_boxes(look, row, window.scaled(starts), window.scaled(ends), wide), autolim=False)
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.set_yticks(list(rows.values()), [_STREAM_LABELS.get(stream, stream) for stream in rows])
+    ax.tick_params(axis="y", length=0)
+    used = {look.label: look for _, look in sorted(drawn, key=lambda key: LOOKS.index(key[1]), reverse=True)}
+    handles: list[Artist] = [
+        Patch(facecolor=look.fill, hatch=look.hatch, edgecolor=look.ink, linewidth=0, label=look.label)
+        for look in LOOKS
+        if used.get(look.label) is look
+    ]
+    _legend(ax, handles)
+    _iteration_marks(ax, window)
+
+
+def _boxes(
+    look: Look,
+    row: int,
+    starts: np.ndarray[tuple[int], np.dtype[np.float64]],
+    ends: np.ndarray[tuple[int], np.dtype[np.float64]],
+    wide: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> PolyCollection:
+    """One collection of rectangles; a thin light edge parts wide plain ones, narrow ones keep their colour."""
+    low, high = np.full_like(starts, row - look.height / 2), np.full_like(starts, row + look.height / 2)
+    corners = np.stack(
+        [np.stack(corner, axis=1) for corner in ((starts, low), (starts, high), (ends, high), (ends, low))], axis=1
+    )
+    edges = [look.ink if look.hatch or is_wide else look.fill for is_wide in wide.tolist()]
+    widths = 0.0 if look.hatch else 0.5
+    return PolyCollection(
+        list(corners),
+        facecolors=look.fill,
+        edgecolors=edges,
+        linewidths=widths,
+        hatch=look.hatch or None,
+    )
+
+
+def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | None) -> None:
+    curve = timeline.device_memory
+    budget = curve.capacity if budget is None else budget
+    shown = steps(curve, window.start, window.end)
+    peak = int(shown.live.max())
+    top = max(int(shown.used.max()), 1)
+    # A budget far above the curve would flatten it: then it is named, not drawn.
+    line = budget is not None and budget <= 4 * top
+    height = max(top, budget if line and budget is not None else 0)
+    unit = next((name for name in ("GiB", "MiB", "KiB") if height >= BYTE_UNITS[name]), "B")
+    scale = BYTE_UNITS[unit]
+    time = window.scaled(shown.time)
+    ax.fill_between(time, shown.live / scale, step="post", color=_LIVE_COLOUR, alpha=0.35, linewidth=0)
+    ax.step(time, shown.live / scale, where="post", color=_LIVE_COLOUR, linewidth=1.0)
+    handles: list[Artist] = [Patch(facecolor=_LIVE_COLOUR, alpha=0.45, label="live")]
+    if np.any(shown.used > shown.live):
+        ax.fill_between(
+            time, shown.live / scale, shown.used / scale, step="post", color=_PADDING_COLOUR, alpha=0.7, linewidth=0
+        )
+        handles.append(Patch(facecolor=_PADDING_COLOUR, alpha=0.7, label="padding"))
+    ax.set_ylim(0, height * 1.25 / scale)
+    ax.set_ylabel(f"device memory ({unit})")
+    if line and budget is not None:
+        ax.axhline(budget / scale, **_BUDGET_LINE)
+    if budget is not None:
+        label = f"budget {format_bytes(budget)}" + ("" if line else "\n(above the axis)")
+        handles.append(Line2D([], [], label=label, **_BUDGET_LINE))
+    _legend(ax, handles)
+    _mark_peak(ax, window, shown, peak, scale, height)
+    _iteration_marks(ax, window)
+
+
+def _mark_peak(ax: Axes, window: _Window, shown: Steps, peak: int, scale: int, height: int) -> None:
+    """A dot on the peak, and its size in the free strip above curve and budget line."""
+    at = int(shown.live.argmax())
+    x = float(window.scaled(shown.time)[at])
+    share = shown.time[at] / (window.end - window.start)
+    side, hook = ("left", 0.0) if share < 0.2 else ("right", 1.0) if share > 0.8 else ("center", 0.5)
+    text = f"peak {format_bytes(peak)} at {x:.{0 if x >= 1000 else 1}f} {window.unit_label}"
+    ax.plot([x], [peak / scale], marker="o", markersize=4, color="black", zorder=5)
+    ax.annotate(
+        text,
+        xy=(x, peak / scale),
+        xytext=(x, height * 1.13 / scale),
+        ha=side,
+        va="center",
+        fontsize=8,
+        arrowprops={"arrowstyle": "-", "linewidth": 0.7, "color": "0.3", "relpos": (hook, 0.0), "shrinkB": 3},
+    )
+
+
+def _title(ax: Axes, window: _Window, title: str | None) -> None:
+    ax.set_title(window.title if title is None else title, loc="left", fontsize=10)
+
+
+def _time_axis(ax: Axes, window: _Window) -> None:
+    ax.set_xlim(0, (window.end - window.start) / TIME_UNITS[window.unit])
+    ax.set_xlabel(f"time ({window.unit_label})")
+    for axes in ax.figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+
+
+def _legend(ax: Axes, handles: list[Artist]) -> None:
+    """In the right margin, where it covers no data."""
+    ax.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1.02),
+        frameon=False,
+        fontsize=8,
+        handlelength=1.6,
+        labelspacing=0.45,
+        borderaxespad=0.0,
+    )
+
+
+def _iteration_marks(ax: Axes, window: _Window) -> None:
+    for at in window.inner_ends:
+        ax.axvline((at - window.start) / TIME_UNITS[window.unit], color="0.4", linewidth=0.8, linestyle=":")

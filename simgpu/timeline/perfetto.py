@@ -1,0 +1,128 @@
+"""A timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
+
+Lives here: the mapping of streams to tracks, memory to counters and copy pairs to flow arrows. Does not live
+here: tables (`simgpu.timeline.export`). Format: "Trace Event Format" of the Chromium project; times are
+microseconds there, written as exact decimals of our nanoseconds. Keys are sorted, separators fixed, nothing
+depends on the clock, so one timeline always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
+from simgpu.timeline.streams import track_order
+from simgpu.timeline.whole_file import whole_file
+
+
+def write_perfetto(timeline: Timeline, path: str | Path) -> None:
+    """Chrome trace JSON: one track per stream, counters of device and host memory, an arrow per copy pair.
+
+    An arrow leads from each copy-out of a block to the next copy-in of that block on the same GPU. A copy
+    that takes no time has none, since viewers hang arrows on slices that are open. The file appears whole or
+    not at all; `InputError` when it cannot be written.
+    """
+    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        separator = "\n"
+        for event in _events(timeline):
+            file.write(separator)
+            file.write(event)
+            separator = ",\n"
+        file.write("\n]}\n")
+
+
+def _events(timeline: Timeline) -> Iterator[str]:
+    yield from _metadata(timeline)
+    yield from _slices(timeline)
+    # After the slices: viewers keep file order within one instant, and an arrow needs its slice to be open.
+    yield from _flows(timeline)
+    yield from _counters("device memory", timeline.device_memory)
+    yield from _counters("host memory", timeline.host_memory)
+
+
+def _metadata(timeline: Timeline) -> Iterator[str]:
+    tracks = set(zip(timeline.gpu.tolist(), timeline.stream.tolist(), strict=True))
+    for gpu in sorted({gpu for gpu, _ in tracks} | {0}):
+        yield _json({"args": {"name": f"gpu {gpu}"}, "name": "process_name", "ph": "M", "pid": _pid(gpu)})
+    named = sorted((gpu, track_order(timeline.streams[stream]), stream) for gpu, stream in tracks)
+    for position, (gpu, _, stream) in enumerate(named):
+        thread = {"ph": "M", "pid": _pid(gpu), "tid": stream + 1}
+        yield _json({"args": {"name": timeline.streams[stream]}, "name": "thread_name", **thread})
+        yield _json({"args": {"sort_index": position}, "name": "thread_sort_index", **thread})
+
+
+def _slices(timeline: Timeline) -> Iterator[str]:
+    tids = {stream: index + 1 for index, stream in enumerate(timeline.streams)}
+    quoted = {name: _json(name) for name in timeline.names} | {"": '""'}
+    for span in timeline:
+        name = _json(_stall_title(span)) if span.kind.is_stall else quoted[span.name]
+        args = f'"iteration":{span.iteration}'
+        args = f'{args},"waits_for":{quoted[span.name]}' if span.kind.is_stall else f'"bytes":{span.bytes},{args}'
+        yield (
+            f'{{"args":{{{args}}},"cat":"{span.kind.label}",'
+            f'"dur":{_us(span.end_ns - span.start_ns)},"name":{name},"ph":"X","pid":{_pid(span.gpu)},'
+            f'"tid":{tids[span.stream]},"ts":{_us(span.start_ns)}}}'
+        )
+
+
+def _flows(timeline: Timeline) -> Iterator[str]:
+    tids = {stream: index + 1 for index, stream in enumerate(timeline.streams)}
+    for number, (out, back) in enumerate(copy_pairs(timeline)):
+        name = _json(out.name)
+        yield (
+            f'{{"cat":"offload","id":{number},"name":{name},"ph":"s","pid":{_pid(out.gpu)},'
+            f'"tid":{tids[out.stream]},"ts":{_us(out.start_ns)}}}'
+        )
+        yield (
+            f'{{"bp":"e","cat":"offload","id":{number},"name":{name},"ph":"f","pid":{_pid(back.gpu)},'
+            f'"tid":{tids[back.stream]},"ts":{_us(back.start_ns)}}}'
+        )
+
+
+def copy_pairs(timeline: Timeline) -> Iterator[tuple[Span, Span]]:
+    """Each copy-out with the next copy-in of the same block on the same GPU, both of positive length."""
+    waiting: dict[tuple[int, str], list[Span]] = {}
+    for span in timeline:
+        if span.kind not in (SpanKind.COPY_OUT, SpanKind.COPY_IN) or span.end_ns == span.start_ns:
+            continue
+        block = (span.gpu, span.name)
+        if span.kind is SpanKind.COPY_OUT:
+            waiting.setdefault(block, []).append(span)
+        else:
+            for out in waiting.pop(block, ()):
+                yield out, span
+
+
+def _counters(name: str, curve: MemoryCurve) -> Iterator[str]:
+    for time, live, used in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
+        yield (f'{{"args":{{"live":{live},"used":{used}}},"name":"{name}","ph":"C","pid":{_pid(0)},"ts":{_us(time)}}}')
+
+
+def _stall_title(span: Span) -> str:
+    """What a stall is called in the viewer, which colours slices by their title."""
+    match span.kind:
+        case SpanKind.STALL_DEVICE_MEMORY:
+            return "waits for device memory"
+        case SpanKind.STALL_HOST_MEMORY:
+            return "waits for host memory"
+        case SpanKind.STALL_ENGINE:
+            return "waits for copy engine"
+        case _:
+            return f"waits for {span.cause}"
+
+
+def _pid(gpu: int) -> int:
+    """Viewers take process 0 for the idle process, so GPU 0 is process 1."""
+    return gpu + 1
+
+
+def _us(ns: int) -> str:
+    """Nanoseconds as an exact decimal number of microseconds; times are never negative."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
