@@ -1,0 +1,240 @@
+"""The trace as tasks: blocks with versions, uses and lifetimes, true dependencies between kernels.
+
+Lives here: `TaskGraph` and what follows from the trace alone. Kernels and blocks are numbered by their position in
+the trace; programs and policies speak in these numbers. Does not live here: layers (`simgpu.graph.layers`),
+transforms (`simgpu.graph.transforms`), or any decision.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
+
+if TYPE_CHECKING:
+    import networkx
+
+    from simgpu.graph.layers import Layers
+
+#: Position that stands for "before the first kernel" where a kernel position is expected.
+BEFORE = -1
+
+
+class Gap(NamedTuple):
+    """Time between two uses of a block: it is not touched after kernel `after` until kernel `before`."""
+
+    block: int
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, eq=False)
+class TaskGraph:
+    """One iteration as tasks. Everything is indexed by position: kernel k, block b.
+
+    reads[k], writes[k]: blocks; read_versions[k], write_versions[k]: their versions in the same order. A block
+    starts at version 0 and every write makes the next version. uses[b]: the kernels that touch b, ascending.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
+    >>> graph.ideal_ns(), graph.uses[graph.block("x1")]
+    (36, (0, 3))
+    """
+
+    trace: Trace
+    durations: tuple[int, ...]
+    sizes: tuple[int, ...]
+    streams: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    read_versions: tuple[tuple[int, ...], ...]
+    write_versions: tuple[tuple[int, ...], ...]
+    uses: tuple[tuple[int, ...], ...]
+    last_version: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trace: Trace) -> TaskGraph:
+        """The task graph of a checked trace."""
+        number = {block.id: index for index, block in enumerate(trace.blocks)}
+        version = [0] * len(number)
+        uses: list[list[int]] = [[] for _ in number]
+        reads, writes, read_versions, write_versions = [], [], [], []
+        for k, kernel in enumerate(trace.kernels):
+            kernel_reads = tuple(number[name] for name in kernel.reads)
+            kernel_writes = tuple(number[name] for name in kernel.writes)
+            read_versions.append(tuple(version[b] for b in kernel_reads))
+            for b in kernel_writes:
+                version[b] += 1
+            write_versions.append(tuple(version[b] for b in kernel_writes))
+            for b in dict.fromkeys(kernel_reads + kernel_writes):
+                uses[b].append(k)
+            reads.append(kernel_reads)
+            writes.append(kernel_writes)
+        return cls(
+            trace=trace,
+            durations=tuple(kernel.duration_ns for kernel in trace.kernels),
+            sizes=tuple(block.bytes for block in trace.blocks),
+            streams=tuple(kernel.stream for kernel in trace.kernels),
+            reads=tuple(reads),
+            writes=tuple(writes),
+            read_versions=tuple(read_versions),
+            write_versions=tuple(write_versions),
+            uses=tuple(map(tuple, uses)),
+            last_version=tuple(version),
+        )
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self.trace.kernels
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.trace.blocks
+
+    @cached_property
+    def kernel_number(self) -> dict[str, int]:
+        """Kernel id to position."""
+        return {kernel.id: k for k, kernel in enumerate(self.kernels)}
+
+    @cached_property
+    def block_number(self) -> dict[str, int]:
+        """Block id to position."""
+        return {block.id: b for b, block in enumerate(self.blocks)}
+
+    def block(self, name: str) -> int:
+        """Position of the block with that id."""
+        return self.block_number[name]
+
+    def kernel(self, name: str) -> int:
+        """Position of the kernel with that id."""
+        return self.kernel_number[name]
+
+    @cached_property
+    def layers(self) -> Layers:
+        """The layers, from the trace's tags or derived from its blocks."""
+        from simgpu.graph.layers import layers_of
+
+        return layers_of(self)
+
+    @cached_property
+    def compute_streams(self) -> tuple[int, ...]:
+        """Numbers of the compute streams in use, ascending."""
+        return tuple(sorted(set(self.streams)))
+
+    # --- lifetimes ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def births(self) -> tuple[int | None, ...]:
+        """Kernel at whose start each block comes to life: `BEFORE` for persistent blocks, None for unused ones."""
+        births: list[int | None] = []
+        for b, block in enumerate(self.blocks):
+            if block.persistent:
+                births.append(BEFORE)
+            elif block.born is not None:
+                births.append(self.kernel_number[block.born])
+            else:
+                births.append(self.uses[b][0] if self.uses[b] else None)
+        return tuple(births)
+
+    @cached_property
+    def recorded_releases(self) -> tuple[int | None, ...]:
+        """Kernel after whose end the framework let go of each block; None where it held it to the end.
+
+        Where the recording does not tell, the last use stands in for it.
+        """
+        releases: list[int | None] = []
+        for b, block in enumerate(self.blocks):
+            if block.release is not None:
+                releases.append(None if block.release == RELEASED_AT_END else self.kernel_number[block.release])
+            else:
+                releases.append(None if block.persistent else self._last_need(b))
+        return tuple(releases)
+
+    @cached_property
+    def needed_releases(self) -> tuple[int | None, ...]:
+        """Kernel after whose end no value of each block is needed any more; None for blocks that stay.
+
+        A persistent block stays unless the recording lets go of it in mid-iteration.
+        """
+        recorded = self.recorded_releases
+        return tuple(
+            None if block.persistent and recorded[b] is None else self._last_need(b)
+            for b, block in enumerate(self.blocks)
+        )
+
+    def _last_need(self, b: int) -> int | None:
+        return self.uses[b][-1] if self.uses[b] else self.births[b]
+
+    @property
+    def lifetimes_recorded(self) -> bool:
+        """Whether the recording tells when any block that is not persistent was let go."""
+        return any(block.release is not None for block in self.blocks if not block.persistent)
+
+    # --- uses and dependencies ------------------------------------------------------------------------------
+
+    def gaps(self, b: int) -> Iterator[Gap]:
+        """The gaps of a block: pairs of neighbouring uses with at least one kernel between them."""
+        uses = self.uses[b]
+        for after, before in zip(uses, uses[1:], strict=False):
+            if before - after > 1:
+                yield Gap(b, after, before)
+
+    def next_use(self, b: int, k: int) -> int | None:
+        """The first kernel after k that touches b, or None."""
+        uses = self.uses[b]
+        index = bisect_right(uses, k)
+        return uses[index] if index < len(uses) else None
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel, the kernels it must follow: writers of what it reads, users of what it overwrites."""
+        writer = [BEFORE] * len(self.sizes)
+        readers: list[list[int]] = [[] for _ in self.sizes]
+        result = []
+        for k, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
+            before = {writer[b] for b in reads}
+            for b in writes:
+                before.add(writer[b])
+                before.update(readers[b])
+            before.discard(BEFORE)
+            before.discard(k)
+            result.append(tuple(sorted(before)))
+            for b in reads:
+                readers[b].append(k)
+            for b in writes:
+                writer[b] = k
+                readers[b] = []
+        return tuple(result)
+
+    def ideal_ns(self) -> int:
+        """Iteration time with unlimited memory and no transfers, nanoseconds.
+
+        On one compute stream the sum of the durations; on several, every kernel starts as soon as its stream is
+        free and its predecessors have ended.
+        """
+        if len(self.compute_streams) <= 1:
+            return sum(self.durations)
+        ends = [0] * len(self.durations)
+        free = dict.fromkeys(self.compute_streams, 0)
+        for k, before in enumerate(self.predecessors):
+            start = max([free[self.streams[k]], *(ends[p] for p in before)])
+            ends[k] = free[self.streams[k]] = start + self.durations[k]
+        return max(ends, default=0)
+
+    def to_networkx(self) -> networkx.DiGraph[str]:
+        """The dependencies as a networkx graph over kernel ids; nodes carry op, phase, duration_ns and layer."""
+        import networkx
+
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
+        for k, kernel in enumerate(self.kernels):
+            layer = self.layers.name_of(k)
+            graph.add_node(
+                kernel.id, op=kernel.op, phase=kernel.phase.value, duration_ns=kernel.duration_ns, layer=layer
+            )
+        for k, before in enumerate(self.predecessors):
+            graph.add_edges_from((self.kernels[p].id, self.kernels[k].id) for p in before)
+        return graph

@@ -1,0 +1,73 @@
+"""What a node is made of: frozen descriptions of GPU, link and host.
+
+Lives here: the dataclasses that the rest of simgpu computes with, in whole nanoseconds, bytes and bytes per second.
+Does not live here: YAML and its checks (`simgpu.hardware.nodes`), or behaviour over time (`simgpu.machine`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Duplex(StrEnum):
+    """Whether a link carries both directions at full rate at once, or shares one capacity between them."""
+
+    FULL = "full"
+    HALF = "half"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU.
+
+    memory: bytes a program can use. reserved: bytes of them that the framework keeps for itself (its context).
+    copy_engines: 1 serves both directions in turn, 2 serves one each.
+    alignment: every allocation is rounded up to a multiple of this many bytes.
+    dram_bandwidth: bytes per second, fp32_rate: operations per second; None where not stated.
+    """
+
+    name: str
+    memory: int
+    copy_engines: int = 2
+    alignment: int = 1
+    reserved: int = 0
+    dram_bandwidth: int | None = None
+    fp32_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """The link between GPU and host: effective bandwidths (bytes/s) per direction and latency (ns) per copy.
+
+    `half` duplex gives both directions together the larger of the two bandwidths.
+    """
+
+    kind: str
+    d2h_bandwidth: int
+    h2d_bandwidth: int
+    latency_ns: int = 0
+    duplex: Duplex = Duplex.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """The host: bytes of memory that may be pinned for copies; None means without limit."""
+
+    pinned_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One GPU, its link and its host."""
+
+    name: str
+    gpu: GpuSpec
+    link: LinkSpec
+    host: HostSpec = HostSpec()
+    description: str = ""
+
+    @property
+    def budget(self) -> int:
+        """Bytes of device memory that a program may use."""
+        return self.gpu.memory - self.gpu.reserved

@@ -1,0 +1,151 @@
+"""Run a program on a node: the one entrance to the machine.
+
+Lives here: building the machine from its description, and telling what stopped a run that could not go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import simpy
+
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_algorithms
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.code import name_of, translate
+from simgpu.machine.engines import Engines
+from simgpu.machine.executor import Executor, Stream
+from simgpu.machine.memory import Memory
+from simgpu.machine.record import timeline_of
+from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.pool import CountingPool, Pool
+from simgpu.program.instructions import Acquire, Launch, Program, Release, Space
+from simgpu.timeline.model import Timeline
+
+POOLS = {"counting": CountingPool, "addressed": AddressedPool}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the machine did.
+
+    steady: whether the last two iterations were equal in time and left the device pool equal. high_water: bytes of
+    device memory the pool needed, holes included. retired: instructions executed, over all iterations.
+    """
+
+    timeline: Timeline
+    steady: bool
+    high_water: int
+    retired: int
+
+
+def run_program(
+    program: Program,
+    graph: TaskGraph,
+    node: NodeSpec,
+    *,
+    budget: int | None,
+    iterations: int = 3,
+    pool: str = "counting",
+) -> Run:
+    """Execute a verified program. budget: bytes of device memory, None for unlimited.
+
+    Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory.
+    """
+    graph = with_algorithms(graph, dict(program.algorithms))
+    limit = None if program.unlimited_memory else budget
+    device_pool: Pool[object] = POOLS[pool](limit, node.gpu.alignment)
+    device = Memory("device", device_pool)
+    host = Memory("host", CountingPool(node.host.pinned_memory))
+    env = simpy.Environment(initial_time=0)
+    code = translate(program, graph, device, host)
+    executor = Executor(env, code, Engines(env, node), (device, host), iterations)
+    _take_residents(program, graph, device)
+    host.sample(0)
+    executor.run()
+    if not all(stream.finished for stream in executor.streams):
+        raise _stopped(executor, program, graph)
+    timeline = timeline_of(executor, program, graph)
+    retired = iterations * sum(
+        len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
+    )
+    return Run(timeline, _steady(timeline, executor), device_pool.high_water, retired)
+
+
+def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
+    sizes = [graph.sizes[b] for b in program.resident]
+    request = device.pool.prepare(program.resident, sizes)
+    if not device.pool.acquire(request):
+        held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in program.resident), key=lambda h: (-h[1], h[0]))
+        capacity = device.pool.capacity or 0
+        what = "what is persistent, before the first kernel,"
+        hole = device.pool.largest_hole
+        raise OutOfMemoryError(what, device.name, sum(sizes), capacity, hole, capacity, 0, tuple(held))
+    device.sample(0)
+
+
+def _steady(timeline: Timeline, executor: Executor) -> bool:
+    """Whether the last two iterations took the same time and left the same pool."""
+    if executor.iterations < 2:
+        return False
+    last, before = timeline.window(-1), timeline.window(-2)
+    same_time = last[1] - last[0] == before[1] - before[0]
+    return same_time and executor.snapshots[-1] == executor.snapshots[-2]
+
+
+def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exception:
+    """Why a run came to a halt."""
+    now = int(executor.env.now)
+    for memory, space in zip(executor.memories, Space, strict=True):
+        if memory.waiting:
+            stream, request = memory.waiting[0]
+            capacity = memory.pool.capacity or 0
+            free = capacity - memory.pool.used
+            hole = memory.pool.largest_hole
+            holders = _holders(executor, program, graph, space)
+            asked = memory.pool.bytes_of(request)
+            waiting = _work_at(executor, program, graph, stream)
+            return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders)
+    waiting = ", ".join(_work_at(executor, program, graph, s) for s in executor.streams if not s.finished)
+    return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
+
+
+def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
+    """The kernel or copy that a stream has come to."""
+    stream_id = executor.code.streams[stream.rank]
+    instructions = program.segments[stream.segment].streams[stream_id]
+    source = executor.code.segments[stream.rank][stream.segment].sources[stream.pc]
+    for instruction in instructions[source:]:
+        name = name_of(instruction, graph)
+        if name:
+            if isinstance(instruction, Launch):
+                return f"kernel {name} ({graph.kernels[instruction.kernel].op})"
+            return f"copy of block {name} on {stream_id}"
+    return f"stream {stream_id}"
+
+
+def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Space) -> tuple[tuple[str, int], ...]:
+    """Blocks that hold memory when a run has stopped, largest first; counted from what each stream has executed."""
+    held: Counter[int] = Counter(program.resident if space is Space.DEVICE else ())
+    for stream in executor.streams:
+        stream_id = executor.code.streams[stream.rank]
+        for index, segment in enumerate(program.segments):
+            instructions = segment.streams.get(stream_id, ())
+            done = stream.iteration * segment.repeat
+            if index < stream.segment:
+                done += segment.repeat
+            partial = 0
+            if index == stream.segment:
+                done += stream.repetition
+                sources = executor.code.segments[stream.rank][index].sources
+                partial = len(instructions) if stream.finished else sources[stream.pc]
+            for position, instruction in enumerate(instructions):
+                times = done + (position < partial and not stream.finished)
+                if isinstance(instruction, Acquire | Release) and instruction.space is space:
+                    sign = times if isinstance(instruction, Acquire) else -times
+                    for b in instruction.blocks:
+                        held[b] += sign
+    blocks = ((graph.blocks[b].id, graph.sizes[b]) for b, count in held.items() if count > 0 and graph.sizes[b])
+    return tuple(sorted(blocks, key=lambda holder: (-holder[1], holder[0])))

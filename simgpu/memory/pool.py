@@ -1,0 +1,126 @@
+"""What a memory pool is, and the pool that only counts bytes.
+
+Lives here: the protocol that machine and planners use, alignment, and `CountingPool`. Does not live here: addresses
+(`simgpu.memory.addressed`), waiting or time (that is the machine's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeVar
+
+from simgpu.errors import ProgramError
+
+#: Stands for the size of memory that is not limited.
+UNLIMITED = 2**62
+
+
+def aligned(size: int, alignment: int) -> int:
+    """Size rounded up to a multiple of the alignment.
+
+    >>> aligned(1000, 512), aligned(1024, 512), aligned(0, 512)
+    (1024, 1024, 0)
+    """
+    return -(-size // alignment) * alignment
+
+
+Request = TypeVar("Request")
+
+
+class Pool(Protocol[Request]):
+    """A device memory. A request is prepared once from its blocks and may then be acquired and released many times.
+
+    live: bytes held by blocks; used: the same with the padding of every block.
+    """
+
+    capacity: int | None
+    live: int
+    used: int
+
+    def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
+        """A request for these blocks, in this order, at these offsets if given."""
+        ...
+
+    def acquire(self, request: Request) -> bool:
+        """Take all of a request's memory, or nothing and return False."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """Give all of a request's memory back."""
+        ...
+
+    def bytes_of(self, request: Request) -> int:
+        """Bytes a request takes, padding included."""
+        ...
+
+    @property
+    def largest_hole(self) -> int:
+        """Bytes of the largest piece that could be taken now; -1 in unlimited memory."""
+        ...
+
+    @property
+    def high_water(self) -> int:
+        """Bytes of memory the pool would have needed so far: its peak use, holes below the highest address included."""
+        ...
+
+    def state(self) -> Hashable:
+        """What tells this moment's pool from another: equal states behave alike from then on."""
+        ...
+
+
+class CountingPool:
+    """Memory as a number of bytes: whatever fits in total, fits.
+
+    capacity: bytes, None for unlimited. alignment: bytes every block is rounded up to.
+
+    >>> pool = CountingPool(1000)
+    >>> request = pool.prepare([0, 1], [600, 300])
+    >>> pool.acquire(request), pool.acquire(request), pool.live
+    (True, False, 900)
+    """
+
+    __slots__ = ("_high_water", "alignment", "capacity", "limit", "live", "used")
+
+    def __init__(self, capacity: int | None, alignment: int = 1) -> None:
+        self.capacity = capacity
+        self.alignment = alignment
+        self.limit = UNLIMITED if capacity is None else capacity
+        self.live = 0
+        self.used = 0
+        self._high_water = 0
+
+    def prepare(
+        self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None
+    ) -> tuple[int, int]:
+        if offsets is not None:
+            raise ProgramError("a program that gives offsets needs the addressed pool, not the counting one")
+        return sum(sizes), sum(aligned(size, self.alignment) for size in sizes)
+
+    def acquire(self, request: tuple[int, int]) -> bool:
+        live, used = request
+        total = self.used + used
+        if total > self.limit:
+            return False
+        self.live += live
+        self.used = total
+        if total > self._high_water:
+            self._high_water = total
+        return True
+
+    def release(self, request: tuple[int, int]) -> None:
+        self.live -= request[0]
+        self.used -= request[1]
+
+    def bytes_of(self, request: tuple[int, int]) -> int:
+        return request[1]
+
+    @property
+    def largest_hole(self) -> int:
+        return -1 if self.capacity is None else self.capacity - self.used
+
+    @property
+    def high_water(self) -> int:
+        return self._high_water
+
+    def state(self) -> Hashable:
+        return (self.live, self.used)

@@ -1,0 +1,155 @@
+"""The instructions of a program, and the program itself: plain values that can be printed, saved and compared.
+
+Lives here: the words. Does not live here: writing programs (`simgpu.program.lowering`), checking them
+(`simgpu.program.verify`), their text form (`simgpu.program.text`), or what they cost (that is the machine's).
+Blocks and kernels are their positions in the task graph; a program holds no sizes and no durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class StreamId(NamedTuple):
+    """A stream of one GPU."""
+
+    gpu: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if self.gpu == 0 else f"gpu{self.gpu}.{self.name}"
+
+
+#: Streams of a single GPU. Further compute streams are called compute1, compute2, ...
+COMPUTE = StreamId(0, "compute")
+D2H = StreamId(0, "d2h")
+H2D = StreamId(0, "h2d")
+HOST = StreamId(0, "host")
+
+_STREAM_ORDER = {"d2h": 1, "h2d": 2, "host": 3}
+
+
+def stream_rank(stream: StreamId) -> tuple[int, int, str]:
+    """Order of streams at one instant: by GPU, then compute before d2h before h2d before host.
+
+    >>> sorted([H2D, COMPUTE, StreamId(0, "compute1"), D2H], key=stream_rank)[1]
+    StreamId(gpu=0, name='compute1')
+    """
+    return (stream.gpu, _STREAM_ORDER.get(stream.name, 0), stream.name)
+
+
+def compute_stream(number: int) -> StreamId:
+    """The compute stream with that number: ``compute`` for 0, ``compute1`` for 1."""
+    return COMPUTE if number == 0 else StreamId(0, f"compute{number}")
+
+
+class Space(StrEnum):
+    """Which memory: the GPU's or the host's pinned memory."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a kernel. `recompute` says that it runs again to bring back what it wrote."""
+
+    kernel: int
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Copy a block from device to host; both must hold memory for it."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """Copy a block from host to device; both must hold memory for it."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Take memory for blocks, all or nothing, in listed order; wait first in, first out until there is enough."""
+
+    blocks: tuple[int, ...]
+    space: Space = Space.DEVICE
+    offsets: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the memory of blocks back."""
+
+    blocks: tuple[int, ...]
+    space: Space = Space.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Provide:
+    """The host puts a block's initial value into its device memory at no cost (the next batch, a constant)."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Mark an event as having happened once more. Each event is signalled at one place of one segment."""
+
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until an event has happened in this repetition, or `lag` repetitions of its segment earlier."""
+
+    event: int
+    lag: int = 0
+
+
+Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Signal | Await
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Instructions per stream that repeat together `repeat` times before the next segment begins.
+
+    Streams pass from repetition to repetition, and from segment to segment, on their own; only events bind them.
+    """
+
+    streams: Mapping[StreamId, tuple[Instruction, ...]]
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One training iteration, as the machine runs it again and again.
+
+    segments: in order. resident: blocks that are in device memory when an iteration starts, in the order in which
+    they took it. algorithms: convolution algorithms that differ from the recorded ones, (kernel, name); verify and
+    machine apply them to the graph before anything else. unlimited_memory: run without a budget.
+    pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
+    """
+
+    segments: tuple[Segment, ...]
+    resident: tuple[int, ...] = ()
+    algorithms: tuple[tuple[int, str], ...] = ()
+    unlimited_memory: bool = False
+    pool: str | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def streams(self) -> tuple[StreamId, ...]:
+        """Every stream the program uses, in instant order."""
+        return tuple(sorted({stream for segment in self.segments for stream in segment.streams}, key=stream_rank))
+
+    def __len__(self) -> int:
+        """Number of instructions in one iteration, repetitions not counted."""
+        return sum(len(code) for segment in self.segments for code in segment.streams.values())

@@ -1,0 +1,254 @@
+"""From a placement to a program: one lowering for every policy that decides by placement.
+
+Lives here: where copies, acquires, releases and events go, with the layer barrier of vDNN or with true dependencies
+only. Does not live here: deciding (policies), and the order between several compute streams
+(`simgpu.program.streams`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import BEFORE, TaskGraph
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+    StreamId,
+    compute_stream,
+    stream_rank,
+)
+from simgpu.program.placement import Placement, Swap
+from simgpu.program.streams import StreamOrder, order_streams
+
+
+def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
+    """The program that carries out a placement.
+
+    A block takes memory just before the kernel that first writes it and gives it back after its last use, or, with
+    `recorded_lifetimes`, where the recorded framework let go of it. Persistent blocks that are let go in
+    mid-iteration are provided anew at the next iteration's start; what else survives is released at its end.
+
+    Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams.
+    """
+    _check_swaps(graph, placement)
+    return _Lowering(graph, placement, recorded_lifetimes).program()
+
+
+def _check_swaps(graph: TaskGraph, placement: Placement) -> None:
+    if placement.swaps and len(graph.compute_streams) > 1:
+        raise ProgramError("blocks are swapped on traces with one compute stream only; this one has several")
+    position: Sequence[int] = graph.layers.step_of if placement.layer_barrier else range(len(graph.kernels))
+    for swap in placement.swaps:
+        name = graph.blocks[swap.block].id
+        if swap.after not in graph.uses[swap.block] or graph.next_use(swap.block, swap.after) != swap.before:
+            raise ProgramError(f"swap of {name}: kernels {swap.after} and {swap.before} are no neighbouring uses of it")
+        late = position[swap.before] if placement.layer_barrier else position[swap.before] + 1
+        if not position[swap.after] < position[swap.fetch_with] < late:
+            raise ProgramError(f"swap of {name}: its copy back is issued outside the gap it fills")
+        if placement.layer_barrier and _written_in_step(graph, swap):
+            raise ProgramError(f"swap of {name}: it is still being written in the layer step it would leave with")
+
+
+def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
+    step = graph.layers.steps[graph.layers.step_of[swap.after]]
+    return any(swap.block in graph.writes[k] for k in range(step.first, swap.after + 1))
+
+
+@dataclass
+class _Lowering:
+    graph: TaskGraph
+    placement: Placement
+    recorded_lifetimes: bool
+    code: dict[StreamId, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
+    events: int = 0
+    copied_out: dict[Swap, int] = field(default_factory=dict)
+    copied_in: dict[Swap, int] = field(default_factory=dict)
+
+    def program(self) -> Program:
+        graph = self.graph
+        births, deaths, survivors, reborn = self._lifetimes()
+        order = order_streams(graph, deaths)
+        leaving: defaultdict[int, list[Swap]] = defaultdict(list)
+        fetched: defaultdict[int, list[Swap]] = defaultdict(list)
+        awaited: defaultdict[int, list[Swap]] = defaultdict(list)
+        for swap in sorted(self.placement.swaps, key=lambda s: (s.before, s.after, s.block)):
+            place = self._step_start if self.placement.layer_barrier else int
+            leaving[place(swap.after)].append(swap)
+            fetched[place(swap.fetch_with)].append(swap)
+            awaited[swap.before].append(swap)
+        self._begin(reborn, order)
+        for k in range(len(graph.kernels)):
+            stream = compute_stream(graph.streams[k])
+            for event in order.before[k]:
+                self.code[stream].append(Await(event))
+            if self.placement.layer_barrier:
+                self._launch_with_barrier(k, births[k], deaths[k], leaving, fetched)
+            else:
+                self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
+        self._end(survivors, order)
+        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=stream_rank)}
+        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
+        return Program((Segment(streams),), resident=resident)
+
+    # --- lifetimes ------------------------------------------------------------------------------------------
+
+    def _lifetimes(self) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:
+        """Blocks born at and dying after each kernel; blocks that survive; persistent blocks that do not."""
+        graph = self.graph
+        births: list[list[int]] = [[] for _ in graph.kernels]
+        deaths: list[list[int]] = [[] for _ in graph.kernels]
+        survivors, reborn = [], []
+        for k, writes in enumerate(graph.writes):
+            births[k] = [b for b in writes if graph.births[b] == k]
+        releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
+        for b, birth in enumerate(graph.births):
+            if birth is None:
+                continue
+            if birth >= 0 and b not in births[birth]:
+                births[birth].append(b)
+            release = releases[b]
+            if birth == BEFORE and release is not None:
+                reborn.append(b)
+            if release is None:
+                if birth != BEFORE:
+                    survivors.append(b)
+            else:
+                deaths[max(release, 0)].append(b)
+        return births, deaths, survivors, reborn
+
+    def _begin(self, reborn: list[int], order: StreamOrder) -> None:
+        if reborn:
+            self.code[COMPUTE] += [Acquire(tuple(reborn)), Provide(tuple(reborn))]
+        if order.others:
+            start = self._event(order.events)
+            self.code[COMPUTE].append(Signal(start))
+            for stream in order.others:
+                self.code[stream].append(Await(start))
+
+    def _end(self, survivors: list[int], order: StreamOrder) -> None:
+        for stream in order.others:
+            event = self._event(order.events)
+            self.code[stream].append(Signal(event))
+            self.code[COMPUTE].append(Await(event))
+        if survivors:
+            self.code[COMPUTE].append(Release(tuple(survivors)))
+
+    def _event(self, at_least: int = 0) -> int:
+        self.events = max(self.events, at_least) + 1
+        return self.events - 1
+
+    # --- kernels --------------------------------------------------------------------------------------------
+
+    def _kernel(self, k: int, births: list[int]) -> list[Instruction]:
+        code: list[Instruction] = []
+        if births:
+            code.append(Acquire(tuple(births)))
+            given = tuple(b for b in births if self.graph.blocks[b].born is not None)
+            if given:
+                code.append(Provide(given))
+        code.append(Launch(k))
+        return code
+
+    def _launch(
+        self,
+        k: int,
+        births: list[int],
+        deaths: list[int],
+        leaving: list[Swap],
+        fetched: list[Swap],
+        awaited: list[Swap],
+        order: StreamOrder,
+    ) -> None:
+        """Kernel k with true dependencies only."""
+        code = self.code[compute_stream(self.graph.streams[k])]
+        if fetched:
+            reached = self._event()
+            code.append(Signal(reached))
+            self.code[H2D].append(Await(reached))
+            for swap in fetched:
+                self.code[H2D].append(Await(self.copied_out[swap]))
+                self._copy_in(swap)
+        code += [Await(self.copied_in[swap]) for swap in awaited]
+        code += self._kernel(k, births)
+        code += [Await(event) for event in order.after[k]]
+        if deaths:
+            code.append(Release(tuple(deaths)))
+        if k in order.signals:
+            code.append(Signal(order.signals[k]))
+        if leaving:
+            ended = self._event(order.events)
+            code.append(Signal(ended))
+            self.code[D2H].append(Await(ended))
+            for swap in leaving:
+                self._copy_out(swap, release=True)
+
+    def _step_start(self, k: int) -> int:
+        layers = self.graph.layers
+        return layers.steps[layers.step_of[k]].first
+
+    def _launch_with_barrier(
+        self,
+        k: int,
+        births: list[int],
+        deaths: list[int],
+        leaving: dict[int, list[Swap]],
+        fetched: dict[int, list[Swap]],
+    ) -> None:
+        """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy."""
+        code = self.code[COMPUTE]
+        first = self._step_start(k)
+        outs, ins = leaving.get(first, []), fetched.get(first, [])
+        if k == first and (outs or ins):
+            begun = self._event()
+            code.append(Signal(begun))
+            if outs:
+                self.code[D2H].append(Await(begun))
+            if ins:
+                self.code[H2D].append(Await(begun))
+            for swap in outs:
+                self._copy_out(swap, release=False)
+            for swap in ins:
+                self._copy_in(swap)
+        code += self._kernel(k, births)
+        if deaths:
+            code.append(Release(tuple(deaths)))
+        layers = self.graph.layers
+        if k + 1 == layers.steps[layers.step_of[k]].stop:
+            for swap in outs:
+                code += [Await(self.copied_out[swap]), Release((swap.block,))]
+            code += [Await(self.copied_in[swap]) for swap in ins]
+
+    # --- copies ---------------------------------------------------------------------------------------------
+
+    def _copy_out(self, swap: Swap, *, release: bool) -> None:
+        code = self.code[D2H]
+        code += [Acquire((swap.block,), Space.HOST), CopyOut(swap.block)]
+        if release:
+            code.append(Release((swap.block,)))
+        self.copied_out[swap] = self._event()
+        code.append(Signal(self.copied_out[swap]))
+
+    def _copy_in(self, swap: Swap) -> None:
+        self.copied_in[swap] = self._event()
+        self.code[H2D] += [
+            Acquire((swap.block,)),
+            CopyIn(swap.block),
+            Release((swap.block,), Space.HOST),
+            Signal(self.copied_in[swap]),
+        ]

@@ -1,0 +1,31 @@
+"""What a policy decides about blocks: for a gap of a block, swap it out and back in; everything else stays.
+
+Lives here: the decision as a value. Does not live here: how it is decided (policies) or carried out
+(`simgpu.program.lowering`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Move a block to the host during the gap between kernel `after`, its last use, and kernel `before`, its next.
+
+    The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with < before`.
+    """
+
+    block: int
+    after: int
+    before: int
+    fetch_with: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The swaps of one iteration. `layer_barrier`: a layer step ends only when the copies issued with it have ended
+    (vDNN); otherwise kernels and copies wait only for what they need."""
+
+    swaps: tuple[Swap, ...] = ()
+    layer_barrier: bool = False

@@ -1,0 +1,316 @@
+"""The check that guards every run: a program is legal by happens-before alone, whatever the timing.
+
+Lives here: `verify`. Does not live here: whether waiting requests for memory can starve each other, which depends on
+timing and is found out by the run.
+
+The program is walked once in an order its events allow, for two iterations where it has several streams (so that
+what one iteration leaves undone and the next one touches is seen). Every access is stamped with its stream and that
+stream's clock, which ticks at each signal; an access is ordered after another if its stream has heard of the other's
+tick. Since every pair of conflicting accesses is checked to be ordered, the one order walked stands for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_algorithms
+from simgpu.memory.pool import aligned
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+
+
+def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, alignment: int = 1) -> None:
+    """Check a program against the graph it was written for.
+
+    Raises `ProgramError` naming stream, instruction and block or kernel; raises `OutOfMemoryError` if the blocks of
+    a single kernel are larger than `capacity` (bytes), which no order of events can mend.
+
+    Rules: every kernel runs once per repetition, plus declared recomputes of pure kernels after it; what a kernel
+    reads is resident in the version the trace read; copies follow the writes they copy; nothing is used after its
+    release or released while in use or twice; memory is taken once; a repetition leaves memory as it found it;
+    every awaited event is signalled.
+    """
+    graph = with_algorithms(graph, dict(program.algorithms))
+    if capacity is not None and not program.unlimited_memory:
+        check_kernels_fit(graph, capacity, alignment)
+    _Walk(program, graph).run()
+
+
+def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1) -> None:
+    """Raise `OutOfMemoryError` if the blocks that one kernel touches exceed `capacity` bytes together."""
+    sizes = [aligned(size, alignment) for size in graph.sizes]
+    for k, kernel in enumerate(graph.kernels):
+        blocks = set(graph.reads[k]) | set(graph.writes[k])
+        need = sum(sizes[b] for b in blocks)
+        if need > capacity:
+            holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
+            waiting = f"kernel {kernel.id} ({kernel.op}) alone"
+            raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders))
+
+
+class _Memory:
+    """What the walk knows of one space: per block, who holds memory, which value, and who touched it when."""
+
+    def __init__(self, name: str, blocks: int, streams: int) -> None:
+        self.name = name
+        self.streams = streams
+        self.resident = [False] * blocks
+        self.value = [-1] * blocks
+        # Stamps: position = block * streams + stream, -1 for never.
+        self.taken = [(-1, -1)] * blocks
+        self.ready = [(-1, -1)] * blocks
+        self.given_back = [(-1, -1)] * blocks
+        self.touched: list[int] = [-1] * (blocks * streams)
+
+
+class _Walk:
+    def __init__(self, program: Program, graph: TaskGraph) -> None:
+        self.program = program
+        self.graph = graph
+        self.streams = program.streams
+        self.count = len(self.streams)
+        self.device = _Memory("device", len(graph.sizes), self.count)
+        self.host = _Memory("host", len(graph.sizes), self.count)
+        self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
+        self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        self.signalled_in: dict[int, int] = {}
+        self.stride = max(graph.last_version, default=0) + 1
+        self.latest = [0] * len(graph.sizes)
+        self.round = 0
+        self.launched = bytearray(len(graph.kernels))
+        self.ever_launched = bytearray(len(graph.kernels))
+
+    def run(self) -> None:
+        self._find_events()
+        for b in self.program.resident:
+            if not self.graph.blocks[b].persistent:
+                raise ProgramError(f"block {self.graph.blocks[b].id} is not persistent but resident at the start")
+            self.device.resident[b] = True
+            self.device.value[b] = 0
+        iterations = 2 if self.count > 1 else 1
+        for iteration in range(iterations):
+            for index, segment in enumerate(self.program.segments):
+                for repetition in range(min(segment.repeat, 2)):
+                    self._repetition(index, segment, iteration * min(segment.repeat, 2) + repetition)
+            missing = self.ever_launched.find(0)
+            if missing >= 0:
+                raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
+
+    def _find_events(self) -> None:
+        for index, segment in enumerate(self.program.segments):
+            for stream, code in segment.streams.items():
+                for position, instruction in enumerate(code):
+                    if type(instruction) is Signal:
+                        if instruction.event in self.signalled_in:
+                            place = f"{stream}[{position}]"
+                            raise ProgramError(f"{place}: event {instruction.event} is signalled at a second place")
+                        self.signalled_in[instruction.event] = index
+
+    # --- one repetition of a segment ------------------------------------------------------------------------
+
+    def _repetition(self, index: int, segment: Segment, number: int) -> None:
+        device_before, host_before = self.device.resident[:], self.host.resident[:]
+        self.round += 1
+        self.launched = bytearray(len(self.graph.kernels))
+        positions = [0] * self.count
+        codes = [segment.streams.get(stream, ()) for stream in self.streams]
+        moving = True
+        while moving:
+            moving = False
+            for me, code in enumerate(codes):
+                reached = self._advance(me, code, positions[me], index, number)
+                moving = moving or reached > positions[me]
+                positions[me] = reached
+        for me, code in enumerate(codes):
+            if positions[me] < len(code):
+                stuck = code[positions[me]]
+                raise ProgramError(f"{self.streams[me]}[{positions[me]}]: {stuck} waits for an event that never comes")
+        self._check_residency(index, device_before, host_before)
+
+    def _check_residency(self, index: int, device: list[bool], host: list[bool]) -> None:
+        for before, memory in ((device, self.device), (host, self.host)):
+            if before != memory.resident:
+                b = next(b for b, held in enumerate(before) if held != memory.resident[b])
+                verb = "leaves" if memory.resident[b] else "loses"
+                name = self.graph.blocks[b].id
+                raise ProgramError(f"segment {index} {verb} block {name} in {memory.name} memory at its end")
+
+    def _advance(self, me: int, code: tuple[Instruction, ...], position: int, index: int, number: int) -> int:
+        """Walk a stream until it has to wait; returns where."""
+        clock = self.clock[me]
+        stop = len(code)
+        while position < stop:
+            instruction = code[position]
+            kind = type(instruction)
+            if kind is Await:
+                if not self._heard(instruction, clock, index, number):  # type: ignore[arg-type]
+                    return position
+            elif kind is Signal:
+                self.signals[instruction.event].append(tuple(clock))  # type: ignore[union-attr]
+                clock[me] += 1
+            else:
+                try:
+                    self._do[kind](self, instruction, me, clock)
+                except ProgramError as error:
+                    raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
+            position += 1
+        return position
+
+    def _heard(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
+        signalled_in = self.signalled_in.get(wait.event)
+        if signalled_in is None:
+            return False
+        if signalled_in == index:
+            target = number + 1 - wait.lag
+        else:
+            repeat = min(self.program.segments[signalled_in].repeat, 2)
+            own = min(self.program.segments[index].repeat, 2)
+            target = (number // own + 1) * repeat - wait.lag
+        if target <= 0:
+            return True
+        heard = self.signals[wait.event]
+        if len(heard) < target:
+            return False
+        for stream, tick in enumerate(heard[target - 1]):
+            if tick > clock[stream]:
+                clock[stream] = tick
+        return True
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def _name(self, b: int) -> str:
+        return self.graph.blocks[b].id
+
+    def _space(self, space: Space) -> _Memory:
+        return self.device if space is Space.DEVICE else self.host
+
+    def _ordered(self, stamp: tuple[int, int], me: int, clock: list[int]) -> bool:
+        stream, tick = stamp
+        return stream == me or stream < 0 or tick <= clock[stream]
+
+    def _hold(self, memory: _Memory, b: int, me: int, clock: list[int]) -> None:
+        if not memory.resident[b]:
+            raise ProgramError(f"block {self._name(b)} holds no {memory.name} memory")
+        if not self._ordered(memory.taken[b], me, clock):
+            raise ProgramError(f"block {self._name(b)} may not hold {memory.name} memory yet")
+
+    def _quiet(self, memory: _Memory, b: int, me: int, clock: list[int], what: str) -> None:
+        """Nobody else may still be touching the block."""
+        base = b * self.count
+        for stream in range(self.count):
+            if stream != me and memory.touched[base + stream] > clock[stream]:
+                other = self.streams[stream]
+                raise ProgramError(f"block {self._name(b)} is {what} while {other} may still be using it")
+
+    def _value(self, memory: _Memory, b: int, me: int, clock: list[int]) -> int:
+        self._hold(memory, b, me, clock)
+        if memory.value[b] < 0:
+            raise ProgramError(f"block {self._name(b)} holds no value in {memory.name} memory")
+        if not self._ordered(memory.ready[b], me, clock):
+            raise ProgramError(f"block {self._name(b)} may not hold its value in {memory.name} memory yet")
+        return memory.value[b]
+
+    def _set(self, memory: _Memory, b: int, value: int, me: int, clock: list[int]) -> None:
+        memory.value[b] = value
+        memory.ready[b] = (me, clock[me])
+        memory.touched[b * self.count + me] = clock[me]
+
+    def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
+        memory = self._space(instruction.space)
+        for b in instruction.blocks:
+            if memory.resident[b]:
+                raise ProgramError(f"block {self._name(b)} already holds {memory.name} memory")
+            if not self._ordered(memory.given_back[b], me, clock):
+                raise ProgramError(f"block {self._name(b)} may still hold {memory.name} memory")
+            memory.resident[b] = True
+            memory.value[b] = -1
+            memory.taken[b] = (me, clock[me])
+
+    def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
+        memory = self._space(instruction.space)
+        for b in instruction.blocks:
+            self._hold(memory, b, me, clock)
+            self._quiet(memory, b, me, clock, "released")
+            memory.resident[b] = False
+            memory.value[b] = -1
+            memory.given_back[b] = (me, clock[me])
+
+    def _provide(self, instruction: Provide, me: int, clock: list[int]) -> None:
+        for b in instruction.blocks:
+            block = self.graph.blocks[b]
+            if not block.persistent and block.born is None:
+                raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
+            self._hold(self.device, b, me, clock)
+            self._quiet(self.device, b, me, clock, "provided")
+            self._set(self.device, b, self.round * self.stride, me, clock)
+            self.latest[b] = self.round * self.stride
+
+    def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
+        b = instruction.block
+        value = self._value(self.device, b, me, clock)
+        self._hold(self.host, b, me, clock)
+        self._quiet(self.host, b, me, clock, "overwritten on the host")
+        self.device.touched[b * self.count + me] = clock[me]
+        self._set(self.host, b, value, me, clock)
+
+    def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
+        b = instruction.block
+        value = self._value(self.host, b, me, clock)
+        self._hold(self.device, b, me, clock)
+        self._quiet(self.device, b, me, clock, "overwritten")
+        self.host.touched[b * self.count + me] = clock[me]
+        self._set(self.device, b, value, me, clock)
+
+    def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
+        k = instruction.kernel
+        graph = self.graph
+        self._count_launch(instruction)
+        device = self.device
+        base = self.round * self.stride
+        for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
+            value = self._value(device, b, me, clock)
+            fresh = value == base + version
+            if not fresh and (version > 0 or value != self.latest[b] or value >= base):
+                raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
+            device.touched[b * self.count + me] = clock[me]
+        for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
+            self._hold(device, b, me, clock)
+            if self.count > 1:
+                self._quiet(device, b, me, clock, "overwritten")
+            self._set(device, b, base + version, me, clock)
+            self.latest[b] = base + version
+
+    def _count_launch(self, instruction: Launch) -> None:
+        kernel = self.graph.kernels[instruction.kernel]
+        ran = self.launched[instruction.kernel]
+        if instruction.recompute:
+            if not ran:
+                raise ProgramError(f"kernel {kernel.id} is recomputed before it ran")
+            if kernel.pure is not True:
+                raise ProgramError(f"kernel {kernel.id} ({kernel.op}) is not known to be pure, it cannot be recomputed")
+        elif ran:
+            raise ProgramError(f"kernel {kernel.id} is launched a second time without being declared a recompute")
+        self.launched[instruction.kernel] = self.ever_launched[instruction.kernel] = 1
+
+    _do = {  # noqa: RUF012
+        Launch: _launch,
+        Acquire: _acquire,
+        Release: _release,
+        CopyOut: _copy_out,
+        CopyIn: _copy_in,
+        Provide: _provide,
+    }
