@@ -1,0 +1,81 @@
+"""Replay a recorded training iteration on a described GPU node under a memory policy.
+
+    import simgpu
+
+    trace = simgpu.load_trace("vgg11-cifar-cpu")
+    node = simgpu.load_node("v100", {"gpu.memory": "8 GiB"})
+    result = simgpu.simulate(trace, node, "vdnn", parameters={"mode": "conv"})
+    simgpu.compare(trace, node, ["ideal", "none", "vdnn"])
+
+Importing the package is cheap: every name below loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
+    from simgpu.experiments.compare import Comparison, compare
+    from simgpu.hardware.nodes import load_node, node_names
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.policies.registry import policy_names
+    from simgpu.scenario.load import load_scenario, load_trace
+    from simgpu.scenario.model import Scenario
+    from simgpu.simulate import Result, simulate
+    from simgpu.timeline.model import Timeline
+    from simgpu.trace.model import Trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "simgpu.experiments.compare",
+    "InputError": "simgpu.errors",
+    "NodeSpec": "simgpu.hardware.spec",
+    "OutOfMemoryError": "simgpu.errors",
+    "Result": "simgpu.simulate",
+    "Scenario": "simgpu.scenario.model",
+    "SimgpuError": "simgpu.errors",
+    "Timeline": "simgpu.timeline.model",
+    "Trace": "simgpu.trace.model",
+    "compare": "simgpu.experiments.compare",
+    "load_node": "simgpu.hardware.nodes",
+    "load_scenario": "simgpu.scenario.load",
+    "load_trace": "simgpu.scenario.load",
+    "node_names": "simgpu.hardware.nodes",
+    "policy_names": "simgpu.policies.registry",
+    "simulate": "simgpu.simulate",
+}
+
+__all__ = [
+    "Comparison",
+    "InputError",
+    "NodeSpec",
+    "OutOfMemoryError",
+    "Result",
+    "Scenario",
+    "SimgpuError",
+    "Timeline",
+    "Trace",
+    "__version__",
+    "compare",
+    "load_node",
+    "load_scenario",
+    "load_trace",
+    "node_names",
+    "policy_names",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -87,6 +87,22 @@ def dotted(location: tuple[int | str, ...]) -> str:
     return text
 
 
+def put(values: dict[str, Any], key: str, value: object) -> None:
+    """Puts a value at a dotted key, making the mappings on the way; whether the key exists is `validate`'s matter.
+
+    >>> values = {"gpu": {"memory": "8 GiB"}}
+    >>> put(values, "gpu.memory", "4 GiB"), values
+    (None, {'gpu': {'memory': '4 GiB'}})
+    """
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = values.get(parent)
+        if not isinstance(inner, dict):
+            inner = values[parent] = {}
+        values = inner
+    values[last] = value
+
+
 def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     file, place = where(dotted(details["loc"]))
     kind, value, context = details["type"], details["input"], details.get("ctx", {})

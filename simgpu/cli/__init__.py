@@ -1,0 +1,41 @@
+"""The command line: one thin file per group of commands, each loaded only when it is called.
+
+Lives here: the list of commands. Does not live here: how they are loaded and how errors end
+(`simgpu.cli.group`), or what they do.
+"""
+
+from __future__ import annotations
+
+import click
+
+from simgpu import __version__
+from simgpu.cli.group import LazyGroup
+
+#: Where each command lives, and its line in ``simgpu --help``.
+COMMANDS = {
+    "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
+    "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
+    "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
+    "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
+    "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios that ship with simgpu."),
+    "trace": ("simgpu.cli.trace:trace", "Look at a recorded trace: show, check, stats."),
+    "import": ("simgpu.cli.importing:import_", "Turn another tool's recording into a trace."),
+    "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
+    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario or node files."),
+}
+
+
+@click.group(cls=LazyGroup, commands_elsewhere=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="simgpu", message="%(prog)s %(version)s")
+def main() -> None:
+    """Replay a recorded training iteration on a GPU node under a memory policy.
+
+    \b
+    simgpu run quickstart                              a first result
+    simgpu run quickstart --set node.gpu.memory="1 GiB"
+    simgpu trace show vgg11-cifar-cpu                  what was recorded
+    simgpu COMMAND --help                              more about a command
+
+    Ends with 0 when all went well, 2 for bad input, 3 when the simulated GPU ran out of memory, 130 when
+    interrupted.
+    """

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.shipped import find, shipped_names
-from simgpu.validation import Bandwidth, FileModel, Rate, Size, SizeOrZero, TimeOrZero, validate
+from simgpu.validation import Bandwidth, FileModel, Rate, Size, SizeOrZero, TimeOrZero, put, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
 SCHEMA = "simgpu.node/1"
@@ -139,7 +139,7 @@ def load_node_file(
     document = read_yaml_mapping(path, SCHEMA)
     values, changes = copy.deepcopy(dict(document.values)), dict(overrides or {})
     for key, value in changes.items():
-        _set(values, key, value)
+        put(values, key, value)
 
     def where(place: str) -> tuple[str, str]:
         if any(place == key or place.startswith(f"{key}.") for key in changes):
@@ -165,17 +165,6 @@ def _source_problems(document: YamlMapping) -> list[Problem]:
         Problem(document.file, document.place(f"sources.{key}"), f"{key!r} is not in this file", remedy)
         for key in unknown
     ]
-
-
-def _set(values: dict[str, Any], key: str, value: object) -> None:
-    """Puts a value at a dotted key, making the mappings on the way; whether the key exists is checked later."""
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = values.get(parent)
-        if not isinstance(inner, dict):
-            inner = values[parent] = {}
-        values = inner
-    values[last] = value
 
 
 def _renamed(node: NodeSpec, name: str) -> NodeSpec:

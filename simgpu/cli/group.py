@@ -1,0 +1,76 @@
+"""Commands that load when they are called, and the one place where an error becomes a message and an exit code.
+
+Does not live here: any command. Imports click alone, so that ``simgpu --help`` starts fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, did_you_mean
+
+BAD_INPUT = 2
+OUT_OF_MEMORY = 3
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in other modules; ends the program with simgpu's exit codes.
+
+    commands_elsewhere: by name, ("module:attribute", line for the list of commands).
+    """
+
+    def __init__(self, *args: Any, commands_elsewhere: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.commands_elsewhere = commands_elsewhere
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands_elsewhere)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands_elsewhere:
+            return None
+        module, _, attribute = self.commands_elsewhere[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands_elsewhere:
+            ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], self.commands_elsewhere)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.commands_elsewhere.items()])
+
+    def main(self, *args: Any, **settings: Any) -> NoReturn:
+        """Runs the command line and ends the program; an unexpected exception keeps its traceback."""
+        try:
+            code = super().main(*args, **{**settings, "standalone_mode": False})
+        except InputError as error:
+            fail([str(problem) for problem in error.problems], BAD_INPUT)
+        except MissingExtraError as error:
+            fail([str(error)], BAD_INPUT)
+        except OutOfMemoryError as error:
+            fail([str(error)], OUT_OF_MEMORY)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(BAD_INPUT)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(messages: list[str], code: int) -> NoReturn:
+    """Ends the program with the messages on stderr, one a line."""
+    for message in messages:
+        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        click.echo(message, err=True)
+    sys.exit(code)

@@ -1,0 +1,41 @@
+"""``simgpu policies``: what each policy does, its parameters, and where it is published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from simgpu.cli.screen import console, facts, indented
+from simgpu.policies.registry import describe, policy_names
+
+if TYPE_CHECKING:
+    from simgpu.policies.registry import ParameterInfo
+
+
+@click.command()
+@click.argument("policy", required=False)
+def policies(policy: str | None) -> None:
+    """List the memory policies with their parameters and sources, or show POLICY alone.
+
+    \b
+    simgpu policies
+    simgpu policies vdnn
+    """
+    screen = console()
+    for index, name in enumerate([policy] if policy else policy_names()):
+        found = describe(name)
+        if index:
+            screen.print()
+        screen.print(Text(found.name, style="bold"))
+        screen.print(indented(Text(found.summary)))
+        if found.source:
+            screen.print(indented(Text(f"source: {found.source}", style="dim")))
+        if found.parameters:
+            screen.print(indented(facts((parameter.name, _text(parameter)) for parameter in found.parameters)))
+
+
+def _text(parameter: ParameterInfo) -> str:
+    kind = " | ".join(map(str, parameter.choices)) if parameter.choices else parameter.type
+    return f"{parameter.description} ({kind}; default {parameter.default})"

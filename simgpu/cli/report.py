@@ -1,0 +1,184 @@
+"""A run told to a person: what was run, where its numbers come from, and the numbers.
+
+Lives here: which lines are shown and in which words. Does not live here: the numbers (`simgpu.analysis`), or
+looks (`simgpu.cli.screen`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from simgpu.analysis.tables import COMPARISON_HEADINGS
+from simgpu.cli.screen import WIDTH, facts, table
+from simgpu.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from simgpu.analysis.breakdown import CopyTime
+    from simgpu.analysis.metrics import Metrics
+    from simgpu.experiments.compare import Comparison, Run
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.scenario.model import Scenario
+    from simgpu.trace.model import Trace
+
+_NAMES = 22  # columns that the names of a run's lines take
+_ABSENT = "-"
+
+
+def show_header(screen: Console, scenario: Scenario, comparison: Comparison) -> None:
+    """What was run, on what, and how far the numbers can be trusted."""
+    screen.print(Text(scenario.name, style="bold"))
+    screen.print(
+        facts(
+            [
+                *([("about", scenario.description)] if scenario.description else []),
+                ("trace", trace_line(scenario.trace)),
+                ("origin", origin_line(scenario.trace)),
+                ("node", node_line(scenario.node)),
+                ("run", _run_line(scenario, comparison)),
+            ]
+        )
+    )
+    screen.print()
+
+
+def show_comparison(screen: Console, comparison: Comparison) -> None:
+    """One line a policy."""
+    rows = comparison.rows()
+    headings: tuple[str, ...] = COMPARISON_HEADINGS
+    if not any(row[-1] for row in rows):  # nothing to note
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    screen.print(table(headings, rows, left=(0, len(COMPARISON_HEADINGS) - 1)))
+
+
+def show_details(screen: Console, comparison: Comparison) -> None:
+    """One column a policy: speed, where the time went, traffic and memory; as many side by side as fit."""
+    for index, runs in enumerate(_side_by_side(comparison.runs)):
+        if index:
+            screen.print()
+        rows = [(name, *texts) for name, texts in _lines(runs)]
+        screen.print(table(("", *(run.label for run in runs)), rows))
+
+
+def trace_line(trace: Trace) -> str:
+    """The trace in one sentence.
+
+    >>> from simgpu.trace.model import Origin, Trace, TraceInfo
+    >>> info = TraceInfo("vgg11", 32, "a CPU", "float32", Origin.RECORDED, "torch 2", "2026-01-31")
+    >>> trace_line(Trace(info, (), (), name="tiny"))
+    'tiny: vgg11, batch 32, float32; 0 kernels, 0 ns of compute'
+    """
+    info = trace.info
+    compute = format_time(trace.compute_ns)
+    what = f"{info.model}, batch {info.batch}, {info.dtype}; {len(trace.kernels)} kernels, {compute} of compute"
+    return f"{trace.name}: {what}" if trace.name else what
+
+
+def origin_line(trace: Trace) -> str:
+    """Where the trace comes from, first of all whether it was recorded, imported or modelled."""
+    info = trace.info
+    return f"{info.origin} on {info.device}{f', {info.date}' if info.date else ''}, by {info.tool}"
+
+
+def node_line(node: NodeSpec) -> str:
+    """The node in one sentence."""
+    link = node.link
+    speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
+    return f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"
+
+
+def _run_line(scenario: Scenario, comparison: Comparison) -> str:
+    results = comparison.results.values()
+    pools = sorted({result.pool for result in results})
+    budget = f"budget {format_bytes(scenario.budget)}" if scenario.budget is not None else ""
+    count = scenario.iterations
+    told = [
+        f"{count} iterations, the last one reported" if count > 1 else "1 iteration",
+        _steadiness([result.steady for result in results]),
+        budget,
+        f"{' and '.join(pools)} pool" if pools else "",
+        f"seed {scenario.seed}",
+    ]
+    return "; ".join(part for part in told if part)
+
+
+def _steadiness(steady: Sequence[bool]) -> str:
+    if not steady:
+        return ""
+    if all(steady):
+        return "steady"
+    return "some runs UNSTEADY, see below" if any(steady) else "UNSTEADY: iterations still differ"
+
+
+def _side_by_side(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
+    """The runs in groups that fit the width."""
+    group: list[Run] = []
+    width = _NAMES
+    for run in runs:
+        needed = max(len(run.label), 14) + 2
+        if group and width + needed > WIDTH:
+            yield tuple(group)
+            group, width = [], _NAMES
+        group.append(run)
+        width += needed
+    if group:
+        yield tuple(group)
+
+
+def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
+    metrics = [run.result.metrics if run.result else None for run in runs]
+
+    def line(name: str, cell: Callable[[Metrics], str]) -> tuple[str, list[str]]:
+        return name, [cell(found) if found else _ABSENT for found in metrics]
+
+    def part(name: str, nanoseconds: Callable[[Metrics], int]) -> Iterator[tuple[str, list[str]]]:
+        if any(found and nanoseconds(found) for found in metrics):
+            yield line(name, lambda found: _with_share(nanoseconds(found), found.iteration_ns))
+
+    yield "iteration", [format_time(found.iteration_ns) if found else "out of memory" for found in metrics]
+    yield line("samples/s", lambda found: _number(found.samples_per_s))
+    yield line("slowdown", lambda found: f"{found.slowdown:.3f}x")
+    if not all(run.result.steady for run in runs if run.result):
+        yield "state", ["" if not run.result else "steady" if run.result.steady else "UNSTEADY" for run in runs]
+    yield "", [""] * len(runs)
+    yield from part("compute", lambda found: found.breakdown.compute)
+    yield from part("recompute", lambda found: found.breakdown.recompute)
+    yield from part("codec", lambda found: found.breakdown.codec)
+    yield from part("stalled on copy-out", lambda found: found.breakdown.stalled_copy_out)
+    yield from part("stalled on copy-in", lambda found: found.breakdown.stalled_copy_in)
+    yield from part("stalled on memory", lambda found: found.breakdown.stalled_memory)
+    yield from part("stalled otherwise", lambda found: found.breakdown.stalled_other)
+    yield "", [""] * len(runs)
+    yield line("copied out", lambda found: format_bytes(found.bytes_out))
+    yield line("  beside compute", lambda found: _hidden(found.breakdown.copy_out))
+    yield line("  link in use", lambda found: f"{found.link_utilisation_out:.1%}")
+    yield line("copied in", lambda found: format_bytes(found.bytes_in))
+    yield line("  beside compute", lambda found: _hidden(found.breakdown.copy_in))
+    yield line("  link in use", lambda found: f"{found.link_utilisation_in:.1%}")
+    yield "", [""] * len(runs)
+    yield line("device memory, peak", lambda found: format_bytes(found.device_peak_bytes))
+    yield line("  mean", lambda found: format_bytes(found.device_mean_bytes))
+    yield line("  peak with padding", lambda found: format_bytes(found.device_peak_used_bytes))
+    if any(found and found.fragmentation is not None for found in metrics):
+        yield line("  fragmentation", lambda found: _share(found.fragmentation))
+    yield line("host memory, peak", lambda found: format_bytes(found.host_peak_bytes))
+
+
+def _with_share(part: int, whole: int) -> str:
+    return f"{format_time(part)} {part / whole if whole else 0:4.0%}"
+
+
+def _hidden(copy: CopyTime) -> str:
+    total = copy.hidden + copy.exposed
+    return f"{copy.hidden / total:.1%}" if total else _ABSENT
+
+
+def _share(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

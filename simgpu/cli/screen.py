@@ -1,0 +1,74 @@
+"""What commands print with: a terminal at most 80 columns wide, tables on it, and progress on stderr.
+
+Lives here: looks. Does not live here: what is said (each command's file and `simgpu.cli.report`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80
+_PATIENCE_S = 1.0
+
+
+def console(stderr: bool = False) -> Console:
+    """A terminal, or plain text where there is none; NO_COLOR is honoured. Prints texts as they are."""
+    found = Console(file=sys.stderr if stderr else sys.stdout, markup=False, highlight=False, emoji=False)
+    found.width = min(found.width, WIDTH)
+    return found
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names on the left, texts on the right that wrap within their column."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(Text(name, style="dim"), Text(text))
+    return grid
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,)) -> Table:
+    """A table without lines: bold headings, numbers to the right but for the columns in `left`."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for index, heading in enumerate(headings):
+        side = index in left
+        grid.add_column(Text(heading), justify="left" if side else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
+
+
+def indented(content: Table | Text) -> Padding:
+    """The same, two columns to the right."""
+    return Padding(content, (0, 0, 0, 2))
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yields a function to say what is being done; shown on a terminal's stderr once it takes over a second."""
+    screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
+        yield lambda what: None
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    display = Progress(*columns, console=screen, transient=True)
+    task = display.add_task("")
+    timer = Timer(_PATIENCE_S, display.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda what: display.update(task, description=what)
+    finally:
+        timer.cancel()
+        timer.join()
+        display.stop()

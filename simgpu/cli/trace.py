@@ -1,0 +1,81 @@
+"""``simgpu trace``: look at a recorded trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from simgpu.cli.report import origin_line, trace_line
+from simgpu.cli.screen import console, facts, table
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.scenario.load import load_trace
+from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.units import format_bytes, format_time
+
+
+@click.group()
+def trace() -> None:
+    """Look at a recorded trace: a shipped name, or the path of a trace folder.
+
+    \b
+    simgpu trace show vgg11-cifar-cpu
+    simgpu trace check path/to/trace
+    simgpu trace stats path/to/trace
+    """
+
+
+@trace.command()
+@click.argument("path")
+def show(path: str) -> None:
+    """Show what was recorded at PATH, layer by layer."""
+    found = load_trace(path)
+    screen = console()
+    screen.print(facts(_facts(found)))
+    screen.print()
+    screen.print(table(("layer", "kernels", "forward", "backward", "optimizer", "feature maps"), _layer_rows(found)))
+
+
+@trace.command()
+@click.argument("path")
+def check(path: str) -> None:
+    """Check the trace at PATH; list everything that is wrong with it."""
+    found = load_trace(path)
+    click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks")
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
+    graph = TaskGraph.of(trace)
+    layers = graph.layers
+    words = "derived from the blocks" if layers.derived else "as recorded"
+    return [
+        ("trace", trace_line(trace)),
+        ("origin", origin_line(trace)),
+        ("notes", trace.info.notes or "-"),
+        ("layers", f"{len(layers.names)}, {words}"),
+    ]
+
+
+def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:
+    """Per layer: kernels, time in each phase, and bytes of the feature maps that its forward kernels made."""
+    graph = TaskGraph.of(trace)
+    layers = graph.layers
+    count: Counter[int] = Counter(layers.of_kernel)
+    time: Counter[tuple[int, Phase]] = Counter()
+    made: Counter[int] = Counter()
+    seen: set[str] = set()
+    blocks = trace.block_by_id
+    for layer, kernel in zip(layers.of_kernel, trace.kernels, strict=True):
+        time[layer, kernel.phase] += kernel.duration_ns
+        new = [name for name in kernel.writes if name not in seen]
+        seen.update(new)
+        made[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.FEATURE_MAP)
+    return [
+        (
+            name,
+            str(count[layer]),
+            *(format_time(time[layer, phase]) if (layer, phase) in time else "-" for phase in Phase),
+            format_bytes(made[layer]) if made[layer] else "-",
+        )
+        for layer, name in enumerate(layers.names)
+    ]

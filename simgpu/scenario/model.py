@@ -1,0 +1,135 @@
+"""What a scenario is, in the file and in the program.
+
+Lives here: the model of a file of schema ``simgpu.scenario/1``, and `Scenario` with everything loaded.
+Does not live here: reading and cross-checking (`simgpu.scenario.load`), or running (`simgpu.experiments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
+
+from simgpu.validation import FileModel, Size
+
+if TYPE_CHECKING:
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.trace.model import Trace
+
+SCHEMA = "simgpu.scenario/1"
+Pool = Literal["counting", "addressed"]
+TimelineFormat = Literal["csv", "parquet", "perfetto"]
+PlotKind = Literal["timeline", "memory", "run"]
+ImageFormat = Literal["png", "svg"]
+
+
+class PolicyChoice(NamedTuple):
+    """A policy by name, and the parameters that differ from its defaults."""
+
+    name: str
+    parameters: Mapping[str, object]
+
+
+class PolicyEntry:
+    """Metadata of a policy in a file: ``vdnn``, or ``vdnn: {mode: conv}`` where parameters are given."""
+
+    @staticmethod
+    def read(value: object) -> PolicyChoice:
+        """The choice; `ValueError` says how to write one."""
+        match value:
+            case str():
+                return PolicyChoice(value, {})
+            case dict() if len(value) == 1:
+                ((name, parameters),) = value.items()
+                if isinstance(name, str) and (parameters is None or isinstance(parameters, dict)):
+                    return PolicyChoice(name, parameters or {})
+        raise ValueError(f"{value!r} is not a policy: write a name, or 'name: {{parameter: value}}'")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        from simgpu.policies.registry import describe, policy_names
+
+        names = policy_names()
+        with_parameters = {
+            name: {
+                "type": ["object", "null"],
+                "properties": {found.name: {"description": found.description} for found in describe(name).parameters},
+                "additionalProperties": False,
+            }
+            for name in names
+        }
+        single = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+        return {"anyOf": [{"enum": list(names)}, {**single, "properties": with_parameters}]}
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str | dict) else value
+
+
+class OutputsSection(FileModel):
+    """What is written to disk. Without a folder, here or on the command line, nothing is."""
+
+    folder: str | None = Field(default=None, min_length=1, description="from the folder in which simgpu is started")
+    timeline: list[TimelineFormat] = Field(default=["csv"], description="formats of each policy's timeline")
+    plots: list[PlotKind] = Field(default=[], description="figures of each policy's run")
+    image: ImageFormat = Field(default="png", description="format of the figures")
+
+
+class ScenarioFile(FileModel):
+    """A scenario as written in its file."""
+
+    schema_: Literal["simgpu.scenario/1"] = Field(alias="schema")
+    name: str = Field(min_length=1)
+    description: str = ""
+    trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
+    node: str = Field(min_length=1, description="a shipped node, or a YAML file as seen from this file")
+    overrides: dict[str, Any] = Field(
+        default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
+    )
+    budget: Size | None = Field(default=None, description="device memory the program may use; without: all of it")
+    policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
+        min_length=1, description="one or several policies, run one after the other"
+    )
+    iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
+    seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
+    pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
+    alignment: Size | None = Field(default=None, description="of every allocation; without: the node's")
+    outputs: OutputsSection = OutputsSection()
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a run writes: nothing when `folder` is None."""
+
+    folder: Path | None
+    timeline: tuple[TimelineFormat, ...]
+    plots: tuple[PlotKind, ...]
+    image: ImageFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything a run needs, loaded and checked.
+
+    budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
+    policy and the node say.
+    """
+
+    name: str
+    description: str
+    trace: Trace
+    node: NodeSpec
+    policies: tuple[PolicyChoice, ...]
+    budget: int | None
+    iterations: int
+    seed: int
+    pool: Pool | None
+    alignment: int | None
+    outputs: Outputs
