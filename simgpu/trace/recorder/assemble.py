@@ -1,0 +1,74 @@
+"""From the notes of the passes to a trace.
+
+Lives here: ids, medians and provenance. Does not live here: anything that runs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SparsitySample, Trace, TraceInfo
+from simgpu.trace.recorder.ledger import BlockNote
+from simgpu.trace.recorder.structure import KernelNote
+
+
+def assemble(
+    info: TraceInfo, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], durations: Sequence[Sequence[int]]
+) -> Trace:
+    """The trace of the noted kernels and blocks.
+
+    durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
+    repetitions, the lower of the two middle ones where their number is even.
+    """
+    names = _block_names(blocks)
+    ids = [f"k{place}" for place in range(len(kernels))]
+    return Trace(
+        info,
+        tuple(
+            Kernel(
+                ids[place],
+                kernel.op,
+                kernel.phase,
+                median_low([times[kernel.call] for times in durations]),
+                tuple(names[number] for number in kernel.reads),
+                tuple(names[number] for number in kernel.writes),
+                kernel.layer,
+                pure=kernel.pure,
+                flops=kernel.flops,
+            )
+            for place, kernel in enumerate(kernels)
+        ),
+        tuple(
+            Block(
+                names[number],
+                block.bytes,
+                block.kind,
+                block.persistent,
+                None if block.born is None else ids[block.born],
+                RELEASED_AT_END if block.release is None else ids[block.release],
+                block.layer,
+                block.shape,
+                block.dtype,
+            )
+            for number, block in enumerate(blocks)
+        ),
+        sparsity=tuple(
+            SparsitySample(names[number], 0, block.sparsity)
+            for number, block in enumerate(blocks)
+            if block.sparsity is not None and block.kind is BlockKind.FEATURE_MAP
+        ),
+        name=info.model,
+    )
+
+
+def _block_names(blocks: Sequence[BlockNote]) -> list[str]:
+    """A readable id for each block: its own name, else its layer and the operator that made it; numbered if taken."""
+    taken: dict[str, int] = {}
+    names = []
+    for block in blocks:
+        maker = block.maker.rpartition("::")[2] or "host"
+        name = block.name or (f"{block.layer}:{maker}" if block.layer else maker)
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name}#{taken[name]}")
+    return names

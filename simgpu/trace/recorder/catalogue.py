@@ -1,0 +1,29 @@
+"""The built-in models by name, known without importing PyTorch.
+
+Lives here: their names and what they are. Does not live here: their code (`simgpu.trace.recorder.models`, where each
+is a factory with the same name, underscores for hyphens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+#: Name of each built-in model and what it is, as shown to people.
+BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "vgg11": "VGG-11 for 32x32 images: eight convolutions with in-place ReLU, three linear layers with dropout",
+        "resnet20": "ResNet-20 for 32x32 images (He et al. 2016, section 4.2): batch norm, parameter-free shortcuts",
+        "mlp": "three linear layers with ReLU on 32x32 images",
+        "transformer": "two-layer transformer encoder that labels each of 64 tokens, 4 heads, width 128",
+    }
+)
+
+
+def factory_path(name: str) -> str:
+    """Where the factory of a built-in model stands, as ``module:attribute``.
+
+    >>> factory_path("vgg11")
+    'simgpu.trace.recorder.models:vgg11'
+    """
+    return f"simgpu.trace.recorder.models:{name.replace('-', '_')}"

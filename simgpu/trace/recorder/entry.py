@@ -1,0 +1,81 @@
+"""`record`: the one entry to the recorder; imports PyTorch only when called.
+
+Lives here: checking what was asked for before anything runs. Does not live here: the recording (`session`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.trace.model import Trace
+
+DEFAULT_REPETITIONS = 5
+DEFAULT_WARMUP = 2
+
+
+def record(
+    factory: str | Callable[..., Any],
+    *,
+    batch: int,
+    device: str = "cpu",
+    repetitions: int = DEFAULT_REPETITIONS,
+    warmup: int = DEFAULT_WARMUP,
+    seed: int = 0,
+    optimizer: str | Callable[..., Any] = "sgd",
+    date: str | None = None,
+) -> Trace:
+    """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
+
+    factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or the factory itself. It is called with
+        ``batch=`` if it has a parameter of that name, else with nothing, and returns either an ``nn.Module``, which
+        is then fed with random 3x32x32 images and trained with cross-entropy on as many classes as it returns
+        scores, or the tuple ``(module, inputs, labels, loss)``: tensors or tuples of tensors, the first input's first
+        dimension the batch, and ``loss(module(*inputs), *labels)`` a single value.
+    batch: samples in the iteration.
+    device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    repetitions: iterations that are timed; each kernel gets its median. One more is run for everything else.
+    warmup: iterations run first, at least one, so that optimizer state exists.
+    seed: of weights, data and dropout; torch's own random state is put back afterwards.
+    optimizer: ``"sgd"`` (momentum 0.9), ``"adam"``, or a callable that takes the parameters.
+    date: ISO 8601 day to write down, today when left out.
+
+    An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. One
+    kernel stands for each operator that PyTorch dispatched (an operator that only makes a view is none), one block
+    for each storage; a block's release is the kernel after whose end PyTorch freed the storage. Durations are
+    nanoseconds: around the operator's call by the host's monotonic clock on a CPU, between events recorded around it
+    on the stream of a GPU. Garbage collection is off meanwhile, so what only a collection would free lives to the
+    end.
+
+    Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
+    above, the model fails, or its operators are not the same in every iteration.
+    """
+    _check_arguments(batch, repetitions, warmup, date)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("recording a model", "torch", "record")
+    from simgpu.trace.recorder.session import Session
+
+    day = date if date is not None else datetime.date.today().isoformat()
+    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, day).run()
+
+
+def _check_arguments(batch: int, repetitions: int, warmup: int, date: str | None) -> None:
+    problems = [
+        Problem("record", name, f"{value!r} is not a number of {what}", "give a whole number >= 1")
+        for name, value, what in (
+            ("batch", batch, "samples"),
+            ("repetitions", repetitions, "iterations"),
+            ("warmup", warmup, "iterations"),
+        )
+        if type(value) is not int or value < 1
+    ]
+    if date is not None:
+        try:
+            datetime.date.fromisoformat(date)
+        except ValueError:
+            problems.append(Problem("record", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
+    if problems:
+        raise InputError(problems)

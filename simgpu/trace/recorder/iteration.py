@@ -1,0 +1,51 @@
+"""One training iteration, as a usual loop runs it.
+
+Lives here: the order of its steps. Does not live here: who watches it (`structure`, `timing`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from simgpu.trace.model import Phase
+from simgpu.trace.recorder.workload import Workload
+
+
+class Watcher(Protocol):
+    """Told where in the iteration we are."""
+
+    def begin(self, phase: Phase) -> None:
+        """A phase begins."""
+
+    def finish(self) -> None:
+        """The iteration is over; its output and loss are still held."""
+
+
+class NoWatcher:
+    """Nobody watches: for iterations that only warm up."""
+
+    def begin(self, phase: Phase) -> None:
+        """Nothing to do."""
+
+    def finish(self) -> None:
+        """Nothing to do."""
+
+
+def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> None:
+    """Forward, loss, backward, optimizer step, and then letting the gradients go.
+
+    ``optimizer.zero_grad(set_to_none=True)`` ends the iteration, so that the next one starts without gradients; a
+    loop that calls it first in the next iteration frees the same memory before any kernel runs. Output and loss are
+    held to the end, as a loop's variables are.
+    """
+    watcher.begin(Phase.FORWARD)
+    output = workload.module(*workload.inputs)
+    loss = workload.loss(output, *workload.labels)
+    watcher.begin(Phase.BACKWARD)
+    loss.backward()
+    watcher.begin(Phase.OPTIMIZER)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    watcher.finish()
