@@ -63,6 +63,8 @@ class ProgramError(SimgpuError):
 class OutOfMemoryError(SimgpuError):
     """The simulated run could not go on for lack of memory: nothing can happen any more and somebody waits.
 
+    waiting: who waits, in words. kernel: id of the kernel that compute had come to, empty if none.
+    requested, free, largest_hole, capacity: bytes. holders: blocks that hold memory, (id, bytes), largest first.
     Arguments are positional because SimPy rebuilds exceptions from `args`.
     """
 
@@ -76,8 +78,10 @@ class OutOfMemoryError(SimgpuError):
         capacity: int,
         at_ns: int,
         holders: tuple[tuple[str, int], ...] = (),
+        kernel: str = "",
     ) -> None:
-        super().__init__(waiting, space, requested, free, largest_hole, capacity, at_ns, holders)
+        super().__init__(waiting, space, requested, free, largest_hole, capacity, at_ns, holders, kernel)
+        self.kernel = kernel
         self.waiting = waiting
         self.space = space
         self.requested = requested

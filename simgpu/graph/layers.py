@@ -54,10 +54,7 @@ def layers_of(graph: TaskGraph) -> Layers:
     A kernel without a tag in a tagged trace belongs to a layer called after its phase.
     """
     derived = all(kernel.layer is None for kernel in graph.kernels)
-    if derived:
-        tags = _derive(graph)
-    else:
-        tags = [kernel.layer or f"({kernel.phase.value})" for kernel in graph.kernels]
+    tags = _derive(graph) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in graph.kernels]
     names = tuple(dict.fromkeys(tags))
     number = {name: index for index, name in enumerate(names)}
     of_kernel = tuple(number[tag] for tag in tags)

@@ -7,6 +7,7 @@ transforms (`simgpu.graph.transforms`), or any decision.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ class TaskGraph:
     def gaps(self, b: int) -> Iterator[Gap]:
         """The gaps of a block: pairs of neighbouring uses with at least one kernel between them."""
         uses = self.uses[b]
-        for after, before in zip(uses, uses[1:], strict=False):
+        for after, before in itertools.pairwise(uses):
             if before - after > 1:
                 yield Gap(b, after, before)
 

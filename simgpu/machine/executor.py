@@ -109,18 +109,16 @@ class Executor:
         if self.completed:
             self._complete(now)
         ready = self.ready
-        while ready:
+        while ready or self._grant(now):
             if len(ready) == 1:
                 stream, limit = ready[0], _EVERYTHING
             else:
                 stream = min(ready, key=_urgency)
                 limit = stream.ops[stream.pc][0]
-            # What is granted waits in line before what is asked for now, and after what is given back now.
-            if limit >= ACQUIRE and self._grant(now):
+            # What waited in line is granted before what is asked for now, and after what is given back now.
+            if stream.ops[stream.pc][0] >= ACQUIRE and self._grant(now):
                 continue
             self._run(stream, limit, now)
-        if self._grant(now):
-            self._settle()
 
     def _complete(self, now: int) -> None:
         completed = self.completed

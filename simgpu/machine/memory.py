@@ -39,5 +39,5 @@ class Memory:
 
     def curve(self) -> MemoryCurve:
         """The samples as columns."""
-        columns = (np.array(values, dtype=np.int64) for values in (self.times, self.live, self.used))
-        return MemoryCurve(*columns, capacity=self.pool.capacity)
+        times, live, used = (np.array(values, dtype=np.int64) for values in (self.times, self.live, self.used))
+        return MemoryCurve(times, live, used, self.pool.capacity)

@@ -6,7 +6,9 @@ Lives here: building the machine from its description, and telling what stopped 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
@@ -14,17 +16,17 @@ from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_algorithms
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import name_of, translate
+from simgpu.machine.code import translate
 from simgpu.machine.engines import Engines
 from simgpu.machine.executor import Executor, Stream
 from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.instructions import Acquire, Launch, Program, Release, Space
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Program, Release, Space
 from simgpu.timeline.model import Timeline
 
-POOLS = {"counting": CountingPool, "addressed": AddressedPool}
+POOLS: dict[str, Callable[[int | None, int], Pool[Any]]] = {"counting": CountingPool, "addressed": AddressedPool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def run_program(
     """
     graph = with_algorithms(graph, dict(program.algorithms))
     limit = None if program.unlimited_memory else budget
-    device_pool: Pool[object] = POOLS[pool](limit, node.gpu.alignment)
+    device_pool: Pool[Any] = POOLS[pool](limit, node.gpu.alignment)
     device = Memory("device", device_pool)
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
@@ -107,23 +109,33 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
             holders = _holders(executor, program, graph, space)
             asked = memory.pool.bytes_of(request)
             waiting = _work_at(executor, program, graph, stream)
-            return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders)
+            kernel = _kernel_at(executor, program, graph)
+            return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)
     waiting = ", ".join(_work_at(executor, program, graph, s) for s in executor.streams if not s.finished)
     return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
 
 
-def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
-    """The kernel or copy that a stream has come to."""
-    stream_id = executor.code.streams[stream.rank]
-    instructions = program.segments[stream.segment].streams[stream_id]
+def _next_work(executor: Executor, program: Program, stream: Stream) -> Launch | CopyOut | CopyIn | None:
+    """The kernel or copy that a stream has come to in its segment, None after the last one."""
+    instructions = program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())
     source = executor.code.segments[stream.rank][stream.segment].sources[stream.pc]
     for instruction in instructions[source:]:
-        name = name_of(instruction, graph)
-        if name:
-            if isinstance(instruction, Launch):
-                return f"kernel {name} ({graph.kernels[instruction.kernel].op})"
-            return f"copy of block {name} on {stream_id}"
-    return f"stream {stream_id}"
+        if isinstance(instruction, Launch | CopyOut | CopyIn):
+            return instruction
+    return None
+
+
+def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
+    work = _next_work(executor, program, stream)
+    stream_id = executor.code.streams[stream.rank]
+    if isinstance(work, Launch):
+        return f"kernel {graph.kernels[work.kernel].id} ({graph.kernels[work.kernel].op})"
+    return f"copy of block {graph.blocks[work.block].id} on {stream_id}" if work else f"stream {stream_id}"
+
+
+def _kernel_at(executor: Executor, program: Program, graph: TaskGraph) -> str:
+    work = _next_work(executor, program, executor.streams[0])
+    return graph.kernels[work.kernel].id if isinstance(work, Launch) else ""
 
 
 def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Space) -> tuple[tuple[str, int], ...]:

@@ -142,7 +142,7 @@ class AddressedPool:
         free = sorted(self._holes.sizes.items())
         bounds = sorted([start for start, _ in held] + [start for start, _ in free])
         end = UNLIMITED if self.capacity is None else self.capacity
-        owner = {start: block for start, block in held}
+        owner = dict(held)
         for start, stop in zip(bounds, [*bounds[1:], end], strict=True):
             yield Segment(start, stop - start, owner.get(start))
 

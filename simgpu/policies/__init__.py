@@ -1,0 +1,1 @@
+"""Memory policies: one file each, with its parameters, its decisions and its source."""

@@ -12,6 +12,8 @@ tick. Since every pair of conflicting accesses is checked to be ordered, the one
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
@@ -59,7 +61,7 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1) -> No
         if need > capacity:
             holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
             waiting = f"kernel {kernel.id} ({kernel.op}) alone"
-            raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders))
+            raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)
 
 
 class _Memory:
@@ -93,6 +95,14 @@ class _Walk:
         self.round = 0
         self.launched = bytearray(len(graph.kernels))
         self.ever_launched = bytearray(len(graph.kernels))
+        self._do: dict[type, Callable[[Any, int, list[int]], None]] = {
+            Launch: self._launch,
+            Acquire: self._acquire,
+            Release: self._release,
+            CopyOut: self._copy_out,
+            CopyIn: self._copy_in,
+            Provide: self._provide,
+        }
 
     def run(self) -> None:
         self._find_events()
@@ -164,7 +174,7 @@ class _Walk:
                 clock[me] += 1
             else:
                 try:
-                    self._do[kind](self, instruction, me, clock)
+                    self._do[kind](instruction, me, clock)
                 except ProgramError as error:
                     raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
             position += 1
@@ -305,12 +315,3 @@ class _Walk:
         elif ran:
             raise ProgramError(f"kernel {kernel.id} is launched a second time without being declared a recompute")
         self.launched[instruction.kernel] = self.ever_launched[instruction.kernel] = 1
-
-    _do = {  # noqa: RUF012
-        Launch: _launch,
-        Acquire: _acquire,
-        Release: _release,
-        CopyOut: _copy_out,
-        CopyIn: _copy_in,
-        Provide: _provide,
-    }

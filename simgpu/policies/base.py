@@ -1,0 +1,67 @@
+"""What a policy is, and what it is given.
+
+Lives here: `Policy`, `PlanContext` and the form of a parameter. Does not live here: any policy, or the list of them
+(`simgpu.policies.registry`). A policy sees a graph, a node and a budget, and answers with a program; it never touches
+the machine except by asking the simulator for a trial.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.program.instructions import Program
+from simgpu.timeline.model import Timeline
+
+
+class Trial(Protocol):
+    """What a trial run tells: the steady iteration's time (ns) and everything that happened."""
+
+    @property
+    def iteration_ns(self) -> int: ...
+
+    @property
+    def timeline(self) -> Timeline: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContext:
+    """What a policy may look at while it plans.
+
+    graph: the tasks with their predicted durations. budget: bytes of device memory the program may use.
+    trial: runs a program on this node within the budget, as a framework would try an iteration; raises
+    `OutOfMemoryError` where it does not fit. rng: the only source of randomness.
+    """
+
+    graph: TaskGraph
+    node: NodeSpec
+    budget: int
+    trial: Callable[[Program], Trial]
+    rng: np.random.Generator
+
+
+class Policy(ABC):
+    """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
+
+    name: what scenarios call it. summary: one line. source: paper and section. sparsity and other needs are
+    checked in `plan`, which raises `InputError` where the trace lacks them.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, context: PlanContext) -> Program:
+        """The program for one iteration."""
+
+
+def parameter(default: Any, description: str) -> Any:
+    """A policy's parameter: a dataclass field with its default and what it means."""
+    return field(default=default, metadata={"description": description})

@@ -1,0 +1,25 @@
+"""`ideal`: a GPU with memory without limit, where nothing moves. What every slowdown is measured against.
+
+This is the oracle of cDMA (section VII: all transfers hidden) and the ideal case of moDNN (section 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+
+
+@dataclass(frozen=True)
+class Ideal(Policy):
+    """Unlimited memory, no transfers, recorded lifetimes."""
+
+    name = "ideal"
+    summary = "unlimited memory, no transfers: the time that compute alone takes"
+    source = "moDNN section 7 (ideal case); cDMA section VII (oracle)"
+
+    def plan(self, context: PlanContext) -> Program:
+        return replace(lower(context.graph, Placement(), recorded_lifetimes=True), unlimited_memory=True)

@@ -1,0 +1,22 @@
+"""`none`: a plain framework. Everything stays where it is until the framework lets go of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+
+
+@dataclass(frozen=True)
+class NoPolicy(Policy):
+    """Everything resident over its recorded lifetime; out of memory where that does not fit."""
+
+    name = "none"
+    summary = "a plain framework: everything resident, out of memory when it does not fit"
+    source = "the recorded framework's own lifetimes"
+
+    def plan(self, context: PlanContext) -> Program:
+        return lower(context.graph, Placement(), recorded_lifetimes=True)

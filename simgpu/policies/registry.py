@@ -1,0 +1,140 @@
+"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`.
+
+Lives here: finding a policy by name, describing it, and making it from parameters. Does not live here: any policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.policies.base import Policy
+
+_BUILT_IN = {
+    "ideal": "simgpu.policies.ideal:Ideal",
+    "none": "simgpu.policies.none:NoPolicy",
+    "vdnn": "simgpu.policies.vdnn:Vdnn",
+}
+
+GROUP = "simgpu.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """One parameter: its type as text, default, meaning, and the choices where it has only some."""
+
+    name: str
+    type: str
+    default: object
+    description: str
+    choices: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """What there is to know about a policy before using it."""
+
+    name: str
+    summary: str
+    source: str
+    parameters: tuple[ParameterInfo, ...]
+
+
+@lru_cache(maxsize=1)
+def _outside() -> dict[str, EntryPoint]:
+    """Policies of installed packages by name; a built-in name is never taken over."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: found[name] for name in sorted(found) if name not in _BUILT_IN}
+
+
+def policy_names() -> tuple[str, ...]:
+    """Names of all policies, built-in ones first.
+
+    >>> policy_names()[:3]
+    ('ideal', 'none', 'vdnn')
+    """
+    return (*_BUILT_IN, *_outside())
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class of a policy. Raises `InputError` for an unknown name or an outside package that does not load."""
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found = getattr(import_module(module), attribute)
+    elif name in _outside():
+        point = _outside()[name]
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise InputError.single(
+                "", f"policy {name}", f"its package does not load: {error}", f"mend or remove {point.value}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, Policy)):
+            what = f"{point.value} is not a subclass of simgpu.policies.base.Policy"
+            raise InputError.single("", f"policy {name}", what, "mend the package's entry point")
+    else:
+        raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
+    policy: type[Policy] = found
+    return policy
+
+
+def describe(name: str) -> PolicyInfo:
+    """Summary, source and parameters of a policy.
+
+    >>> describe("vdnn").parameters[0].choices
+    ('all', 'conv', 'dynamic')
+    """
+    policy = policy_class(name)
+    hints = get_type_hints(policy)
+    parameters = tuple(
+        ParameterInfo(
+            f.name,
+            _type_text(hints[f.name]),
+            None if f.default is MISSING else f.default,
+            f.metadata.get("description", ""),
+            get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else (),
+        )
+        for f in fields(policy)  # type: ignore[arg-type]
+    )
+    return PolicyInfo(name, policy.summary, policy.source, parameters)
+
+
+def _type_text(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "choice"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
+    """A policy with these parameters; the others keep their defaults.
+
+    Raises `InputError` with every unknown parameter and every value of the wrong type or outside the choices.
+
+    >>> make_policy("vdnn", {"mode": "conv"})
+    Vdnn(mode='conv', algorithms='recorded')
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    policy = policy_class(name)
+    hints = get_type_hints(policy)
+    known = [f.name for f in fields(policy)]  # type: ignore[arg-type]
+    problems = []
+    values = {}
+    for key, value in (parameters or {}).items():
+        place = f"parameters.{key}"
+        if key not in known:
+            problems.append(Problem("", place, f"policy '{name}' has no such parameter", did_you_mean(str(key), known)))
+            continue
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
+            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu policies {name}"))
+    if problems:
+        raise InputError(problems)
+    return policy(**values)

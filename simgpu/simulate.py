@@ -1,0 +1,236 @@
+"""Plan, verify, run: the one function that everything else calls, and its answer.
+
+Lives here: `simulate` and `Result`. Does not live here: many runs at once (`simgpu.experiments`).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simgpu.analysis.metrics import Metrics, measure
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.run import POOLS, Run, run_program
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.registry import make_policy
+from simgpu.program.instructions import Program
+from simgpu.program.verify import verify
+from simgpu.timeline.model import Timeline
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Trace, TraceInfo
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What happened when a trace ran on a node under a policy.
+
+    budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the
+    last two iterations were equal in time and in memory; the metrics are those of the last one either way.
+    ideal_ns: the iteration's time with unlimited memory and no transfers. high_water: bytes of device memory needed,
+    holes included. retired: instructions executed over all iterations. notes: what the policy and the run have to
+    say about themselves.
+    """
+
+    trace: TraceInfo
+    trace_name: str
+    node: NodeSpec
+    policy: str
+    parameters: Mapping[str, object]
+    budget: int
+    pool: str
+    seed: int
+    iterations: int
+    steady: bool
+    ideal_ns: int
+    high_water: int
+    retired: int
+    program: Program
+    timeline: Timeline
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Times, bytes and memory of the last iteration."""
+        peak = int(self.timeline.device_memory.used.max(initial=0))
+        lost = (self.high_water - peak) / self.high_water if self.pool == "addressed" and self.high_water else None
+        return measure(
+            self.timeline,
+            batch=self.trace.batch,
+            ideal_ns=self.ideal_ns,
+            link=self.node.link,
+            fragmentation=lost,
+        )
+
+    @property
+    def iteration_ns(self) -> int:
+        """Time of the last iteration, nanoseconds, from compute end to compute end."""
+        start, end = self.timeline.window(-1)
+        return end - start
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the timeline as plain values, for JSON."""
+        return {
+            "trace": {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value},
+            "node": asdict(self.node),
+            "policy": self.policy,
+            "parameters": dict(self.parameters),
+            "budget_bytes": self.budget,
+            "pool": self.pool,
+            "seed": self.seed,
+            "iterations": self.iterations,
+            "steady": self.steady,
+            "ideal_ns": self.ideal_ns,
+            "high_water_bytes": self.high_water,
+            "retired_instructions": self.retired,
+            "spans": len(self.timeline),
+            "metrics": {row.key: row.value for row in self.metrics.rows()},
+            "notes": list(self.notes),
+        }
+
+    def plot(self) -> Figure:
+        """The last iteration's timeline above its memory curve, as a matplotlib figure."""
+        from simgpu.analysis.plots import plot_run
+
+        return plot_run(
+            self.timeline, budget=self.budget, title=f"{self.trace.model} on {self.node.name}: {self.label}"
+        )
+
+    @property
+    def label(self) -> str:
+        """The policy with its parameters, for example ``vdnn(mode=conv)``."""
+        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
+        return f"{self.policy}({given})" if given else self.policy
+
+    def _facts(self) -> list[tuple[str, str]]:
+        metrics = self.metrics
+        return [
+            (
+                "trace",
+                f"{self.trace.model}, batch {self.trace.batch}, {self.trace.origin.value} on {self.trace.device}",
+            ),
+            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
+            ("policy", self.label),
+            ("iteration", format_time(metrics.iteration_ns) + ("" if self.steady else " (unsteady)")),
+            ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
+            ("slowdown", f"{metrics.slowdown:.3f}x of ideal {format_time(self.ideal_ns)}"),
+            ("moved", f"{format_bytes(metrics.bytes_out)} out, {format_bytes(metrics.bytes_in)} in"),
+            ("peak memory", format_bytes(metrics.device_peak_bytes)),
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{key:<12}{value}" for key, value in self._facts())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(key)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for key, value in self._facts()
+        )
+        return f"<table>{rows}</table>"
+
+
+def simulate(
+    trace: Trace,
+    node: NodeSpec,
+    policy: str | Policy = "vdnn",
+    *,
+    parameters: Mapping[str, object] | None = None,
+    budget: int | None = None,
+    iterations: int = 3,
+    seed: int = 0,
+    pool: str | None = None,
+    alignment: int | None = None,
+) -> Result:
+    """Replay a trace on a node under a policy.
+
+    policy: a name with `parameters`, or a policy object. budget: bytes of device memory, by default the node's.
+    iterations: how many are run; the last one is reported. pool: ``counting`` or ``addressed``; by default what the
+    policy asks for, else counting. alignment: bytes every allocation is rounded up to, by default the node's.
+
+    Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> result = simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn")
+    >>> result.iteration_ns, result.ideal_ns, result.steady
+    (83, 63, True)
+    """
+    problems = check_trace(trace)
+    if problems:
+        raise InputError(problems)
+    _check_arguments(iterations, pool, budget, alignment)
+    if alignment is not None:
+        node = replace(node, gpu=replace(node.gpu, alignment=alignment))
+    chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
+    limit = node.budget if budget is None else budget
+    graph = TaskGraph.of(trace)
+    shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool)
+    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed))
+    return shared.run(chosen.plan(context))
+
+
+def _check_arguments(iterations: int, pool: str | None, budget: int | None, alignment: int | None) -> None:
+    if iterations < 1:
+        raise InputError.single("", "iterations", f"{iterations} is too few", "run at least one, two to see steadiness")
+    if pool is not None and pool not in POOLS:
+        raise InputError.single("", "pool", f"unknown pool '{pool}'", f"known: {', '.join(POOLS)}")
+    if budget is not None and budget < 0:
+        raise InputError.single("", "budget", f"{budget} is negative", "give bytes >= 0")
+    if alignment is not None and alignment < 1:
+        raise InputError.single("", "alignment", f"{alignment} is less than one byte", "give bytes >= 1")
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What a run and the trial runs of one plan have in common."""
+
+    trace: Trace
+    graph: TaskGraph
+    node: NodeSpec
+    policy: Policy
+    budget: int
+    iterations: int
+    seed: int
+    pool: str | None
+
+    def run(self, program: Program) -> Result:
+        """Verify and execute a program."""
+        alignment = self.node.gpu.alignment
+        verify(program, self.graph, capacity=self.budget, alignment=alignment)
+        pool = self.pool or program.pool or "counting"
+        run: Run = run_program(
+            program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool
+        )
+        return Result(
+            trace=self.trace.info,
+            trace_name=self.trace.name,
+            node=self.node,
+            policy=self.policy.name,
+            parameters={f.name: getattr(self.policy, f.name) for f in fields(self.policy)},  # type: ignore[arg-type]
+            budget=self.budget,
+            pool=pool,
+            seed=self.seed,
+            iterations=self.iterations,
+            steady=run.steady,
+            ideal_ns=self.graph.ideal_ns(),
+            high_water=run.high_water,
+            retired=run.retired,
+            program=program,
+            timeline=run.timeline,
+            notes=program.notes,
+        )
+
+
+__all__ = ["OutOfMemoryError", "Result", "simulate"]
