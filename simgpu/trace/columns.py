@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from simgpu.errors import did_you_mean
@@ -118,7 +119,7 @@ def _converted(text: str, unit: str) -> str:
 def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
     return Column(
         name,
-        lambda text: whole_number(text, unit),
+        partial(whole_number, unit=unit),
         lambda value: "" if value is None else str(value),
         blank,
         stand_in=0 if blank is REQUIRED else blank,
@@ -165,6 +166,7 @@ def _yes_no(name: str, blank: bool | None) -> Column:
 
 
 def _shape(name: str) -> Column:
+    @lru_cache(maxsize=1024)
     def parse(text: str) -> tuple[int, ...]:
         if text == SCALAR_SHAPE:
             return ()

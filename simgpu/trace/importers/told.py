@@ -1,0 +1,43 @@
+"""What the user may add to an imported recording that does not say it itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.trace.model import Origin, TraceInfo
+
+#: Stands in a trace's description where neither the recording nor the user says.
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Description of a recording as the user knows it; None leaves it to the recording.
+
+    batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
+    """
+
+    model: str | None = None
+    batch: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    date: str | None = None
+
+    def info(self, source: Path, tool: str, model: str, batch: int | None, notes: str) -> TraceInfo:
+        """The description of a trace: what the user said first, then what the recording says."""
+        samples = self.batch if self.batch is not None else batch
+        if samples is None:
+            remedy = "say how many samples an iteration has (--batch)"
+            raise InputError.single(source, "", "the recording does not say its batch size", remedy)
+        return TraceInfo(
+            model=self.model or model,
+            batch=samples,
+            device=self.device or NOT_RECORDED,
+            dtype=self.dtype or NOT_RECORDED,
+            origin=Origin.IMPORTED,
+            tool=tool,
+            date=self.date or "",
+            notes=notes,
+        )

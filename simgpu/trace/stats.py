@@ -1,0 +1,199 @@
+"""What a trace contains, counted: kernels and time, bytes by kind, peaks of live bytes, what is known.
+
+Lives here: `trace_stats` and rows ready to print. Does not live here: printing, or anything a policy decides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Phase, Trace
+from simgpu.units import format_bytes, format_time
+
+#: How many of the biggest blocks are listed.
+_LISTED_BLOCKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStats:
+    """Kernels of one phase and their recorded time (ns)."""
+
+    phase: Phase
+    kernels: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindStats:
+    """Blocks of one kind and their bytes, summed whether or not they live at the same time."""
+
+    kind: BlockKind
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes alive while one kernel runs, and the first kernel where that is so."""
+
+    bytes: int
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStats:
+    """A trace in numbers; times in nanoseconds, sizes in bytes.
+
+    constants, constant_bytes: blocks whose value the iteration is given: persistent ones and those the host puts there.
+    lifetimes_known, lifetimes_asked: blocks with a recorded release, of those that need one (a persistent block without
+    one is held throughout, and a workspace lives as long as its kernel).
+    peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
+    persistent blocks count throughout, or until their last use where their release is recorded.
+    sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`.
+    """
+
+    kernels: int
+    compute_ns: int
+    phases: tuple[PhaseStats, ...]
+    blocks: int
+    block_bytes: int
+    kinds: tuple[KindStats, ...]
+    constants: int
+    constant_bytes: int
+    biggest: tuple[Block, ...]
+    lifetimes_known: int
+    lifetimes_asked: int
+    peak_recorded: Peak | None
+    peak_needed: Peak | None
+    feature_maps: int
+    sparsity_blocks: int
+    layers: int
+    streams: int
+    pure: int
+    impure: int
+
+    def summary_rows(self) -> list[tuple[str, str]]:
+        """Title and value pairs, ready to print."""
+        known = f"{self.lifetimes_known} of {self.lifetimes_asked}"
+        return [
+            ("kernels", str(self.kernels)),
+            ("compute", format_time(self.compute_ns)),
+            ("streams", str(self.streams)),
+            ("layers", str(self.layers) if self.layers else "not recorded"),
+            ("blocks", f"{self.blocks}, {format_bytes(self.block_bytes)}"),
+            ("constants", f"{self.constants}, {format_bytes(self.constant_bytes)}"),
+            ("recorded lifetimes", known),
+            ("peak over recorded lifetimes", _peak_text(self.peak_recorded, "lifetimes not recorded")),
+            ("peak over needed lifetimes", _peak_text(self.peak_needed, "no kernels")),
+            ("sparsity of feature maps", f"{self.sparsity_blocks} of {self.feature_maps}"),
+            ("pure kernels", f"{self.pure} yes, {self.impure} no, {self.kernels - self.pure - self.impure} unknown"),
+        ]
+
+    def phase_rows(self) -> list[tuple[str, str, str]]:
+        """Phase, kernels, time."""
+        return [(str(row.phase), str(row.kernels), format_time(row.duration_ns)) for row in self.phases]
+
+    def kind_rows(self) -> list[tuple[str, str, str]]:
+        """Kind, blocks, bytes."""
+        return [(str(row.kind), str(row.blocks), format_bytes(row.bytes)) for row in self.kinds]
+
+    def biggest_rows(self) -> list[tuple[str, str, str]]:
+        """Block, kind, bytes, the biggest first."""
+        return [(block.id, str(block.kind), format_bytes(block.bytes)) for block in self.biggest]
+
+
+def trace_stats(trace: Trace) -> TraceStats:
+    """Count a valid trace.
+
+    >>> from simgpu.trace.chain import chain
+    >>> stats = trace_stats(chain([1, 2], [3, 4], [100, 200]))
+    >>> stats.kernels, stats.compute_ns, stats.peak_recorded, stats.peak_needed
+    (4, 10, None, Peak(bytes=300, kernel='F1'))
+    """
+    kinds = {kind: [block for block in trace.blocks if block.kind is kind] for kind in BlockKind}
+    phases = {phase: [kernel for kernel in trace.kernels if kernel.phase is phase] for phase in Phase}
+    constants = [block for block in trace.blocks if block.persistent or block.born is not None]
+    asked = [block for block in trace.blocks if _lifetime_is_asked(block)]
+    known = sum(block.release is not None for block in asked)
+    measured = {sample.block for sample in trace.sparsity}
+    recorded, needed = _lifetimes(trace)
+    return TraceStats(
+        kernels=len(trace.kernels),
+        compute_ns=trace.compute_ns,
+        phases=tuple(
+            PhaseStats(phase, len(rows), sum(kernel.duration_ns for kernel in rows))
+            for phase, rows in phases.items()
+            if rows
+        ),
+        blocks=len(trace.blocks),
+        block_bytes=_total(trace.blocks),
+        kinds=tuple(KindStats(kind, len(rows), _total(rows)) for kind, rows in kinds.items() if rows),
+        constants=len(constants),
+        constant_bytes=_total(constants),
+        biggest=tuple(sorted(trace.blocks, key=lambda block: -block.bytes)[:_LISTED_BLOCKS]),
+        lifetimes_known=known,
+        lifetimes_asked=len(asked),
+        peak_recorded=_peak(trace, recorded) if known == len(asked) else None,
+        peak_needed=_peak(trace, needed),
+        feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
+        sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
+        layers=len({kernel.layer for kernel in trace.kernels if kernel.layer is not None}),
+        streams=len({kernel.stream for kernel in trace.kernels}),
+        pure=sum(kernel.pure is True for kernel in trace.kernels),
+        impure=sum(kernel.pure is False for kernel in trace.kernels),
+    )
+
+
+def _total(blocks: Iterable[Block]) -> int:
+    return sum(block.bytes for block in blocks)
+
+
+def _peak_text(peak: Peak | None, otherwise: str) -> str:
+    return f"{format_bytes(peak.bytes)} ({peak.bytes} bytes) at kernel {peak.kernel}" if peak else otherwise
+
+
+def _lifetime_is_asked(block: Block) -> bool:
+    return not block.persistent and block.kind is not BlockKind.WORKSPACE
+
+
+_Lifetimes = list[tuple[int, int, int]]
+
+
+def _lifetimes(trace: Trace) -> tuple[_Lifetimes, _Lifetimes]:
+    """Recorded and needed lifetimes: (first kernel, last kernel, bytes), both inclusive, for each block.
+
+    Where no release is recorded, the recorded lifetime is the needed one.
+    """
+    position = {kernel.id: index for index, kernel in enumerate(trace.kernels)}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, kernel in enumerate(trace.kernels):
+        for name in (*kernel.reads, *kernel.writes):
+            first.setdefault(name, index)
+            last[name] = index
+    end = len(trace.kernels) - 1
+    recorded, needed = [], []
+    for block in trace.blocks:
+        begin = 0 if block.persistent else first.get(block.id, 0)
+        begin = position[block.born] if block.born is not None else begin
+        throughout = block.persistent and block.release in (None, RELEASED_AT_END)
+        last_use = end if throughout else last.get(block.id, begin)
+        release = last_use if block.release is None else position.get(block.release, end)
+        recorded.append((begin, release, block.bytes))
+        needed.append((begin, last_use, block.bytes))
+    return recorded, needed
+
+
+def _peak(trace: Trace, lifetimes: _Lifetimes) -> Peak | None:
+    change = [0] * (len(trace.kernels) + 1)
+    for begin, end, size in lifetimes:
+        change[begin] += size
+        change[end + 1] -= size
+    best: Peak | None = None
+    live = 0
+    for kernel, step in zip(trace.kernels, change, strict=False):
+        live += step
+        if best is None or live > best.bytes:
+            best = Peak(live, kernel.id)
+    return best
