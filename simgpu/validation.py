@@ -55,6 +55,7 @@ class Quantity:
 
 
 Size = Annotated[int, Quantity(parse_bytes, "size", "8 GiB")]
+Alignment = Annotated[int, Quantity(parse_bytes, "size", "512 B")]
 SizeOrZero = Annotated[int, Quantity(parse_bytes, "size", "512 MiB", zero=True)]
 Bandwidth = Annotated[int, Quantity(parse_bandwidth, "bandwidth", "11.7 GB/s")]
 Rate = Annotated[int, Quantity(parse_rate, "arithmetic rate", "15.7 TFLOP/s")]

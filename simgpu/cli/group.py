@@ -71,6 +71,6 @@ class LazyGroup(click.Group):
 def fail(messages: list[str], code: int) -> NoReturn:
     """Ends the program with the messages on stderr, one a line."""
     for message in messages:
-        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
         click.echo(message, err=True)
     sys.exit(code)

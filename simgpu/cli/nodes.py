@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from simgpu.cli.screen import console, facts, table
+from simgpu.cli.screen import Screen, facts, table
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.hardware.spec import NodeSpec
 from simgpu.units import format_bandwidth, format_bytes, format_time
@@ -22,7 +22,7 @@ def nodes(node: str | None) -> None:
     simgpu nodes v100
     simgpu nodes my-node.yaml
     """
-    screen = console()
+    screen = Screen()
     if node is None:
         rows = [_row(load_node(name)) for name in node_names()]
         screen.print(table(("node", "memory", "copy-out", "copy-in", "GPU"), rows, left=(0, 4)))

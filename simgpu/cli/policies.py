@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from simgpu.cli.screen import console, facts, indented
+from simgpu.cli.screen import Screen, facts, indented
 from simgpu.policies.registry import describe, policy_names
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def policies(policy: str | None) -> None:
     simgpu policies
     simgpu policies vdnn
     """
-    screen = console()
+    screen = Screen()
     for index, name in enumerate([policy] if policy else policy_names()):
         found = describe(name)
         if index:

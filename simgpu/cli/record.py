@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from simgpu.cli.report import origin_line, trace_line
-from simgpu.cli.screen import console, facts, progress
+from simgpu.cli.screen import Screen, facts, progress
 from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS
 from simgpu.trace.recorder import record as record_model
@@ -43,4 +43,4 @@ def record(model: str, output: Path, batch: int, device: str, repetitions: int, 
         say(f"writing {output}")
         write_trace(trace, output)
     lines = [("trace", trace_line(trace)), ("origin", origin_line(trace)), ("written", str(output))]
-    console().print(facts(lines))
+    Screen().print(facts(lines))

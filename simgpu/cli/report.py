@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from simgpu.analysis.tables import COMPARISON_HEADINGS
-from simgpu.cli.screen import WIDTH, facts, table
+from simgpu.cli.screen import WIDTH, Screen, facts, table
+from simgpu.trace.importers.told import NOT_RECORDED
+from simgpu.trace.model import Origin
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from simgpu.scenario.model import Scenario
     from simgpu.trace.model import Trace
 
-_NAMES = 22  # columns that the names of a run's lines take
+_NAMES = 21  # columns that the names of a run's lines take, with the gap after them
+_GAP = 2
 _ABSENT = "-"
 
 
-def show_header(screen: Console, scenario: Scenario, comparison: Comparison) -> None:
+def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:
     """What was run, on what, and how far the numbers can be trusted."""
     screen.print(Text(scenario.name, style="bold"))
     screen.print(
@@ -45,22 +47,30 @@ def show_header(screen: Console, scenario: Scenario, comparison: Comparison) -> 
     screen.print()
 
 
-def show_comparison(screen: Console, comparison: Comparison) -> None:
+def show_comparison(screen: Screen, comparison: Comparison) -> None:
     """One line a policy."""
-    rows = comparison.rows()
-    headings: tuple[str, ...] = COMPARISON_HEADINGS
-    if not any(row[-1] for row in rows):  # nothing to note
-        headings, rows = headings[:-1], [row[:-1] for row in rows]
-    screen.print(table(headings, rows, left=(0, len(COMPARISON_HEADINGS) - 1)))
+    rows = []
+    for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
+        unsteady = run.result is not None and not run.result.steady
+        rows.append((f"{label} *" if unsteady else label, time if run.result else "no memory", *numbers))
+    screen.print(table(COMPARISON_HEADINGS[:-1], rows))
+    if any(not result.steady for result in comparison.results.values()):
+        screen.print("* unsteady: the last two iterations still differ; run more of them")
 
 
-def show_details(screen: Console, comparison: Comparison) -> None:
+def show_details(screen: Screen, comparison: Comparison) -> None:
     """One column a policy: speed, where the time went, traffic and memory; as many side by side as fit."""
+    if not comparison.results:
+        return
     for index, runs in enumerate(_side_by_side(comparison.runs)):
         if index:
             screen.print()
         rows = [(name, *texts) for name, texts in _lines(runs)]
-        screen.print(table(("", *(run.label for run in runs)), rows))
+        screen.print(table(("", *map(_heading, runs)), rows))
+    notes = [(label, note) for label, result in comparison.results.items() for note in result.notes]
+    if notes:
+        screen.print()
+        screen.print(facts(notes))
 
 
 def trace_line(trace: Trace) -> str:
@@ -73,14 +83,21 @@ def trace_line(trace: Trace) -> str:
     """
     info = trace.info
     compute = format_time(trace.compute_ns)
-    what = f"{info.model}, batch {info.batch}, {info.dtype}; {len(trace.kernels)} kernels, {compute} of compute"
-    return f"{trace.name}: {what}" if trace.name else what
+    dtype = "" if info.dtype == NOT_RECORDED else f", {info.dtype}"
+    what = f"{info.model}, batch {info.batch}{dtype}; {len(trace.kernels)} kernels, {compute} of compute"
+    return f"{trace.name}: {what}" if trace.name not in ("", info.model) else what
 
 
 def origin_line(trace: Trace) -> str:
     """Where the trace comes from, first of all whether it was recorded, imported or modelled."""
     info = trace.info
-    return f"{info.origin} on {info.device}{f', {info.date}' if info.date else ''}, by {info.tool}"
+    words = {
+        Origin.RECORDED: "recorded on",
+        Origin.IMPORTED: "imported from a recording on",
+        Origin.MODELLED: "modelled, not recorded, for",
+    }
+    device = "a device it does not name" if info.device == NOT_RECORDED else info.device
+    return f"{words[info.origin]} {device}{f', {info.date}' if info.date else ''}, by {info.tool}"
 
 
 def node_line(node: NodeSpec) -> str:
@@ -113,17 +130,23 @@ def _steadiness(steady: Sequence[bool]) -> str:
     return "some runs UNSTEADY, see below" if any(steady) else "UNSTEADY: iterations still differ"
 
 
+def _heading(run: Run) -> str:
+    """The policy's name, with its parameters on a second line."""
+    name, _, parameters = run.label.partition("(")
+    return f"{name}\n{parameters.removesuffix(')')}" if parameters else name
+
+
 def _side_by_side(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
     """The runs in groups that fit the width."""
     group: list[Run] = []
     width = _NAMES
     for run in runs:
-        needed = max(len(run.label), 14) + 2
+        needed = max(len("out of memory"), *map(len, _heading(run).splitlines()))
         if group and width + needed > WIDTH:
             yield tuple(group)
             group, width = [], _NAMES
         group.append(run)
-        width += needed
+        width += needed + _GAP
     if group:
         yield tuple(group)
 
@@ -139,6 +162,8 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
             yield line(name, lambda found: _with_share(nanoseconds(found), found.iteration_ns))
 
     yield "iteration", [format_time(found.iteration_ns) if found else "out of memory" for found in metrics]
+    if not any(metrics):
+        return
     yield line("samples/s", lambda found: _number(found.samples_per_s))
     yield line("slowdown", lambda found: f"{found.slowdown:.3f}x")
     if not all(run.result.steady for run in runs if run.result):
@@ -168,7 +193,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _with_share(part: int, whole: int) -> str:
-    return f"{format_time(part)} {part / whole if whole else 0:4.0%}"
+    return f"{format_time(part)} {part / whole:4.0%}" if part else _ABSENT
 
 
 def _hidden(copy: CopyTime) -> str:

@@ -12,7 +12,7 @@ import click
 from simgpu import __version__
 from simgpu.cli.group import OUT_OF_MEMORY, fail
 from simgpu.cli.report import show_comparison, show_details, show_header
-from simgpu.cli.screen import console, progress
+from simgpu.cli.screen import Screen, progress
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.compare import Comparison
@@ -75,7 +75,7 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
     if as_json:
         _print_json(loaded, comparison)
     else:
-        screen = console()
+        screen = Screen()
         show_header(screen, loaded, comparison)
         show_details(screen, comparison)
         if folder is not None:
@@ -100,7 +100,7 @@ def compare(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool
     if as_json:
         _print_json(loaded, comparison)
     else:
-        screen = console()
+        screen = Screen()
         show_header(screen, loaded, comparison)
         show_comparison(screen, comparison)
     _end(comparison)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from simgpu.cli.screen import console, facts
+from simgpu.cli.screen import Screen, facts
 from simgpu.scenario.model import SCHEMA
 from simgpu.shipped import find, shipped_names
 from simgpu.yamlfile import read_yaml_mapping
@@ -14,4 +14,4 @@ from simgpu.yamlfile import read_yaml_mapping
 def scenarios() -> None:
     """List the scenarios that ship with simgpu. Run one with: simgpu run NAME."""
     files = {name: read_yaml_mapping(find("scenarios", name), SCHEMA) for name in shipped_names("scenarios")}
-    console().print(facts((name, str(file.values.get("description", ""))) for name, file in files.items()))
+    Screen().print(facts((name, str(file.values.get("description", ""))) for name, file in files.items()))

@@ -31,4 +31,14 @@ def json_schema(kind: Literal["scenario", "node"]) -> dict[str, Any]:
     else:
         from simgpu.scenario.model import ScenarioFile as Model  # type: ignore[assignment]
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **Model.model_json_schema(by_alias=True, mode="validation")}
+    return {"$schema": dialect, **_without_program_defaults(Model.model_json_schema(by_alias=True, mode="validation"))}
+
+
+def _without_program_defaults(schema: Any) -> Any:
+    """Drops the defaults of quantities: in the program they are numbers, in the file they would be texts."""
+    if isinstance(schema, list):
+        return [_without_program_defaults(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    number = isinstance(schema.get("default"), int) and schema.get("type") == "string"
+    return {key: _without_program_defaults(value) for key, value in schema.items() if not (number and key == "default")}

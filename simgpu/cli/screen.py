@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
+from typing import TextIO
 
-from rich.console import Console
+import click
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,11 +22,25 @@ WIDTH = 80
 _PATIENCE_S = 1.0
 
 
-def console(stderr: bool = False) -> Console:
+def console(file: TextIO) -> Console:
     """A terminal, or plain text where there is none; NO_COLOR is honoured. Prints texts as they are."""
-    found = Console(file=sys.stderr if stderr else sys.stdout, markup=False, highlight=False, emoji=False)
+    found = Console(file=file, markup=False, highlight=False, emoji=False)
     found.width = min(found.width, WIDTH)
     return found
+
+
+class Screen:
+    """Standard output, as wide as the terminal but at most 80 columns, without blanks at the ends of lines."""
+
+    def __init__(self) -> None:
+        self._console = console(sys.stdout)
+
+    def print(self, content: RenderableType = "") -> None:
+        """Prints a text or a table."""
+        with self._console.capture() as captured:
+            self._console.print(content)
+        for line in captured.get().splitlines():
+            click.echo(line.rstrip(), color=True)  # rich has already left out the colours where there are none
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
@@ -42,7 +58,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for index, heading in enumerate(headings):
         side = index in left
-        grid.add_column(Text(heading), justify="left" if side else "right", overflow="fold")
+        grid.add_column(Text(heading), justify="left" if side else "right", overflow="fold", vertical="top")
     for row in rows:
         grid.add_row(*map(Text, row))
     return grid
@@ -56,7 +72,7 @@ def indented(content: Table | Text) -> Padding:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yields a function to say what is being done; shown on a terminal's stderr once it takes over a second."""
-    screen = console(stderr=True)
+    screen = console(sys.stderr)
     if quiet or not screen.is_terminal:
         yield lambda what: None
         return

@@ -7,10 +7,11 @@ from collections import Counter
 import click
 
 from simgpu.cli.report import origin_line, trace_line
-from simgpu.cli.screen import console, facts, table
+from simgpu.cli.screen import Screen, facts, table
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
 
 
@@ -30,7 +31,7 @@ def trace() -> None:
 def show(path: str) -> None:
     """Show what was recorded at PATH, layer by layer."""
     found = load_trace(path)
-    screen = console()
+    screen = Screen()
     screen.print(facts(_facts(found)))
     screen.print()
     screen.print(table(("layer", "kernels", "forward", "backward", "optimizer", "feature maps"), _layer_rows(found)))
@@ -42,6 +43,23 @@ def check(path: str) -> None:
     """Check the trace at PATH; list everything that is wrong with it."""
     found = load_trace(path)
     click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks")
+
+
+@trace.command()
+@click.argument("path")
+def stats(path: str) -> None:
+    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded."""
+    found = load_trace(path)
+    counted = trace_stats(found)
+    screen = Screen()
+    screen.print(facts([("trace", trace_line(found)), ("origin", origin_line(found)), *counted.summary_rows()]))
+    for headings, rows in (
+        (("phase", "kernels", "time"), counted.phase_rows()),
+        (("kind", "blocks", "bytes"), counted.kind_rows()),
+        (("biggest blocks", "kind", "bytes"), counted.biggest_rows()),
+    ):
+        screen.print()
+        screen.print(table(headings, rows))
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

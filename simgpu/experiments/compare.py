@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows
 from simgpu.errors import OutOfMemoryError
+from simgpu.policies.base import Policy
+from simgpu.policies.registry import make_policy
 from simgpu.simulate import Result, simulate
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.trace.model import Trace
 
-#: A policy by name, by name and parameters, or ``{name: parameters}``.
-PolicyRequest = str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]]
+#: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
+PolicyRequest = str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]] | Policy
+_Named = tuple[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,15 @@ def compare(
 ) -> Comparison:
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
 
-    policies: names, ``("vdnn", {"mode": "conv"})`` or ``{"vdnn": {"mode": "conv"}}``. A policy that runs out
-    of memory does not end the comparison: its run holds the error. progress: called with each label before
-    its run.
+    policies: names, ``("vdnn", {"mode": "conv"})``, ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy
+    that runs out of memory does not end the comparison: its run holds the error. progress: called with each
+    label before its run.
 
-    Raises `InputError` for unknown policies or parameters.
+    Raises `InputError` for unknown policies or parameters, before anything runs.
     """
     runs: list[Run] = []
-    for name, parameters in map(_named, policies):
+    for policy, parameters in [_made(request) for request in policies]:
+        name = policy.name
         label = policy_label(name, parameters)
         if progress:
             progress(label)
@@ -148,8 +152,7 @@ def compare(
             outcome = simulate(
                 trace,
                 node,
-                name,
-                parameters=parameters,
+                policy,
                 budget=budget,
                 iterations=iterations,
                 seed=seed,
@@ -172,7 +175,17 @@ def policy_label(name: str, parameters: Mapping[str, object]) -> str:
     return f"{name}({given})" if given else name
 
 
-def _named(request: PolicyRequest) -> tuple[str, Mapping[str, object]]:
+def _made(request: PolicyRequest) -> tuple[Policy, Mapping[str, object]]:
+    """The policy, and the parameters to name it by: those asked for, or those that are not its defaults."""
+    if isinstance(request, Policy):
+        given = {field.name: getattr(request, field.name) for field in fields(request)}  # type: ignore[arg-type]
+        defaults = {field.name: field.default for field in fields(request)}  # type: ignore[arg-type]
+        return request, {key: value for key, value in given.items() if value != defaults[key]}
+    name, parameters = _named(request)
+    return make_policy(name, parameters), parameters
+
+
+def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]]) -> _Named:
     if isinstance(request, str):
         return request, {}
     if isinstance(request, tuple):

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.shipped import find, shipped_names
-from simgpu.validation import Bandwidth, FileModel, Rate, Size, SizeOrZero, TimeOrZero, put, validate
+from simgpu.validation import Alignment, Bandwidth, FileModel, Rate, Size, SizeOrZero, TimeOrZero, put, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
 SCHEMA = "simgpu.node/1"
@@ -29,7 +29,7 @@ class GpuSection(FileModel):
     name: Text = Field(description="the product's name")
     memory: Size = Field(description="device memory")
     reserved: SizeOrZero = Field(default=0, description="part of the memory that the framework keeps for its context")
-    alignment: Size = Field(default=1, description="every allocation is rounded up to a multiple of this")
+    alignment: Alignment = Field(default=1, description="every allocation is rounded up to a multiple of this")
     copy_engines: Literal[1, 2] = Field(default=2, description="1 serves both directions in turn, 2 serve one each")
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
     fp32_rate: Rate | None = Field(default=None, description="peak rate of single-precision arithmetic")

@@ -18,6 +18,7 @@ from simgpu.scenario.model import SCHEMA, Outputs, PolicyEntry, Scenario, Scenar
 from simgpu.shipped import find
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
 from simgpu.validation import put, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
@@ -62,6 +63,9 @@ class _Loading:
         node = self._attempt(lambda: load_node(self._text("node"), self._node_overrides(), self._base("node")), "node")
         trace = self._attempt(lambda: load_trace(self._text("trace"), self._base("trace")), "trace")
         self._check_policies()
+        if file and node and file.budget is not None and file.budget > node.budget:
+            what = f"{self.values['budget']} is more than the {format_bytes(node.budget)} that node {node.name} has"
+            self.problems.append(Problem(*self._where("budget"), what, "lower it, or raise node.gpu.memory"))
         if self.problems or file is None or node is None or trace is None:
             raise InputError(self.problems)
         outputs = file.outputs

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from simgpu.validation import FileModel, Size
+from simgpu.validation import Alignment, FileModel, Size
 
 if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
@@ -100,7 +100,7 @@ class ScenarioFile(FileModel):
     iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
     seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
     pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
-    alignment: Size | None = Field(default=None, description="of every allocation; without: the node's")
+    alignment: Alignment | None = Field(default=None, description="of every allocation; without: the node's")
     outputs: OutputsSection = OutputsSection()
 
 
