@@ -36,10 +36,10 @@ RECOMPUTE = Look("recompute", "#CCBB44")
 CODEC = Look("codec", "#AA3377")
 COPY_OUT = Look("copy out", "#EE8866")
 COPY_IN = Look("copy in", "#44AA99")
-WAIT_COPY_OUT = Look("waits for copy out", "#FBE5DC", "////", COPY_OUT.fill)
-WAIT_COPY_IN = Look("waits for copy in", "#DDF1EE", "\\\\\\\\", COPY_IN.fill)
-WAIT_MEMORY = Look("waits for memory", "#F6DADA", "xxxx", "#BB4444")
-WAIT_OTHER = Look("waits for another stream", "#EEEEEE", "....", "#999999")
+WAIT_COPY_OUT = Look("waits for copy out", "#F8D0C0", "////", COPY_OUT.fill)
+WAIT_COPY_IN = Look("waits for copy in", "#C4E6E1", "\\\\\\\\", COPY_IN.fill)
+WAIT_MEMORY = Look("waits for memory", "#EFC4C4", "xxxx", "#BB4444")
+WAIT_OTHER = Look("waits for another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
 COPY_WAIT = Look("copy stream waits", "#D5D5D5", height=0.12)
 COPY_WAIT_MEMORY = Look("waits for memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
@@ -135,27 +135,29 @@ def steps(curve: MemoryCurve, start: int, end: int, limit: int = 4000) -> Steps:
     most live bytes remain, so that no peak is lost.
     """
     inside = slice(*np.searchsorted(curve.time_ns, [start, end], side="left"))
-    before = inside.start - 1
-    live_before, used_before = (int(curve.live[before]), int(curve.used[before])) if before >= 0 else (0, 0)
     time, live, used = curve.time_ns[inside] - start, curve.live[inside], curve.used[inside]
-    keep = _peaks_and_last(time, live)
-    time, live, used = time[keep], live[keep], used[keep]
-    if len(time) > limit:
-        keep = _extremes(time, live, max(1, 2 * (end - start) // limit))
-        time, live, used = time[keep], live[keep], used[keep]
     if len(time) == 0 or time[0] > 0:
-        time, live, used = _put(0, time, 0), _put(0, live, live_before), _put(0, used, used_before)
-    return Steps(_put(len(time), time, end - start), _put(len(live), live, live[-1]), _put(len(used), used, used[-1]))
-
-
-def _put(at: int, column: Column, value: int) -> Column:
-    return np.insert(column, at, value)
+        before = inside.start - 1
+        time, live, used = (
+            np.insert(column, 0, value)
+            for column, value in (
+                (time, 0),
+                (live, curve.live[before] if before >= 0 else 0),
+                (used, curve.used[before] if before >= 0 else 0),
+            )
+        )
+    keep = _peaks_and_last(time, live)
+    if len(keep) > limit:
+        extremes = _extremes(time[keep], live[keep], max(1, 2 * (end - start) // limit))
+        # The first value holds from the start of the window and the last to its end, whatever is thinned out.
+        keep = np.union1d(keep[[0, -1]], keep[extremes])
+    return Steps(np.append(time[keep], end - start), np.append(live[keep], live[-1]), np.append(used[keep], used[-1]))
 
 
 def _peaks_and_last(time: Column, live: Column) -> Column:
     """Positions of the greatest and of the last value at each time, in order."""
     order = np.lexsort((live, time))
-    ends = np.flatnonzero(np.append(np.diff(time) > 0, True)) if len(time) else order
+    ends = np.flatnonzero(np.append(np.diff(time) > 0, True))
     return np.unique(np.concatenate([order[ends], ends]))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
+from simgpu.errors import InputError
 from simgpu.timeline.model import Column, Timeline
 from simgpu.timeline.streams import track_order
 from simgpu.timeline.whole_file import whole_file
@@ -34,8 +36,10 @@ _ROW_INCHES = 0.55
 _MEMORY_INCHES = 2.4
 #: Bars narrower than the window over this many are joined; about half a pixel in a figure of that width.
 _GRAINS = 2000
-#: Bars at least this many grains wide get an edge; around narrower ones edges would look like gaps.
-_EDGED_GRAINS = 20
+#: Up to so many bars of one look get light edges, if they are so many grains wide; more edges would look like gaps.
+_EDGED_BARS, _EDGED_GRAINS = 40, 4
+#: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
+_METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
 _BUDGET_LINE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
 
@@ -143,11 +147,12 @@ def plot_run(
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, SVG or PDF by its suffix, whole or not at all; `InputError` when it cannot be written."""
-    suffix = Path(path).suffix.lstrip(".") or "png"
-    # A date inside the file would make every run's bytes differ.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
-    with whole_file(path) as part:
-        figure.savefig(part, format=suffix, dpi=150, metadata=metadata)
+    suffix = Path(path).suffix.lstrip(".")
+    if suffix not in _METADATA:
+        known = ", ".join(f".{name}" for name in _METADATA)
+        raise InputError.single(path, "", f"'{suffix}' is not a format of figures", f"end the name in one of {known}")
+    with whole_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}):
+        figure.savefig(file, format=suffix, dpi=150, metadata=_METADATA[suffix])
 
 
 def _figure(height: float) -> RunFigure:
@@ -186,7 +191,7 @@ def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping
         for stream, row in rows.items():
             if (stream, look) in drawn:
                 starts, ends = drawn[stream, look]
-                wide = ends - starts > _EDGED_GRAINS * grain
+                wide = (ends - starts > _EDGED_GRAINS * grain) & (len(starts) <= _EDGED_BARS)
                 ax.add_collection(_boxes(look, row, window.scaled(starts), window.scaled(ends), wide), autolim=False)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_yticks(list(rows.values()), [_STREAM_LABELS.get(stream, stream) for stream in rows])

@@ -107,8 +107,9 @@ def write_parquet(timeline: Timeline, path: str | Path) -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("writing Parquet", "pyarrow", "parquet") from error
-    with whole_file(path) as part:
-        to_frame(timeline).to_parquet(part, engine="pyarrow", index=False)
+    # An open file rather than a path: then the system's own words reach the user when it refuses.
+    with whole_file(path) as part, part.open("wb") as file:
+        to_frame(timeline).to_parquet(file, engine="pyarrow", index=False)
 
 
 def _words(words: tuple[str, ...], index: Column) -> np.ndarray[tuple[int], np.dtype[np.object_]]:

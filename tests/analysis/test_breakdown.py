@@ -1,0 +1,239 @@
+"""The breakdown of an iteration: exact on hand-made timelines, equal to a slow look at every instant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.analysis.breakdown import Breakdown, CopyTime, breakdown
+from simgpu.timeline.model import SpanKind, Timeline
+from tests.timeline.hand_made import HandSpan, layered_run, timeline_of
+
+K = SpanKind
+NO_COPY = CopyTime(0, 0)
+
+
+def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
+    """The causes that took any time."""
+    result = breakdown(timeline, iteration)
+    names = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory", "stalled_other")
+    return {name: getattr(result, name) for name in names if getattr(result, name)}
+
+
+def test_one_kernel_is_all_compute() -> None:
+    timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 7)], [7])
+    assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY)
+
+
+def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
+    spans = [
+        ("compute", K.COMPUTE, "a", 0, 4),
+        ("compute", K.RECOMPUTE, "b", 4, 9),
+        ("compute", K.CODEC, "c", 9, 10),
+        ("d2h", K.COPY_OUT, "x", 4, 9, 5, ""),
+        ("h2d", K.COPY_IN, "x", 9, 10, 5, ""),
+    ]
+    timeline = timeline_of(spans, [10])
+    assert parts(timeline) == {"compute": 4, "recompute": 5, "codec": 1}
+    assert breakdown(timeline).copy_out == CopyTime(hidden=5, exposed=0)
+    assert breakdown(timeline).copy_in == CopyTime(hidden=1, exposed=0)
+
+
+def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
+    spans = [
+        ("compute", K.COMPUTE, "a", 0, 10),
+        ("d2h", K.COPY_OUT, "x", 8, 15, 7, ""),
+        ("compute", K.STALL_EVENT, "x", 10, 15, 0, "d2h"),
+        ("compute", K.COMPUTE, "b", 15, 20),
+        ("h2d", K.COPY_IN, "x", 18, 26, 8, ""),
+    ]
+    timeline = timeline_of(spans, [10, 20])
+    assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY)
+    assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0))
+
+
+def test_spans_without_length_change_nothing() -> None:
+    spans: list[HandSpan] = [("compute", K.COMPUTE, "a", 0, 5), ("compute", K.COMPUTE, "c", 5, 9)]
+    empty: list[HandSpan] = [("compute", K.COMPUTE, "b", at, at) for at in (0, 3, 5, 9)]
+    assert breakdown(timeline_of(spans + empty, [9])) == breakdown(timeline_of(spans, [9]))
+
+
+def test_an_iteration_without_length_has_nothing_to_break_down() -> None:
+    timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 0)], [0])
+    assert breakdown(timeline).total == 0
+
+
+@pytest.mark.parametrize(
+    ("awaited", "expected"),
+    [
+        pytest.param([("d2h", K.COPY_OUT, "x", 2, 10, 1, "")], {"stalled_copy_out": 8}, id="copying-out"),
+        pytest.param([("d2h", K.STALL_HOST_MEMORY, "x", 2, 10)], {"stalled_memory": 8}, id="wants-host-memory"),
+        pytest.param([], {"stalled_copy_out": 8}, id="shows-nothing"),
+        pytest.param(
+            [("d2h", K.STALL_ENGINE, "x", 2, 10), ("h2d", K.COPY_IN, "y", 2, 6, 1, "")],
+            {"stalled_copy_in": 4, "stalled_copy_out": 4},
+            id="engine-held-by-the-other-direction-half-the-time",
+        ),
+        pytest.param(
+            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "h2d"), ("h2d", K.COPY_IN, "x", 1, 10, 1, "")],
+            {"stalled_copy_in": 8},
+            id="waits-for-the-other-copy-stream",
+        ),
+        pytest.param(
+            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "h2d"), ("h2d", K.STALL_DEVICE_MEMORY, "x", 2, 10)],
+            {"stalled_memory": 8},
+            id="waits-for-one-that-wants-device-memory",
+        ),
+        pytest.param(
+            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "host"), ("host", K.CODEC, "x", 2, 10)],
+            {"stalled_copy_out": 8},
+            id="waits-for-a-codec-on-the-host",
+        ),
+    ],
+)
+def test_a_stall_is_followed_to_what_holds_it_up(awaited: list[HandSpan], expected: dict[str, int]) -> None:
+    spans = [
+        ("compute", K.COMPUTE, "a", 0, 2),
+        ("compute", K.STALL_EVENT, "x", 2, 10, 0, "d2h"),
+        ("compute", K.COMPUTE, "b", 10, 12),
+        *awaited,
+    ]
+    assert parts(timeline_of(spans, [12])) == {"compute": 4, **expected}
+
+
+def test_streams_that_wait_for_each_other_end_the_search() -> None:
+    spans = [
+        ("compute", K.STALL_EVENT, "x", 0, 10, 0, "d2h"),
+        ("d2h", K.STALL_EVENT, "y", 0, 10, 0, "compute"),
+    ]
+    assert parts(timeline_of(spans, [10])) == {"stalled_copy_out": 10}
+
+
+def test_memory_stall_of_the_compute_stream_and_time_that_nothing_explains() -> None:
+    spans = [("compute", K.STALL_DEVICE_MEMORY, "a", 0, 6), ("compute", K.COMPUTE, "a", 6, 8)]
+    assert parts(timeline_of(spans, [10])) == {"stalled_memory": 6, "compute": 2, "stalled_other": 2}
+
+
+def test_with_two_compute_streams_the_busiest_kind_owns_the_instant_and_then_the_first_that_stalls() -> None:
+    streams = ("compute", "compute1", "d2h", "h2d")
+    spans = [
+        ("compute", K.STALL_EVENT, "x", 0, 6, 0, "d2h"),
+        ("compute1", K.COMPUTE, "a", 0, 2),
+        ("compute1", K.CODEC, "x", 2, 3),
+        ("compute1", K.STALL_DEVICE_MEMORY, "b", 3, 8),
+        ("d2h", K.COPY_OUT, "x", 1, 6, 1, ""),
+    ]
+    timeline = timeline_of(spans, [8], streams=streams)
+    assert parts(timeline) == {"compute": 2, "codec": 1, "stalled_copy_out": 3, "stalled_memory": 2}
+    assert breakdown(timeline).copy_out == CopyTime(hidden=2, exposed=3)
+
+
+def test_a_stream_that_does_two_things_at_once_is_refused() -> None:
+    spans = [("compute", K.COMPUTE, "a", 0, 5), ("compute", K.COMPUTE, "b", 4, 8)]
+    with pytest.raises(ValueError, match="'compute' does two things at once at 4 ns"):
+        breakdown(timeline_of(spans, [8]))
+
+
+def test_an_unknown_iteration_is_refused() -> None:
+    with pytest.raises(IndexError):
+        breakdown(timeline_of([("compute", K.COMPUTE, "a", 0, 5)], [5]), 1)
+
+
+def test_a_layered_run_has_no_unexplained_time() -> None:
+    timeline = layered_run()
+    for iteration in (0, 1):
+        start, end = timeline.window(iteration)
+        result = breakdown(timeline, iteration)
+        assert result.total == end - start
+        assert result.stalled_copy_out > 0
+        assert result.stalled_copy_in > 0
+        assert result.stalled_memory == result.stalled_other == 0
+        assert result.stalled_copy_out == result.copy_out.exposed
+        assert result.stalled_copy_in == result.copy_in.exposed
+
+
+# An independent reference: plain Python, one nanosecond at a time, written from the rule alone.
+
+
+def _at(rows: list[tuple[str, SpanKind, int, int, str]], stream: str, instant: int) -> tuple[SpanKind, str] | None:
+    return next(
+        ((kind, cause) for name, kind, start, end, cause in rows if name == stream and start <= instant < end), None
+    )
+
+
+def _owner(rows: list[tuple[str, SpanKind, int, int, str]], streams: tuple[str, ...], instant: int) -> str:
+    now = {stream: _at(rows, stream, instant) for stream in streams}
+    running = {now[s][0] for s in streams if s.startswith("compute") and now[s]}
+    for kind, field in ((K.COMPUTE, "compute"), (K.RECOMPUTE, "recompute"), (K.CODEC, "codec")):
+        if kind in running:
+            return field
+    here = next((s for s in streams if s.startswith("compute") and now[s] and now[s][0].is_stall), None)
+    answer = "stalled_other"
+    for _ in streams:
+        if here is None:
+            break
+        if here in ("d2h", "h2d"):
+            answer = "stalled_copy_out" if here == "d2h" else "stalled_copy_in"
+        kind, cause = now[here] or (None, "")
+        if kind in (K.COPY_OUT, K.COPY_IN):
+            return "stalled_copy_out" if kind is K.COPY_OUT else "stalled_copy_in"
+        if kind in (K.STALL_DEVICE_MEMORY, K.STALL_HOST_MEMORY):
+            return "stalled_memory"
+        if kind is K.STALL_ENGINE:
+            others = [now[s][0] for s in streams if s != here and now[s]]
+            holder = next((kind for kind in others if kind in (K.COPY_OUT, K.COPY_IN)), None)
+            return {K.COPY_OUT: "stalled_copy_out", K.COPY_IN: "stalled_copy_in"}.get(holder, answer)
+        here = cause if kind is K.STALL_EVENT and cause else None
+    return answer
+
+
+def _slowly(timeline: Timeline, iteration: int) -> dict[str, int]:
+    rows = [(s.stream, s.kind, s.start_ns, s.end_ns, s.cause) for s in timeline]
+    fields = dict.fromkeys(Breakdown.__dataclass_fields__, 0)
+    copies = {K.COPY_OUT: [0, 0], K.COPY_IN: [0, 0]}
+    for instant in range(*timeline.window(iteration)):
+        owner = _owner(rows, timeline.streams, instant)
+        fields[owner] += 1
+        for kind, counts in copies.items():
+            if any(row[1] is kind and row[2] <= instant < row[3] for row in rows):
+                counts[owner not in ("compute", "recompute", "codec")] += 1
+    fields["copy_out"], fields["copy_in"] = CopyTime(*copies[K.COPY_OUT]), CopyTime(*copies[K.COPY_IN])
+    return fields
+
+
+_STREAMS = ("compute", "compute1", "d2h", "h2d", "host")
+_KINDS = {
+    "compute": (K.COMPUTE, K.RECOMPUTE, K.CODEC, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
+    "d2h": (K.COPY_OUT, K.STALL_EVENT, K.STALL_HOST_MEMORY, K.STALL_ENGINE),
+    "h2d": (K.COPY_IN, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
+    "host": (K.CODEC, K.STALL_EVENT),
+}
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Small timelines of one or two compute streams whose streams each do one thing at a time, or nothing."""
+    streams = draw(st.sampled_from([_STREAMS, ("compute", "h2d", "d2h"), ("compute",)]))
+    spans: list[HandSpan] = []
+    for stream in streams:
+        at = 0
+        for number in range(draw(st.integers(0, 6))):
+            at += draw(st.integers(0, 3))
+            kind = draw(st.sampled_from(_KINDS[stream.rstrip("1")]))
+            length = draw(st.integers(1 if kind.is_stall else 0, 7))
+            waits = kind is K.STALL_EVENT
+            cause = draw(st.sampled_from([s for s in streams if s != stream] or [""])) if waits else ""
+            spans.append((stream, kind, f"{stream}{number}", at, at + length, 0, cause))
+            at += length
+    ends = sorted(draw(st.lists(st.integers(0, 40), min_size=1, max_size=3)))
+    return timeline_of(spans, ends, streams=streams)
+
+
+@given(timelines(), st.data())
+def test_it_agrees_with_a_look_at_every_instant(timeline: Timeline, data: st.DataObject) -> None:
+    iteration = data.draw(st.integers(0, len(timeline.iteration_ends_ns) - 1))
+    result = breakdown(timeline, iteration)
+    assert {name: getattr(result, name) for name in Breakdown.__dataclass_fields__} == _slowly(timeline, iteration)
+    start, end = timeline.window(iteration)
+    assert result.total == end - start

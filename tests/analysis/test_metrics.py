@@ -1,0 +1,137 @@
+"""Metrics of hand-made iterations, number by number."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from simgpu.analysis.metrics import Metrics, measure
+from simgpu.hardware.spec import Duplex, LinkSpec
+from simgpu.timeline.model import SpanKind, Timeline
+from tests.timeline.hand_made import curve_of, timeline_of
+
+K = SpanKind
+LINK = LinkSpec("pcie", d2h_bandwidth=10**9, h2d_bandwidth=2 * 10**9)
+
+
+def two_iterations() -> Timeline:
+    """Iterations [0, 100) and [100, 250)."""
+    return timeline_of(
+        [
+            ("compute", K.COMPUTE, "a", 0, 100),
+            ("d2h", K.COPY_OUT, "x", 90, 110, 20, ""),
+            ("compute", K.COMPUTE, "a", 100, 200),
+            ("d2h", K.COPY_OUT, "y", 110, 140, 30, ""),
+            ("h2d", K.COPY_IN, "y", 100, 150, 100, ""),
+            ("compute", K.STALL_EVENT, "z", 200, 230, 0, "h2d"),
+            ("h2d", K.COPY_IN, "z", 200, 230, 60, ""),
+            ("compute", K.COMPUTE, "b", 230, 250),
+            ("h2d", K.COPY_IN, "w", 250, 260, 7, ""),
+        ],
+        [100, 250],
+        device=curve_of(
+            [(0, 900, 1000), (10, 40, 64), (100, 70, 80), (100, 20, 32), (150, 50, 64), (250, 999, 1999)], 4000
+        ),
+        host=curve_of([(90, 20, 20), (110, 50, 50), (150, 0, 0)]),
+    )
+
+
+def measured(timeline: Timeline, iteration: int = -1, link: LinkSpec = LINK, ideal_ns: int = 120) -> Metrics:
+    return measure(timeline, batch=3, ideal_ns=ideal_ns, link=link, iteration=iteration)
+
+
+def test_time_rate_and_slowdown() -> None:
+    metrics = measured(two_iterations())
+    assert metrics.iteration_ns == 150
+    assert metrics.samples_per_s == 20_000_000.0
+    assert metrics.slowdown == 1.25
+    assert metrics.breakdown.compute == 120
+    assert metrics.breakdown.stalled_copy_in == 30
+
+
+def test_a_copy_counts_where_it_starts() -> None:
+    first, second = measured(two_iterations(), 0), measured(two_iterations(), 1)
+    assert (first.bytes_out, first.bytes_in) == (20, 0)
+    assert (second.bytes_out, second.bytes_in) == (30, 160)
+
+
+def test_utilisation_is_of_each_direction_or_of_what_both_share() -> None:
+    full = measured(two_iterations())
+    assert full.link_utilisation_out == 30 / 150
+    assert full.link_utilisation_in == 160 / 300
+    half = measured(two_iterations(), link=LinkSpec("bus", 10**9, 2 * 10**9, duplex=Duplex.HALF))
+    assert half.link_utilisation_out == 30 / 300
+    assert half.link_utilisation_in == 160 / 300
+
+
+def test_memory_enters_with_what_holds_and_sees_peaks_that_last_no_time() -> None:
+    second = measured(two_iterations(), 1)
+    assert second.device_peak_bytes == 999
+    assert second.device_peak_used_bytes == 1999
+    assert second.device_mean_bytes == (20 * 50 + 50 * 100) // 150
+    assert second.run_peak_bytes == 999
+    assert second.host_peak_bytes == 50
+
+
+def test_the_instant_in_which_the_next_iteration_begins_is_not_of_this_one() -> None:
+    first = measured(two_iterations(), 0)
+    assert first.device_peak_bytes == 900
+    assert first.device_mean_bytes == (900 * 10 + 40 * 90) // 100
+    # The 70 bytes at 100 ns are of the second iteration, whose own peak would otherwise be 50.
+    quiet = timeline_of(
+        [("compute", K.COMPUTE, "a", 0, 100), ("compute", K.COMPUTE, "a", 100, 200)],
+        [100, 200],
+        device=curve_of([(0, 5, 5), (100, 70, 70), (100, 20, 20), (150, 50, 50)]),
+    )
+    assert measured(quiet, 0).device_peak_bytes == 5
+    assert measured(quiet, 1).device_peak_bytes == 70
+
+
+def test_a_window_between_samples_holds_the_last_one_before_it() -> None:
+    timeline = timeline_of(
+        [("compute", K.COMPUTE, "a", 0, 10), ("compute", K.COMPUTE, "b", 10, 20)],
+        [10, 20],
+        device=curve_of([(3, 7, 8)]),
+    )
+    assert (measured(timeline, 0).device_peak_bytes, measured(timeline, 0).device_mean_bytes) == (7, 4)
+    assert (measured(timeline, 1).device_peak_bytes, measured(timeline, 1).device_mean_bytes) == (7, 7)
+    assert measured(timeline, 1).device_peak_used_bytes == 8
+
+
+def test_the_mean_does_not_overflow() -> None:
+    huge, long = 2**41, 2**40
+    timeline = timeline_of([("compute", K.COMPUTE, "a", 0, long)], [long], device=curve_of([(0, huge, huge)]))
+    assert measured(timeline).device_mean_bytes == huge
+
+
+def test_an_iteration_that_takes_no_time_has_no_finite_rate_and_still_makes_json() -> None:
+    timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 0)], [0])
+    metrics = measured(timeline, ideal_ns=0)
+    assert metrics.samples_per_s == math.inf
+    assert metrics.slowdown == 1.0
+    assert (metrics.link_utilisation_out, metrics.device_mean_bytes) == (0.0, 0)
+    values = {row.key: row.value for row in metrics.rows()}
+    assert values["samples_per_s"] is None
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+
+def test_rows_are_in_a_fixed_order_and_carry_every_number_once() -> None:
+    metrics = measure(two_iterations(), batch=3, ideal_ns=120, link=LINK, fragmentation=0.125)
+    rows = metrics.rows()
+    keys = [row.key for row in rows]
+    assert keys[:4] == ["iteration_ns", "samples_per_s", "slowdown", "compute_ns"]
+    assert len(set(keys)) == len(keys)
+    values = {row.key: (row.value, row.unit) for row in rows}
+    assert values["stalled_copy_in_ns"] == (30, "ns")
+    assert values["copy_in_hidden_ns"] == (50, "ns")
+    assert values["copy_in_exposed_ns"] == (30, "ns")
+    assert values["fragmentation"] == (0.125, "")
+    causes = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory", "stalled_other")
+    assert sum(values[f"{cause}_ns"][0] for cause in causes) == metrics.iteration_ns
+
+
+def test_an_unknown_iteration_is_refused() -> None:
+    with pytest.raises(IndexError):
+        measured(two_iterations(), 2)

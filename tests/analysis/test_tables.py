@@ -1,0 +1,36 @@
+"""The comparison of policies fits a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from simgpu.analysis.metrics import measure
+from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows
+from simgpu.hardware.spec import LinkSpec
+from tests.timeline.hand_made import layered_run
+
+
+def test_one_row_per_policy_with_rounded_numbers() -> None:
+    link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
+    metrics = measure(layered_run(), batch=64, ideal_ns=2_746_000_000, link=link)
+    rows = comparison_rows([("vdnn all", metrics, ""), ("none", None, "out of memory")])
+    assert rows[0] == ("vdnn all", "2.87 s", "22.3", "1.045x", "4.3%", "15.14 GB", "1.264 GiB", "")
+    assert rows[1] == ("none", "-", "-", "-", "-", "-", "-", "out of memory")
+
+
+def test_numbers_leave_room_for_names_and_notes_in_eighty_columns() -> None:
+    link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
+    metrics = measure(layered_run(), batch=64, ideal_ns=200_000_000, link=link)
+    table = Table(*(Column(heading, no_wrap=heading not in ("policy", "note")) for heading in COMPARISON_HEADINGS))
+    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
+    rows = comparison_rows([("vdnn dynamic", metrics, "unsteady"), ("none", None, "out of memory")])
+    for row in rows:
+        table.add_row(*row)
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(table)
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
+    assert all(text in screen.getvalue() for text in (*COMPARISON_HEADINGS, *rows[0][1:]))
