@@ -103,4 +103,6 @@ def header_text(trace: Trace) -> str:
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
+    # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.
+    is_plain = all(line.isprintable() for line in info.notes.split("\n"))
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=110)

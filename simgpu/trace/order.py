@@ -108,13 +108,15 @@ def _check_early_reads(kernels: tuple[Kernel, ...], uses: _Uses, found: Findings
         in_cycle.update(zip(cycle, cycle[1:] + cycle[:1], strict=True))
         told = " -> ".join(kernels[index].id for index in (*cycle, cycle[0]))
         what = f"a cycle, each kernel reads what the next one writes: {told}"
-        found.add("kernels", cycle[0], "reads", what, "put right what these kernels read and write")
+        remedy = "put right what they read and write, or mark a block persistent if it held a value from the start"
+        found.add("kernels", cycle[0], "reads", what, remedy)
     told_blocks: set[str] = set()
     for index, name in uses.early:
         writer = uses.writers.get(name, [None])[0]
-        if name in told_blocks or (writer is not None and (index, writer) in in_cycle):
-            continue
+        is_told = name in told_blocks or (writer is not None and (index, writer) in in_cycle)
         told_blocks.add(name)
+        if is_told:
+            continue
         if writer is None or writer == index:
             what = f"kernel '{kernels[index].id}' reads block '{name}' before anything wrote it"
             remedy = "mark the block persistent if it holds a value from before the iteration, or say where it was born"

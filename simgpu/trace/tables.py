@@ -7,6 +7,7 @@ Lives here: text files checked for being text, headers, cells. Does not live her
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import re
 from collections.abc import Sequence
@@ -87,29 +88,35 @@ def _header_problems(path: Path, header: list[str], columns: Sequence[Column]) -
             what = f"columns are separated by {separator!r}"
             return [Problem(str(path), "row 1", what, "separate them by commas")]
     problems = []
+    meant = set(header)
     for name in header:
-        if name not in known:
-            right = _right_unit(name, known)
-            what = f"wrong unit: unknown column '{name}'" if right else f"unknown column '{name}'"
-            remedy = right or did_you_mean(name, known)
-            problems.append(Problem(str(path), f"row 1, column {name}", what, remedy))
+        if name in known:
+            continue
+        place = f"row 1, column {name}"
+        if right := _in_right_unit(name, known):
+            unit = _UNIT_OF.get(right.rsplit("_", 1)[-1])
+            remedy = f"give {right}, in {unit}" if unit else f"give {right}"
+            problems.append(Problem(str(path), place, f"wrong unit: unknown column '{name}'", remedy))
+        else:
+            problems.append(Problem(str(path), place, f"unknown column '{name}'", did_you_mean(name, known)))
+            right = "".join(difflib.get_close_matches(name, sorted(known), n=1))
+        meant.add(right)
     for name in sorted({name for name in header if header.count(name) > 1}):
         problems.append(Problem(str(path), f"row 1, column {name}", "the column is there twice", "keep one"))
     for column in columns:
-        if column.name not in header and not column.may_be_absent:
+        if column.name not in meant and not column.may_be_absent:
             what = f"column '{column.name}' is missing"
             remedy = f"the columns are: {', '.join(column.name for column in columns)}"
             problems.append(Problem(str(path), "row 1", what, remedy))
     return problems
 
 
-def _right_unit(name: str, known: set[str]) -> str:
-    """A remedy when the name is a known column in another unit, such as duration_us; else nothing."""
+def _in_right_unit(name: str, known: set[str]) -> str:
+    """The known column that this name gives in another unit, as duration_us does; empty when there is none."""
     stem = _UNIT_SUFFIX.sub("", name.lower())
     for right in (f"{stem}_ns", f"{stem}_bytes", stem):
         if stem != name and right in known:
-            unit = _UNIT_OF.get(right.rsplit("_", 1)[-1])
-            return f"give {right}, in {unit}" if unit else f"give {right}"
+            return right
     return ""
 
 

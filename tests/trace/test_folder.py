@@ -1,0 +1,279 @@
+"""A trace on disk: what is written is read back, whole or not at all, and every mistake is told with its place."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from simgpu.errors import InputError
+from simgpu.trace import folder as folder_module
+from simgpu.trace.check import check_trace
+from simgpu.trace.columns import ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY
+from simgpu.trace.folder import read_trace, write_trace
+from simgpu.trace.model import AlgorithmChoice, Block, CompressedSize, Kernel, SparsitySample, Trace
+from tests.trace.small import SMALL, small_folder, traces
+
+
+def problems_of(folder: Path) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read_trace(folder)
+    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+def edit(folder: Path, file: str, change: Callable[[str], str]) -> None:
+    path = folder / file
+    text = path.read_text(encoding="utf-8")
+    changed = change(text)
+    assert changed != text
+    path.write_text(changed, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        (KERNELS, Kernel),
+        (BLOCKS, Block),
+        (ALGORITHMS, AlgorithmChoice),
+        (SPARSITY, SparsitySample),
+        (COMPRESSIBILITY, CompressedSize),
+    ],
+)
+def test_columns_are_the_fields_in_order(table, row):
+    assert [column.name for column in table.columns] == [field.name for field in fields(row)]
+
+
+def test_small_trace_comes_back(tmp_path):
+    read = read_trace(small_folder(tmp_path))
+    assert read == SMALL
+    assert read.name == "small"
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces())
+def test_every_valid_trace_comes_back(trace: Trace):
+    assert check_trace(trace) == []
+    with tempfile.TemporaryDirectory() as parent:
+        first, second = Path(parent) / "first", Path(parent) / "second"
+        write_trace(trace, first)
+        assert read_trace(first) == trace
+        write_trace(read_trace(first), second)
+        names = sorted(entry.name for entry in first.iterdir())
+        assert names == sorted(entry.name for entry in second.iterdir())
+        assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+
+
+def test_optional_columns_and_tables_may_be_left_out(tmp_path):
+    folder = tmp_path / "short"
+    folder.mkdir()
+    (folder / "trace.yaml").write_text(
+        "schema: simgpu.trace/1\nmodel: m\nbatch: 1\ndevice: d\ndtype: float32\norigin: recorded\ntool: t\n"
+        "date: 2024-02-29\n"
+    )
+    (folder / "kernels.csv").write_text("id,op,phase,duration_ns,reads,writes\nk, relu ,forward,5,x,x\n\n")
+    (folder / "blocks.csv").write_text("id,bytes,kind,persistent\r\nx,4,input,yes\r\n")
+    trace = read_trace(folder)
+    assert trace.kernels[0].op == "relu"
+    assert trace.kernels[0].pure is None
+    assert trace.info.date == "2024-02-29"
+    assert trace.blocks == (Block("x", 4, trace.blocks[0].kind, persistent=True),)
+
+
+BAD_CELLS = [
+    ("kernels.csv", "k1,conv2d,forward,100,", "k1,conv2d,forward,-100,", "row 2, column duration_ns: '-100' is negative"),
+    ("kernels.csv", ",20,y", ",20.5,y", "row 3, column duration_ns: '20.5' is not a whole number"),
+    ("kernels.csv", ",20,y", ",2e3,y", "row 3, column duration_ns: '2e3' is not a whole number"),
+    ("kernels.csv", ",20,y", ",5 ms,y", "row 3, column duration_ns: '5 ms' carries a unit, the column is in nanoseconds; "
+     "write 5000000"),
+    ("kernels.csv", ",20,y", ",twenty,y", "row 3, column duration_ns: 'twenty' is not a number"),
+    ("kernels.csv", ",20,y", ",,y", "row 3, column duration_ns: the cell is blank"),
+    ("kernels.csv", ",20,y", f",{2**63},y", "row 3, column duration_ns: '9223372036854775808' is too large"),
+    ("kernels.csv", "relu_,forward", "relu_,foward", "row 3, column phase: 'foward' is not a phase; did you mean 'forward'?"),
+    ("kernels.csv", "no,,\n", "maybe,,\n", "row 6, column pure: 'maybe' is neither yes nor no"),
+    ("kernels.csv", "duration_ns", "duration_us", "row 1, column duration_us: wrong unit: unknown column 'duration_us'; "
+     "give duration_ns, in nanoseconds"),
+    ("kernels.csv", ",layer,", ",lajer,", "row 1, column lajer: unknown column 'lajer'; did you mean 'layer'?"),
+    ("kernels.csv", "id,op", "id,id", "row 1, column id: the column is there twice"),
+    ("kernels.csv", ",reads,", ",stream2,", "row 1: column 'reads' is missing"),
+    ("kernels.csv", "k3,loss", "k2,loss", "row 4, column id: duplicate id 'k2', first used in row 3"),
+    ("kernels.csv", "k3,loss", "k 3,loss", "row 4, column id: 'k 3' is not an id"),
+    ("kernels.csv", "k5,step", "end,step", "row 6, column id: 'end' cannot be a kernel's id"),
+    ("kernels.csv", "x w,y", "x v,y", "row 2, column reads: kernel 'k1' names block 'v', which has no row"),
+    ("kernels.csv", ",L1,0,100,", ",L1,0,125,", "row 4, column start_ns: kernel 'k3' is out of order: it starts at 120 ns"),
+    ("kernels.csv", ",g t,", ",g t g,", "row 5, column writes: block 'g' is named twice"),
+    ("blocks.csv", "x,16", "x,16 KiB", "row 2, column bytes: '16 KiB' carries a unit, the column is in bytes; write 16384"),
+    ("blocks.csv", "bytes", "mbytes", "row 1, column mbytes: unknown column 'mbytes'; did you mean 'bytes'?"),
+    ("blocks.csv", "id,bytes", "id,bytes_mb", "row 1, column bytes_mb: wrong unit: unknown column 'bytes_mb'; give bytes"),
+    ("blocks.csv", "4x4", "4by4", "row 4, column shape: '4by4' is not a shape"),
+    ("blocks.csv", "w,8,weight,yes", "w,8,weight,no", "row 2, column reads: a cycle, each kernel reads what the next one writes: "
+     "k1 -> k5 -> k4 -> k2 -> k1"),
+    ("blocks.csv", "x,16,input,yes", "x,16,input,no", "row 2, column reads: kernel 'k1' reads block 'x' before anything "
+     "wrote it"),
+    ("blocks.csv", "no,,k4,L1", "no,,k3,L1", "row 4, column release: block 'y' is used by kernel 'k4' after its release "
+     "at kernel 'k3'"),
+    ("blocks.csv", "no,,k4,L1", "no,,k9,L1", "row 4, column release: 'k9' is not a kernel of this trace; give the id of a kernel, or 'end'"),
+    ("blocks.csv", "no,k3,k3", "no,k4,k4", "row 5, column born: block 's' is born at kernel 'k4', after its first use"),
+    ("blocks.csv", "no,k3,k3", "yes,k3,k3", "row 5, column born: block 's' is persistent and yet born"),
+    ("blocks.csv", "t,32,workspace,no,,", "t,32,workspace,no,,k5", "row 8, column release: workspace 't' is released at 'k5'"),
+    ("blocks.csv", "t,32,workspace,no", "t,32,workspace,yes", "row 8, column persistent: workspace 't' is persistent"),
+    ("blocks.csv", "y,64,feature_map", "y,64,workspace", "row 4, column kind: workspace 'y' is used by kernels 'k1' and 'k4'"),
+    ("sparsity.csv", "0.62", "1.62", "row 3, column sparsity: 1.62 is not a share of zeros"),
+    ("sparsity.csv", "0.62", "nan", "row 3, column sparsity: nan is not a share of zeros"),
+    ("sparsity.csv", "y,10", "yy,10", "row 3, column block: 'yy' is not a block of this trace"),
+    ("sparsity.csv", "y,10", "y,0", "row 3: a second row for y, 0"),
+    ("algorithms.csv", "k1,fft", "q1,fft", "row 3, column kernel: 'q1' is not a kernel of this trace"),
+    ("algorithms.csv", "k1,fft", "k1,implicit gemm", "row 3: a second row for k1, implicit gemm"),
+    ("compressibility.csv", "nchw,32", "nchw,0", "row 2, column entry_bytes: 0 is not possible here"),
+    ("trace.yaml", "simgpu.trace/1", "simgpu.trace/2", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
+    ("trace.yaml", "device: a bench", "device:\ta bench", "found character '\\t'"),
+    ("trace.yaml", "device: a bench", "device: 100", "device: 100 is not a text"),
+    ("trace.yaml", "batch: 2", "batch: '2'", "batch: '2' is not a whole number"),
+    ("trace.yaml", "batch: 2", "batch: 0", "batch: 0 is not a number of samples"),
+    ("trace.yaml", "batch: 2\n", "", "key 'batch' is missing"),
+    ("trace.yaml", "batch: 2", "batch: 2\nbatchsize: 2", "unknown key 'batchsize'; did you mean 'batch'?"),
+    ("trace.yaml", "modelled", "modeled", "'modeled' is not an origin; did you mean 'modelled'?"),
+    ("trace.yaml", "2024-02-29", "2023-02-29", "'2023-02-29' is not a day"),
+    ("trace.yaml", "kernels: 5", "kernels: 6", "promises 6 rows in kernels.csv, which has 5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "old", "new", "told"), BAD_CELLS)
+def test_a_mistake_is_told_with_its_place(tmp_path, file, old, new, told):
+    folder = small_folder(tmp_path)
+    edit(folder, file, lambda text: text.replace(old, new, 1))
+    problems = problems_of(folder)
+    assert len(problems) == 1 or new in ("id,id", "k2,loss", ",stream2,", "end,step", "k 3,loss", "x v,y")
+    where = "kernels.csv" if told.startswith("row 2, column reads") else file
+    assert any(problem.startswith(f"{where}: ") and told in problem for problem in problems), problems
+
+
+def test_all_problems_come_at_once(tmp_path):
+    folder = small_folder(tmp_path)
+    edit(folder, "trace.yaml", lambda text: text.replace("batch: 2", "batch: many"))
+    edit(folder, "kernels.csv", lambda text: text.replace(",100,x", ",-1,x").replace(",20,y", ",2 us,y"))
+    edit(folder, "blocks.csv", lambda text: text.replace("4x4", "4.4"))
+    edit(folder, "sparsity.csv", lambda text: text.replace("0.5", "half"))
+    files = [problem.split(":")[0] for problem in problems_of(folder)]
+    assert files == ["trace.yaml", "kernels.csv", "kernels.csv", "blocks.csv", "sparsity.csv"]
+
+
+def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
+    folder = small_folder(tmp_path)
+    (folder / "trace.yaml").write_text(
+        (folder / "trace.yaml").read_text().replace("kernels: 5", "kernels: 4").replace("blocks: 7", "blocks: 4")
+    )
+    header = "id,op,phase,duration_ns,reads,writes\n"
+    rows = ["k1,a,forward,1,c,a", "k2,b,forward,1,a,b", "k3,c,forward,1,b,c", "k4,d,forward,1,c,d"]
+    (folder / "kernels.csv").write_text(header + "\n".join(rows) + "\n")
+    (folder / "blocks.csv").write_text("id,bytes,kind\na,1,other\nb,1,other\nc,1,other\nd,1,other\n")
+    for name in ("algorithms", "sparsity", "compressibility"):
+        (folder / f"{name}.csv").unlink()
+    (problem,) = problems_of(folder)
+    assert problem.startswith("kernels.csv: row 2, column reads: a cycle")
+    assert "k1 -> k3 -> k2 -> k1" in problem
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("kernels.csv", None, "kernels.csv: no such file"),
+        ("blocks.csv", b"", "blocks.csv: the file is empty"),
+        ("blocks.csv", b"id,bytes\0,kind\n", "blocks.csv: a binary file"),
+        ("blocks.csv", b"id,bytes,kind\nx,4,input\n\xff,4,input\n", "blocks.csv: row 3: not UTF-8 text"),
+        ("blocks.csv", b"id;bytes;kind\nx;4;input\n", "blocks.csv: row 1: columns are separated by ';'"),
+        ("trace.yaml", None, "trace.yaml: no such file"),
+        ("trace.yaml", b"", "trace.yaml: is empty"),
+        ("trace.yaml", b"schema\0\0", "trace.yaml: is a binary file"),
+        ("trace.yaml", b"\x89PNG", "trace.yaml: is not text"),
+        ("trace.yaml", b"schema: simgpu.trace/1\n\tmodel: x\n", "tab"),
+    ],
+)
+def test_unreadable_files(tmp_path, file, content, told):
+    folder = small_folder(tmp_path)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    problems = problems_of(folder)
+    assert any(told in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9, 30])
+def test_a_cut_off_table_is_noticed(tmp_path, cut):
+    folder = small_folder(tmp_path)
+    edit(folder, "kernels.csv", lambda text: text[:-cut])
+    assert any("row 6" in problem and "cut off" in problem for problem in problems_of(folder))
+
+
+def test_a_table_cut_at_the_end_of_a_line_is_noticed(tmp_path):
+    folder = small_folder(tmp_path)
+    edit(folder, "kernels.csv", lambda text: text[: text.index("k5,")])
+    assert "kernels.csv is whole" in problems_of(folder)[0]
+
+
+def test_zero_kernels(tmp_path):
+    folder = small_folder(tmp_path)
+    for file in ("kernels.csv", "blocks.csv"):
+        edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
+    for name in ("algorithms", "sparsity", "compressibility"):
+        (folder / f"{name}.csv").unlink()
+    edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 0").replace("blocks: 7", "blocks: 0"))
+    assert problems_of(folder) == ["kernels.csv: no kernels; a trace has at least one kernel"]
+
+
+def test_a_misspelt_table_is_not_ignored_but_other_files_are(tmp_path):
+    folder = small_folder(tmp_path)
+    (folder / "README.md").write_text("about this trace")
+    assert read_trace(folder) == SMALL
+    (folder / "sparsty.csv").write_text("block,epoch,sparsity\n")
+    (problem,) = problems_of(folder)
+    assert problem.startswith("sparsty.csv: not a file of a trace; did you mean 'sparsity.csv'?")
+
+
+def test_not_a_trace_folder(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        read_trace(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="is not a trace"):
+        read_trace(tmp_path)
+
+
+def test_writing_replaces_a_trace_but_nothing_else(tmp_path):
+    folder = small_folder(tmp_path)
+    smaller = Trace(SMALL.info, SMALL.kernels, SMALL.blocks)
+    write_trace(smaller, folder)
+    assert read_trace(folder) == smaller
+    assert not (folder / "sparsity.csv").exists()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match=r"thesis\.txt"):
+        write_trace(smaller, folder)
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        write_trace(smaller, folder / "thesis.txt")
+    with pytest.raises(InputError, match="cannot be"):
+        write_trace(smaller, folder / "thesis.txt" / "below")
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    folder = small_folder(tmp_path)
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "_write_table", full_disk)
+    other = Trace(SMALL.info, SMALL.kernels, SMALL.blocks)
+    with pytest.raises(InputError, match="No space left"):
+        write_trace(other, folder)
+    with pytest.raises(InputError, match="No space left"):
+        write_trace(other, tmp_path / "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["small"]
+    assert read_trace(folder) == SMALL
+
+
+def test_an_invalid_trace_is_not_written(tmp_path):
+    with pytest.raises(InputError, match="no kernels"):
+        write_trace(Trace(SMALL.info, (), ()), tmp_path / "empty")
+    assert list(tmp_path.iterdir()) == []
