@@ -208,7 +208,7 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
         for copy, who in zip(_COPIES, (_Owner.COPY_OUT, _Owner.COPY_IN), strict=True):
             owner[open_[kind == copy]] = who
         queued = kind == SpanKind.STALL_ENGINE
-        owner[open_[queued]] = _engine_holder(sweep, here[queued], now[queued], owner[open_[queued]])
+        owner[open_[queued]] = _engine_holder(sweep, now[queued], owner[open_[queued]])
         cause = sweep.causes[here, now]
         onward = (kind == SpanKind.STALL_EVENT) & (cause != _NOTHING)
         stream[open_[onward]] = cause[onward]
@@ -218,11 +218,11 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
     return owner
 
 
-def _engine_holder(sweep: _Sweep, stream: _Instants, at: _Instants, otherwise: _Instants) -> _Instants:
-    """Direction of the first other stream that copies while this one waits for its engine."""
+def _engine_holder(sweep: _Sweep, at: _Instants, otherwise: _Instants) -> _Instants:
+    """Direction of the first stream that copies while another waits for its engine."""
     holder = otherwise.copy()
     for other in reversed(range(len(sweep.directions))):
-        kind = np.where(stream == other, _NOTHING, sweep.kinds[other, at])
+        kind = sweep.kinds[other, at]
         holder[kind == SpanKind.COPY_OUT] = _Owner.COPY_OUT
         holder[kind == SpanKind.COPY_IN] = _Owner.COPY_IN
     return holder

@@ -82,7 +82,9 @@ def test_merging_hides_no_span_and_fills_only_gaps_below_the_grain(gaps: list[tu
     assert original <= covered
     filled = sum(max(0, b - a) for a, b in zip(ends[:-1].tolist(), starts[1:].tolist(), strict=True) if b - a < grain)
     assert len(covered - original) <= filled
-    assert set(starts[ends - starts >= grain].tolist()) <= set(merged_starts.tolist())
+    wide = ends - starts >= grain
+    bars_left = set(zip(merged_starts.tolist(), merged_ends.tolist(), strict=True))
+    assert set(zip(starts[wide].tolist(), ends[wide].tolist(), strict=True)) <= bars_left
 
 
 def test_a_curve_enters_the_window_with_what_holds_and_ends_with_it() -> None:
@@ -106,4 +108,5 @@ def test_a_long_curve_is_thinned_without_losing_its_extremes() -> None:
     assert shown.time[shown.live.argmax()] == 7 * 43_210
     assert shown.live.min() == 1
     assert (shown.live[0], shown.live[-1]) == (live[0], live[-1])
+    assert shown.time[-2:].tolist() == [7 * 99_999, 700_000]
     assert np.all(np.diff(shown.time) >= 0)

@@ -100,6 +100,15 @@ def test_a_window_between_samples_holds_the_last_one_before_it() -> None:
     assert measured(timeline, 1).device_peak_used_bytes == 8
 
 
+def test_a_sample_at_the_start_of_the_window_replaces_what_held_before() -> None:
+    timeline = timeline_of(
+        [("compute", K.COMPUTE, "a", 0, 10), ("compute", K.COMPUTE, "b", 10, 20)],
+        [10, 20],
+        device=curve_of([(0, 90, 90), (10, 30, 30)]),
+    )
+    assert measured(timeline, 1).device_peak_bytes == 30
+
+
 def test_the_mean_does_not_overflow() -> None:
     huge, long = 2**41, 2**40
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, long)], [long], device=curve_of([(0, huge, huge)]))

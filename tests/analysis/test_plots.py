@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from simgpu.analysis.plots import plot_memory, plot_run, plot_timeline, save_figure
 from simgpu.errors import InputError
@@ -131,6 +132,16 @@ def test_no_words_overlap_or_leave_the_figure(budget: int | None, iteration: int
     labels = [(text, box) for text, box in boxes if box.width and box.height]
     for (one, a), (other, b) in combinations(labels, 2):
         assert not a.overlaps(b), f"{one!r} overlaps {other!r}"
+
+
+def test_the_peak_is_named_above_the_budget_line() -> None:
+    figure = plot_memory(layered_run())
+    figure.canvas.draw()
+    ax = figure.axes[0]
+    words = Text.get_window_extent(ax.texts[0])  # of the words alone, without the line to the dot
+    line = ax.transData.transform((0, 2.0))[1]
+    assert line < words.y0
+    assert words.y1 < ax.get_window_extent().y1
 
 
 def test_both_panels_share_one_time_axis() -> None:
