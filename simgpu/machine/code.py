@@ -19,21 +19,24 @@ from simgpu.program.instructions import (
     Instruction,
     Launch,
     Program,
-    Provide,
     Release,
     Signal,
     Space,
     StreamId,
 )
-from simgpu.timeline.model import SpanKind
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
 AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(7)
 
-#: (AWAIT, event, offset, repeat): wait until the event's count reaches the target, see `target_of`.
-#: (RELEASE, memory, request), (SIGNAL, event), (ACQUIRE, memory, request), (LAUNCH, duration),
-#: (COPY, direction, bytes), (END,).
+#: Directions of a copy.
+OUT, IN = range(2)
+
+#: (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event of the
+#: same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one repeats
+#: up to and in this iteration; the offset takes lags off. (END,).
+#: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number is the one in the memory's log.
+#: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes).
 Op = tuple[Any, ...]
 
 
@@ -48,40 +51,46 @@ class StreamCode:
 
 @dataclass(slots=True)
 class MachineCode:
-    """A whole program: segments per stream, and which stream signals which event after which work."""
+    """A whole program, its events numbered from 0.
+
+    segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_name[event]: the
+    kernel or block whose work it follows.
+    """
 
     streams: tuple[StreamId, ...]
     segments: list[list[StreamCode]]
-    signaller: dict[int, int] = field(default_factory=dict)
-    signal_name: dict[int, str] = field(default_factory=dict)
+    signaller: list[int] = field(default_factory=list)
+    signal_name: list[str] = field(default_factory=list)
 
 
 def translate(program: Program, graph: TaskGraph, device: Memory, host: Memory) -> MachineCode:
     """The machine code of a program; `graph` has the program's algorithms applied."""
     streams = program.streams
     code = MachineCode(streams, [[] for _ in streams])
-    signalled_in = _find_signals(program, graph, code)
-    translator = _Translator(graph, device, host, signalled_in, [segment.repeat for segment in program.segments])
+    events = _number_events(program, graph, code)
+    repeats = [segment.repeat for segment in program.segments]
+    translator = _Translator(graph, device, host, events, repeats)
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
-            code.segments[position].append(
-                translator.stream_code(segment.streams.get(stream, ()), index, segment.repeat)
-            )
+            instructions = segment.streams.get(stream, ())
+            code.segments[position].append(translator.stream_code(instructions, index))
     return code
 
 
-def _find_signals(program: Program, graph: TaskGraph, code: MachineCode) -> dict[int, int]:
-    signalled_in = {}
+def _number_events(program: Program, graph: TaskGraph, code: MachineCode) -> dict[int, tuple[int, int]]:
+    """For each event of the program its number here and the segment that signals it."""
+    events: dict[int, tuple[int, int]] = {}
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(code.streams):
-            work = ""
+            work: Instruction | None = None
             for instruction in segment.streams.get(stream, ()):
-                work = name_of(instruction, graph) or work
                 if type(instruction) is Signal:
-                    signalled_in[instruction.event] = index
-                    code.signaller[instruction.event] = position
-                    code.signal_name[instruction.event] = work
-    return signalled_in
+                    events[instruction.event] = (len(events), index)
+                    code.signaller.append(position)
+                    code.signal_name.append(name_of(work, graph) if work else "")
+                elif type(instruction) in (Launch, CopyOut, CopyIn):
+                    work = instruction
+    return events
 
 
 def name_of(instruction: Instruction, graph: TaskGraph) -> str:
@@ -93,76 +102,58 @@ def name_of(instruction: Instruction, graph: TaskGraph) -> str:
     return ""
 
 
-def work_of(instruction: Instruction, graph: TaskGraph) -> tuple[SpanKind, str, int] | None:
-    """Kind, name and bytes of the span an instruction makes, None for those that take no time."""
-    if isinstance(instruction, Launch):
-        kind = SpanKind.RECOMPUTE if instruction.recompute else SpanKind.COMPUTE
-        return kind, graph.kernels[instruction.kernel].id, 0
-    if isinstance(instruction, CopyOut | CopyIn):
-        kind = SpanKind.COPY_OUT if isinstance(instruction, CopyOut) else SpanKind.COPY_IN
-        return kind, graph.blocks[instruction.block].id, graph.sizes[instruction.block]
-    return None
-
-
-@dataclass(slots=True)
 class _Translator:
-    graph: TaskGraph
-    device: Memory
-    host: Memory
-    signalled_in: dict[int, int]
-    repeats: Sequence[int]
+    def __init__(
+        self,
+        graph: TaskGraph,
+        device: Memory,
+        host: Memory,
+        events: dict[int, tuple[int, int]],
+        repeats: Sequence[int],
+    ) -> None:
+        self.graph = graph
+        self.device = device
+        self.host = host
+        self.events = events
+        self.repeats = repeats
 
-    def stream_code(self, instructions: tuple[Instruction, ...], index: int, repeat: int) -> StreamCode:
+    def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
         ops: list[Op] = []
         sources: list[int] = []
+        durations, sizes = self.graph.durations, self.graph.sizes
         for position, instruction in enumerate(instructions):
-            op = self._op(instruction, index)
-            if op is not None:
-                ops.append(op)
-                sources.append(position)
+            kind = type(instruction)
+            if kind is Launch:
+                ops.append((LAUNCH, durations[instruction.kernel]))  # type: ignore[union-attr]
+            elif kind is Acquire or kind is Release:
+                ops.append(self._request(instruction))  # type: ignore[arg-type]
+            elif kind is Signal:
+                ops.append((SIGNAL, self.events[instruction.event][0]))  # type: ignore[union-attr]
+            elif kind is Await:
+                ops.append(self._await(instruction, index))  # type: ignore[arg-type]
+            elif kind is CopyOut:
+                ops.append((COPY, OUT, sizes[instruction.block]))  # type: ignore[union-attr]
+            elif kind is CopyIn:
+                ops.append((COPY, IN, sizes[instruction.block]))  # type: ignore[union-attr]
+            else:
+                # Providing a value takes no time and no memory, so the machine has nothing to do.
+                continue
+            sources.append(position)
         ops.append((END,))
         sources.append(len(instructions))
-        return StreamCode(ops, sources, repeat)
+        return StreamCode(ops, sources, self.repeats[index])
 
-    def _op(self, instruction: Instruction, index: int) -> Op | None:
-        kind = type(instruction)
-        if kind is Launch:
-            return (LAUNCH, self.graph.durations[instruction.kernel])  # type: ignore[union-attr]
-        if isinstance(instruction, Acquire):
-            return (ACQUIRE, *self._request(instruction.space, instruction.blocks, instruction.offsets))
+    def _request(self, instruction: Acquire | Release) -> Op:
+        memory = self.device if instruction.space is Space.DEVICE else self.host
+        blocks, sizes = instruction.blocks, self.graph.sizes
+        wanted = [sizes[b] for b in blocks]
         if isinstance(instruction, Release):
-            return (RELEASE, *self._request(instruction.space, instruction.blocks))
-        if isinstance(instruction, Signal):
-            return (SIGNAL, instruction.event)
-        if isinstance(instruction, Await):
-            return self._await(instruction, index)
-        if isinstance(instruction, CopyOut | CopyIn):
-            direction = 0 if isinstance(instruction, CopyOut) else 1
-            return (COPY, direction, self.graph.sizes[instruction.block])
-        if isinstance(instruction, Provide):
-            return None
-        raise TypeError(f"the machine does not know {instruction!r}")
-
-    def _request(
-        self, space: Space, blocks: tuple[int, ...], offsets: tuple[int, ...] | None = None
-    ) -> tuple[Memory, Any]:
-        memory = self.device if space is Space.DEVICE else self.host
-        sizes = [self.graph.sizes[b] for b in blocks]
-        return memory, memory.pool.prepare(blocks, sizes, offsets)
+            request, number = memory.request(blocks, wanted)
+            return (RELEASE, memory, request, number + 1)
+        return (ACQUIRE, memory, *memory.request(blocks, wanted, instruction.offsets))
 
     def _await(self, instruction: Await, index: int) -> Op:
-        where = self.signalled_in[instruction.event]
+        event, where = self.events[instruction.event]
         if where == index:
-            return (AWAIT, instruction.event, 1 - instruction.lag, 0)
-        return (AWAIT, instruction.event, -instruction.lag, self.repeats[where])
-
-
-def target_of(op: Op, number: int, iteration: int) -> int:
-    """How often an awaited event must have happened.
-
-    number: repetitions of the awaiting stream's segment so far over all iterations. An event of the same segment is
-    awaited in the same repetition, one of another segment after all its repetitions of this iteration; the lag
-    counts back from there.
-    """
-    _, _, offset, repeat = op
-    return int((iteration + 1) * repeat + offset if repeat else number + offset)
+            return (AWAIT, event, 1 - instruction.lag, 0)
+        return (AWAIT, event, -instruction.lag, self.repeats[where])

@@ -19,8 +19,6 @@ from simgpu.memory.transfer import copy_ns
 if TYPE_CHECKING:
     from simgpu.machine.executor import Stream
 
-OUT, IN = 0, 1
-
 
 @dataclass(slots=True, eq=False)
 class Engine:
@@ -67,11 +65,11 @@ class Engines:
     def _begin(self, stream: Stream, direction: int, size: int) -> None:
         if self.flows is None:
             delay = copy_ns(size, self.bandwidth[direction], self.link.latency_ns)
-            self.env.timeout(delay).callbacks.append(stream.on_timer)
+            stream.arm(delay)
             return
         flows, cap = self.flows, self.bandwidth[direction]
 
         def pass_bytes(_: simpy.Event) -> None:
-            flows.start(("link",), cap, size, stream.done)
+            flows.start(("link",), cap, size, stream.fire)
 
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)

@@ -8,17 +8,16 @@ Only work takes time, and only work is an event of SimPy: a stream that runs a k
 a stream that waits has none. When the last timer of an instant has fired, the instant is settled: completions, then
 releases, then signals, then acquires, then starts; within each by GPU, compute before d2h before h2d before host.
 Nothing depends on the order in which SimPy happens to fire timers of one instant.
+
+This is the loop that a simulation spends its time in. It therefore keeps to plain attributes, and notes what happened
+as whole numbers in lists; names and sizes are filled in afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import simpy
 
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL, MachineCode, Op, target_of
+from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, RELEASE, SIGNAL, MachineCode, Op
 from simgpu.machine.engines import Engines
 from simgpu.machine.memory import Memory
 
@@ -26,42 +25,75 @@ from simgpu.machine.memory import Memory
 _EVERYTHING = COPY
 
 
-class Stall(NamedTuple):
-    """A stream waited from `start` to `end` at op `pc` of a segment; what for is what that op says."""
-
-    stream: int
-    segment: int
-    pc: int
-    start: int
-    end: int
-    iteration: int
-
-
-@dataclass(slots=True, eq=False)
 class Stream:
-    """Where one stream is. starts, ends: of its timed ops, in program order. number: repetitions of its present
-    segment so far, over all iterations."""
+    """Where one stream is.
 
-    rank: int
-    on_timer: Callable[[simpy.Event], None]
-    done: Callable[[], None]
-    ops: list[Op]
-    pc: int = 0
-    segment: int = 0
-    repetition: int = 0
-    number: int = 0
-    iteration: int = 0
-    finished: bool = False
-    stalled_since: int = -1
-    direction: int = -1
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
+    ends: when its kernels and copies ended, in program order; starts: when its copies began to be served, likewise.
+    number: repetitions of its present segment so far, over all iterations. direction: of the copy it issued, -1
+    while it runs a kernel. stalled_since: -1 while it does not wait.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_executor",
+        "_timer",
+        "direction",
+        "ends",
+        "finished",
+        "iteration",
+        "number",
+        "ops",
+        "pc",
+        "rank",
+        "repetition",
+        "segment",
+        "stalled_since",
+        "starts",
+        "target",
+    )
+
+    def __init__(self, executor: Executor, rank: int, ops: list[Op]) -> None:
+        self.rank = rank
+        self.ops = ops
+        self.pc = 0
+        self.segment = 0
+        self.repetition = 0
+        self.number = 0
+        self.iteration = 0
+        self.target = 0
+        self.direction = -1
+        self.stalled_since = -1
+        self.finished = False
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self._executor = executor
+        self._timer: simpy.Timeout | None = None
+        self._callbacks = (self.fire,)
+
+    def arm(self, delay: int) -> None:
+        """Let `fire` be called after a delay in nanoseconds. The stream's one timer is used again and again."""
+        timer = self._timer
+        if timer is None:
+            self._timer = timer = self._executor.env.timeout(delay)
+        else:
+            self._executor.env.schedule(timer, delay=delay)
+        timer.callbacks = self._callbacks  # type: ignore[assignment]
+
+    def fire(self, _: simpy.Event | None = None) -> None:
+        """The work under way has ended; settle the instant unless more ends at it."""
+        executor = self._executor
+        executor.completed.append(self)
+        executor.running -= 1
+        if not executor.running or executor.env.peek() > executor.env.now:
+            executor.settle()
 
 
 class Executor:
     """Runs machine code for a number of iterations.
 
-    `snapshots[i]` is the device pool's state when the first stream, which computes, ended iteration i.
+    stalls: waits of positive length, six numbers each: stream, segment, op, begin, end, iteration. snapshots[i]: the
+    device pool's state when the first stream, which computes, ended iteration i. running: streams whose kernel or
+    copy is under way.
     """
 
     def __init__(
@@ -77,48 +109,41 @@ class Executor:
         self.engines = engines
         self.memories = memories
         self.iterations = iterations
-        self.counts = dict.fromkeys(code.signaller, 0)
-        self.waiters: dict[int, list[tuple[Stream, int]]] = {}
+        self.counts = [0] * len(code.signaller)
+        self.waiters: list[list[Stream]] = [[] for _ in code.signaller]
         self.completed: list[Stream] = []
-        self.stalls: list[Stall] = []
+        self.running = 0
+        self.stalls: list[int] = []
         self.snapshots: list[object] = []
-        self.streams = [self._make_stream(rank) for rank in range(len(code.streams))]
+        self.streams = [Stream(self, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
         self.ready = list(self.streams)
-
-    def _make_stream(self, rank: int) -> Stream:
-        env, completed = self.env, self.completed
-
-        def done() -> None:
-            completed.append(stream)
-            if env.peek() > env.now:
-                self._settle()
-
-        stream = Stream(rank, lambda _: done(), done, self.code.segments[rank][0].ops)
-        return stream
 
     def run(self) -> None:
         """Run until nothing can happen any more."""
-        self._settle()
+        self.settle()
         self.env.run()
 
     # --- one instant ----------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let everything happen that can happen now."""
         now: int = self.env.now  # type: ignore[assignment]
+        ready = self.ready
         if self.completed:
             self._complete(now)
-        ready = self.ready
         while ready or self._grant(now):
             if len(ready) == 1:
-                stream, limit = ready[0], _EVERYTHING
+                stream = ready[0]
+                limit = _EVERYTHING
+                code = stream.ops[stream.pc][0]
             else:
-                stream = min(ready, key=_urgency)
-                limit = stream.ops[stream.pc][0]
+                stream, code = _most_urgent(ready)
+                limit = code
             # What waited in line is granted before what is asked for now, and after what is given back now.
-            if stream.ops[stream.pc][0] >= ACQUIRE and self._grant(now):
+            if code >= ACQUIRE and self._grant(now):
                 continue
-            self._run(stream, limit, now)
+            if not self._run(stream, limit, now):
+                ready.remove(stream)
 
     def _complete(self, now: int) -> None:
         completed = self.completed
@@ -130,7 +155,8 @@ class Executor:
                 following = self.engines.finished(stream.direction)
                 stream.direction = -1
                 if following is not None:
-                    self._begin_copy(following, now)
+                    self._note_stall(following, now)
+                    following.starts.append(now)
             stream.pc += 1
             self.ready.append(stream)
         completed.clear()
@@ -142,69 +168,88 @@ class Executor:
             if not memory.freed:
                 continue
             memory.freed = False
-            while memory.waiting and memory.pool.acquire(memory.waiting[0][1]):
-                stream, _ = memory.waiting.popleft()
-                memory.sample(now)
+            while memory.waiting:
+                stream = memory.waiting[0]
+                _, _, request, number = stream.ops[stream.pc]
+                if not memory.pool.acquire(request):
+                    break
+                memory.waiting.popleft()
+                memory.log(now, number)
                 self._resume(stream, now)
-                stream.pc += 1
                 granted = True
         return granted
 
-    def _run(self, stream: Stream, limit: int, now: int) -> None:
-        """Execute a ready stream's ops up to the code `limit`, as long as they take no time and free nobody else."""
+    def _run(self, stream: Stream, limit: int, now: int) -> bool:
+        """Execute a ready stream's ops up to the code `limit`, as long as they take no time and free nobody else.
+
+        Returns whether the stream could go on.
+        """
         ops, pc = stream.ops, stream.pc
         while True:
             op = ops[pc]
             code = op[0]
             if code > limit:
-                break
+                stream.pc = pc
+                return True
             if code == LAUNCH:
-                stream.starts.append(now)
-                self.env.timeout(op[1]).callbacks.append(stream.on_timer)
-                self.ready.remove(stream)
-                break
+                stream.pc = pc
+                self.running += 1
+                stream.arm(op[1])
+                return False
             if code == RELEASE:
+                pc += 1
                 memory = op[1]
                 memory.pool.release(op[2])
-                memory.sample(now)
-                pc += 1
+                memory.times.append(now)
+                memory.changes.append(op[3])
                 if memory.waiting:
                     memory.freed = True
-                    break
+                    stream.pc = pc
+                    return True
             elif code == ACQUIRE:
                 memory = op[1]
                 if memory.waiting or not memory.pool.acquire(op[2]):
-                    memory.waiting.append((stream, op[2]))
-                    self._block(stream, now)
-                    break
-                memory.sample(now)
+                    memory.waiting.append(stream)
+                    stream.pc = pc
+                    stream.stalled_since = now
+                    return False
+                memory.times.append(now)
+                memory.changes.append(op[3])
                 pc += 1
             elif code == AWAIT:
-                target = target_of(op, stream.number, stream.iteration)
-                if self.counts[op[1]] < target:
-                    self.waiters.setdefault(op[1], []).append((stream, target))
-                    self._block(stream, now)
-                    break
+                _, event, offset, repeat = op
+                target = (stream.iteration + 1) * repeat + offset if repeat else stream.number + offset
+                if self.counts[event] < target:
+                    stream.target = target
+                    self.waiters[event].append(stream)
+                    stream.pc = pc
+                    stream.stalled_since = now
+                    return False
                 pc += 1
             elif code == SIGNAL:
                 pc += 1
-                self.counts[op[1]] += 1
-                if op[1] in self.waiters and self._wake(op[1], now):
-                    break
+                event = op[1]
+                self.counts[event] += 1
+                if self.waiters[event]:
+                    stream.pc = pc
+                    self._wake(event, now)
+                    return True
             elif code == COPY:
-                stream.direction = op[1]
-                self.ready.remove(stream)
-                if self.engines.issue(stream, op[1], op[2]):
-                    stream.starts.append(now)
-                else:
-                    stream.stalled_since = now
-                break
+                stream.pc = pc
+                self._issue(stream, op, now)
+                return False
             else:
                 if not self._next_segment(stream):
-                    self.ready.remove(stream)
-                    return
+                    return False
                 ops, pc = stream.ops, 0
-        stream.pc = pc
+
+    def _issue(self, stream: Stream, op: Op, now: int) -> None:
+        self.running += 1
+        stream.direction = op[1]
+        if self.engines.issue(stream, op[1], op[2]):
+            stream.starts.append(now)
+        else:
+            stream.stalled_since = now
 
     def _next_segment(self, stream: Stream) -> bool:
         """Go on to the next repetition, segment or iteration; False if all is done."""
@@ -224,49 +269,43 @@ class Executor:
         here = segments[stream.segment]
         stream.number = stream.iteration * here.repeat + stream.repetition
         stream.ops = here.ops
-        stream.pc = 0
         return True
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def _block(self, stream: Stream, now: int) -> None:
-        self.ready.remove(stream)
-        stream.stalled_since = now
+    def _wake(self, event: int, now: int) -> None:
+        """Free the streams whose awaited count an event has reached."""
+        count = self.counts[event]
+        waiting = self.waiters[event]
+        self.waiters[event] = [stream for stream in waiting if stream.target > count]
+        for stream in waiting:
+            if stream.target <= count:
+                self._resume(stream, now)
 
     def _resume(self, stream: Stream, now: int) -> None:
+        """A stream steps past the op it waited at."""
         self._note_stall(stream, now)
+        stream.pc += 1
         self.ready.append(stream)
 
     def _note_stall(self, stream: Stream, now: int) -> None:
         since = stream.stalled_since
-        if since >= 0 and now > since:
-            self.stalls.append(Stall(stream.rank, stream.segment, stream.pc, since, now, stream.iteration))
+        if now > since:
+            self.stalls += (stream.rank, stream.segment, stream.pc, since, now, stream.iteration)
         stream.stalled_since = -1
 
-    def _wake(self, event: int, now: int) -> bool:
-        count = self.counts[event]
-        waiting = self.waiters.pop(event)
-        still = [(stream, target) for stream, target in waiting if target > count]
-        if still:
-            self.waiters[event] = still
-        for stream, target in waiting:
-            if target <= count:
-                self._resume(stream, now)
-                stream.pc += 1
-        return len(still) < len(waiting)
 
-    def _begin_copy(self, stream: Stream, now: int) -> None:
-        self._note_stall(stream, now)
-        stream.starts.append(now)
-
-
-def _urgency(stream: Stream) -> tuple[int, int]:
-    code = stream.ops[stream.pc][0]
-    return (LAUNCH if code == COPY else code, stream.rank)
+def _most_urgent(ready: list[Stream]) -> tuple[Stream, int]:
+    """The stream whose next op comes first at this instant, and that op's code."""
+    best, best_code = ready[0], COPY + 1
+    for stream in ready:
+        code = stream.ops[stream.pc][0]
+        if code == COPY:
+            code = LAUNCH
+        if code < best_code or (code == best_code and stream.rank < best.rank):
+            best, best_code = stream, code
+    return best, best.ops[best.pc][0]
 
 
 def _rank(stream: Stream) -> int:
     return stream.rank
-
-
-__all__ = ["END", "Executor", "Stall", "Stream"]

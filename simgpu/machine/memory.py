@@ -1,4 +1,4 @@
-"""A memory over time: a pool, the queue of streams that wait for it, and samples of its use.
+"""A memory over time: a pool, the queue of streams that wait for it, and a log of its use.
 
 Lives here: `Memory`. Does not live here: which bytes go where (`simgpu.memory`).
 """
@@ -6,38 +6,61 @@ Lives here: `Memory`. Does not live here: which bytes go where (`simgpu.memory`)
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simgpu.memory.pool import Pool
+from simgpu.memory.pool import Pool, Request
 from simgpu.timeline.model import MemoryCurve
 
 if TYPE_CHECKING:
     from simgpu.machine.executor import Stream
 
 
-@dataclass(slots=True, eq=False)
 class Memory:
-    """waiting: streams whose request has not been granted, first in, first out. freed: whether memory came back
-    since the head of the queue was last tried. times, live, used: samples, one per change."""
+    """One space of the machine.
 
-    name: str
-    pool: Pool[Any]
-    waiting: deque[tuple[Stream, Any]] = field(default_factory=deque)
-    freed: bool = False
-    times: list[int] = field(default_factory=list)
-    live: list[int] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
+    waiting: streams whose request has not been granted, first in, first out. freed: whether memory came back since
+    the head of the queue was last tried. times, changes: the log, one entry per change: when, and the number of the
+    request that was granted or given back. The log holds only whole numbers, and sizes are filled in when the curve
+    is drawn: a run writes it at every kernel.
+    """
 
-    def sample(self, now: int) -> None:
-        """Note the use at this time."""
+    __slots__ = ("_requests", "changes", "freed", "name", "pool", "times", "waiting")
+
+    def __init__(self, name: str, pool: Pool) -> None:
+        self.name = name
+        self.pool = pool
+        self.waiting: deque[Stream] = deque()
+        self.freed = False
+        self.times: list[int] = []
+        self.changes: list[int] = []
+        self._requests: list[Request] = []
+
+    def request(
+        self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None
+    ) -> tuple[Request, int]:
+        """A request for blocks, with its number in the log; the number after it stands for giving them back."""
+        request = self.pool.prepare(blocks, sizes, offsets)
+        self._requests.append(request)
+        return request, 2 * len(self._requests) - 2
+
+    def log(self, now: int, number: int) -> None:
+        """Note that a request was granted or given back."""
         self.times.append(now)
-        self.live.append(self.pool.live)
-        self.used.append(self.pool.used)
+        self.changes.append(number)
 
     def curve(self) -> MemoryCurve:
-        """The samples as columns."""
-        times, live, used = (np.array(values, dtype=np.int64) for values in (self.times, self.live, self.used))
-        return MemoryCurve(times, live, used, self.pool.capacity)
+        """The use over time."""
+        count = len(self._requests)
+        live = np.fromiter((request.live for request in self._requests), dtype=np.int64, count=count)
+        used = np.fromiter((request.used for request in self._requests), dtype=np.int64, count=count)
+        changes = np.array(self.changes, dtype=np.int64)
+        which, sign = changes >> 1, 1 - 2 * (changes & 1)
+        return MemoryCurve(
+            np.array(self.times, dtype=np.int64),
+            np.cumsum(live[which] * sign),
+            np.cumsum(used[which] * sign),
+            self.pool.capacity,
+        )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, MachineCode, work_of
+from simgpu.machine.code import ACQUIRE, AWAIT, MachineCode
 from simgpu.machine.executor import Executor
-from simgpu.program.instructions import Program
+from simgpu.program.instructions import CopyIn, CopyOut, Launch, Program
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 
@@ -59,36 +59,41 @@ def timeline_of(executor: Executor, program: Program, graph: TaskGraph) -> Timel
 def _work_columns(
     executor: Executor, program: Program, graph: TaskGraph, rank: int, names: _Names
 ) -> tuple[Column, ...]:
-    """Columns of one stream's kernels and copies."""
+    """Columns of one stream's kernels and copies. A kernel began its duration before its end."""
     stream = executor.streams[rank]
     stream_id = executor.code.streams[rank]
-    rows: list[tuple[int, int, int]] = []
+    rows: list[int] = []
     for segment in program.segments:
-        works = (work_of(instruction, graph) for instruction in segment.streams.get(stream_id, ()))
-        once = [(int(work[0]), names.of(work[1]), work[2]) for work in works if work is not None]
+        once: list[int] = []
+        for instruction in segment.streams.get(stream_id, ()):
+            if type(instruction) is Launch:
+                kind = SpanKind.RECOMPUTE if instruction.recompute else SpanKind.COMPUTE
+                kernel = graph.kernels[instruction.kernel]
+                once += (kind, names.of(kernel.id), 0, kernel.duration_ns)
+            elif type(instruction) in _COPIES:
+                b = instruction.block  # type: ignore[union-attr]
+                once += (_COPIES[type(instruction)], names.of(graph.blocks[b].id), graph.sizes[b], 0)
         rows += once * segment.repeat
-    one = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-    all_rows = np.tile(one, (executor.iterations, 1))
-    count = len(all_rows)
-    return (
-        np.full(count, rank, dtype=np.int64),
-        all_rows[:, 0],
-        all_rows[:, 1],
-        np.array(stream.starts, dtype=np.int64),
-        np.array(stream.ends, dtype=np.int64),
-        all_rows[:, 2],
-        np.full(count, -1, dtype=np.int64),
-        np.repeat(np.arange(executor.iterations, dtype=np.int64), len(rows)),
-    )
+    one = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    kind, name, size, duration = np.tile(one, (executor.iterations, 1)).T
+    end = np.array(stream.ends, dtype=np.int64)
+    start = end - duration
+    copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
+    start[copies] = stream.starts
+    iteration = np.repeat(np.arange(executor.iterations, dtype=np.int64), len(one))
+    return np.full(len(end), rank, dtype=np.int64), kind, name, start, end, size, np.full(len(end), -1), iteration
+
+
+_COPIES: dict[type, SpanKind] = {CopyOut: SpanKind.COPY_OUT, CopyIn: SpanKind.COPY_IN}
 
 
 def _stall_columns(executor: Executor, names: _Names) -> tuple[Column, ...]:
     """Columns of the times in which streams waited."""
     code: MachineCode = executor.code
-    rows = []
-    for stall in executor.stalls:
-        ops = code.segments[stall.stream][stall.segment].ops
-        op = ops[stall.pc]
+    rows: list[int] = []
+    stalls = iter(executor.stalls)
+    for stream, segment, pc, begin, end, iteration in zip(*[stalls] * 6, strict=True):
+        op = code.segments[stream][segment].ops[pc]
         cause, name = -1, -1
         if op[0] == AWAIT:
             kind = SpanKind.STALL_EVENT
@@ -98,5 +103,5 @@ def _stall_columns(executor: Executor, names: _Names) -> tuple[Column, ...]:
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
         else:
             kind = SpanKind.STALL_ENGINE
-        rows.append((stall.stream, int(kind), name, stall.start, stall.end, 0, cause, stall.iteration))
-    return tuple(np.array(rows, dtype=np.int64).reshape(len(rows), 8).T)
+        rows += (stream, kind, name, begin, end, 0, cause, iteration)
+    return tuple(np.array(rows, dtype=np.int64).reshape(-1, 8).T)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
@@ -26,7 +25,7 @@ from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Program, Release, Space
 from simgpu.timeline.model import Timeline
 
-POOLS: dict[str, Callable[[int | None, int], Pool[Any]]] = {"counting": CountingPool, "addressed": AddressedPool}
+POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,13 @@ def run_program(
     """
     graph = with_algorithms(graph, dict(program.algorithms))
     limit = None if program.unlimited_memory else budget
-    device_pool: Pool[Any] = POOLS[pool](limit, node.gpu.alignment)
+    device_pool: Pool = POOLS[pool](limit, node.gpu.alignment)
     device = Memory("device", device_pool)
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     code = translate(program, graph, device, host)
     executor = Executor(env, code, Engines(env, node), (device, host), iterations)
     _take_residents(program, graph, device)
-    host.sample(0)
     executor.run()
     if not all(stream.finished for stream in executor.streams):
         raise _stopped(executor, program, graph)
@@ -78,14 +76,14 @@ def run_program(
 
 def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
     sizes = [graph.sizes[b] for b in program.resident]
-    request = device.pool.prepare(program.resident, sizes)
+    request, number = device.request(program.resident, sizes)
     if not device.pool.acquire(request):
         held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in program.resident), key=lambda h: (-h[1], h[0]))
         capacity = device.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
         hole = device.pool.largest_hole
         raise OutOfMemoryError(what, device.name, sum(sizes), capacity, hole, capacity, 0, tuple(held))
-    device.sample(0)
+    device.log(0, number)
 
 
 def _steady(timeline: Timeline, executor: Executor) -> bool:
@@ -102,12 +100,13 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
     now = int(executor.env.now)
     for memory, space in zip(executor.memories, Space, strict=True):
         if memory.waiting:
-            stream, request = memory.waiting[0]
+            stream = memory.waiting[0]
+            request = stream.ops[stream.pc][2]
             capacity = memory.pool.capacity or 0
             free = capacity - memory.pool.used
             hole = memory.pool.largest_hole
             holders = _holders(executor, program, graph, space)
-            asked = memory.pool.bytes_of(request)
+            asked = request.used
             waiting = _work_at(executor, program, graph, stream)
             kernel = _kernel_at(executor, program, graph)
             return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)

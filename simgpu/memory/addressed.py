@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 from simgpu.errors import ProgramError
 from simgpu.memory.holes import HoleIndex
-from simgpu.memory.pool import UNLIMITED, aligned
-
-#: (block, bytes, bytes with padding, offset or None) of each block asked for.
-Request = tuple[tuple[int, int, int, int | None], ...]
+from simgpu.memory.pool import UNLIMITED, Piece, Request, aligned
 
 
 class Segment(NamedTuple):
@@ -59,78 +56,90 @@ class AddressedPool:
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
         places: Sequence[int | None] = offsets if offsets is not None else [None] * len(blocks)
-        return tuple(
-            (block, size, aligned(size, self.alignment), place)
+        pieces = tuple(
+            Piece(block, size, aligned(size, self.alignment), place)
             for block, size, place in zip(blocks, sizes, places, strict=True)
+            if size
         )
+        return Request(sum(sizes), sum(piece.padded for piece in pieces), pieces)
 
     def acquire(self, request: Request) -> bool:
-        addresses = self._addresses
-        for done, (block, size, padded, offset) in enumerate(request):
-            if padded == 0:
-                continue
-            if offset is None:
-                start = self._holes.exact(padded)
-                if start is None:
-                    start = self._holes.first(padded)
-            else:
-                start = self._hole_around(offset, padded)
+        pieces = request[2]
+        for done, (block, _, padded, offset) in enumerate(pieces):
+            start = self._place(padded) if offset is None else self._take_at(offset, padded)
             if start is None:
-                self.release(request[:done])
+                for placed in pieces[:done]:
+                    self._free(placed.block, placed.padded)
                 return False
-            self._take(start, start if offset is None else offset, padded)
-            addresses[block] = start if offset is None else offset
-            self.live += size
-            self.used += padded
+            self._addresses[block] = start
+        self.live += request[0]
+        self.used += request[1]
         return True
 
-    def _take(self, hole: int, start: int, size: int) -> None:
-        """Take [start, start + size) out of the hole."""
+    def _place(self, size: int) -> int | None:
+        """Take `size` bytes by the rule; returns their address, None if no hole is large enough."""
         holes = self._holes
-        length = holes.remove(hole)
-        del self._ends[hole + length]
-        if start > hole:
-            self._add_hole(hole, start - hole)
-        end = start + size
-        if end < hole + length:
-            self._add_hole(end, hole + length - end)
+        start = holes.exact(size)
+        if start is not None:
+            holes.remove(start)
+            del self._ends[start + size]
+            end = start + size
+        else:
+            start = holes.first(size)
+            if start is None:
+                return None
+            # The rest of the hole keeps its end and its place in the order of holes.
+            end = start + size
+            self._ends[start + holes.shrink(start, size)] = end
         if end > self._high_water:
             self._high_water = end
+        return start
+
+    def _take_at(self, offset: int, size: int) -> int | None:
+        """Take `size` bytes at an offset; returns the offset, None if they are not all free."""
+        hole = self._holes.before(offset)
+        if hole is None or hole + self._holes.sizes[hole] < offset + size:
+            return None
+        end = hole + self._holes.remove(hole)
+        del self._ends[end]
+        if offset > hole:
+            self._add_hole(hole, offset - hole)
+        if offset + size < end:
+            self._add_hole(offset + size, end - offset - size)
+        self._high_water = max(self._high_water, offset + size)
+        return offset
 
     def _add_hole(self, start: int, size: int) -> None:
         self._holes.add(start, size)
         self._ends[start + size] = start
 
-    def _hole_around(self, offset: int, size: int) -> int | None:
-        """Start of the hole that contains [offset, offset + size), or None."""
-        start = self._holes.before(offset)
-        if start is None or start + self._holes.sizes[start] < offset + size:
-            return None
-        return start
-
     def release(self, request: Request) -> None:
-        holes = self._holes
-        for block, size, padded, _ in request:
-            if padded == 0:
-                continue
-            start = self._addresses.pop(block, None)
-            if start is None:
-                raise ProgramError(f"block {block} is released but holds no memory")
-            self.live -= size
-            self.used -= padded
-            end = start + padded
-            if end in holes.sizes:
-                length = holes.remove(end)
-                del self._ends[end + length]
-                end += length
-            left = self._ends.pop(start, None)
-            if left is not None:
-                holes.remove(left)
-                start = left
-            self._add_hole(start, end - start)
+        for block, _, padded, _ in request[2]:
+            self._free(block, padded)
+        self.live -= request[0]
+        self.used -= request[1]
 
-    def bytes_of(self, request: Request) -> int:
-        return sum(padded for _, _, padded, _ in request)
+    def _free(self, block: int, size: int) -> None:
+        start = self._addresses.pop(block, None)
+        if start is None:
+            raise ProgramError(f"block {block} is released but holds no memory")
+        holes, ends = self._holes, self._ends
+        end = start + size
+        right = holes.sizes.get(end)
+        left = ends.pop(start, None)
+        if left is not None:
+            # Growing the hole on the left keeps its address, and with it its place in the order of holes.
+            if right is not None:
+                holes.remove(end)
+                end += right
+            holes.grow(left, end - left)
+            ends[end] = left
+        elif right is not None:
+            holes.move(end, start, right + size)
+            ends[end + right] = start
+        else:
+            holes.add(start, size)
+            ends[end] = start
 
     def address(self, block: int) -> int | None:
         """Where a block lies, None if it holds no memory."""

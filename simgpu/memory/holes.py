@@ -69,6 +69,34 @@ class HoleIndex:
             self._largest[index] = self._max_of(run)
         return size
 
+    def grow(self, start: int, size: int) -> None:
+        """The hole at `start` now has `size` bytes, more than before."""
+        self.sizes[start] = size
+        heappush(self._by_size.setdefault(size, []), start)
+        index = self._run_of(start)
+        if size > self._largest[index]:
+            self._largest[index] = size
+
+    def move(self, start: int, to: int, size: int) -> None:
+        """The hole at `start` now begins at `to` and has `size` bytes; no hole lies between the two addresses."""
+        old = self.sizes.pop(start)
+        self.sizes[to] = size
+        heappush(self._by_size.setdefault(size, []), to)
+        index = self._run_of(start)
+        run = self._runs[index]
+        run[bisect_left(run, start)] = to
+        self._firsts[index] = run[0]
+        if size >= self._largest[index]:
+            self._largest[index] = size
+        elif old == self._largest[index]:
+            self._largest[index] = self._max_of(run)
+
+    def shrink(self, start: int, by: int) -> int:
+        """The first `by` bytes of the hole at `start` are taken; returns the size it had."""
+        old = self.sizes[start]
+        self.move(start, start + by, old - by)
+        return old
+
     def _max_of(self, run: list[int]) -> int:
         return max(map(self.sizes.__getitem__, run), default=0)
 

@@ -7,7 +7,7 @@ Lives here: the protocol that machine and planners use, alignment, and `Counting
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from simgpu.errors import ProgramError
 
@@ -24,10 +24,24 @@ def aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-Request = TypeVar("Request")
+class Piece(NamedTuple):
+    """One block of a request: its bytes, the same with padding, and the offset asked for, None for any."""
+
+    block: int
+    size: int
+    padded: int
+    offset: int | None
 
 
-class Pool(Protocol[Request]):
+class Request(NamedTuple):
+    """Memory for some blocks, all or nothing: their bytes together, the same with padding, and each of them."""
+
+    live: int
+    used: int
+    pieces: tuple[Piece, ...] = ()
+
+
+class Pool(Protocol):
     """A device memory. A request is prepared once from its blocks and may then be acquired and released many times.
 
     live: bytes held by blocks; used: the same with the padding of every block.
@@ -47,10 +61,6 @@ class Pool(Protocol[Request]):
 
     def release(self, request: Request) -> None:
         """Give all of a request's memory back."""
-        ...
-
-    def bytes_of(self, request: Request) -> int:
-        """Bytes a request takes, padding included."""
         ...
 
     @property
@@ -89,30 +99,27 @@ class CountingPool:
         self.used = 0
         self._high_water = 0
 
-    def prepare(
-        self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None
-    ) -> tuple[int, int]:
+    def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
         if offsets is not None:
             raise ProgramError("a program that gives offsets needs the addressed pool, not the counting one")
-        return sum(sizes), sum(aligned(size, self.alignment) for size in sizes)
+        live = sum(sizes)
+        if self.alignment == 1:
+            return Request(live, live)
+        return Request(live, sum(aligned(size, self.alignment) for size in sizes))
 
-    def acquire(self, request: tuple[int, int]) -> bool:
-        live, used = request
-        total = self.used + used
+    def acquire(self, request: Request) -> bool:
+        total = self.used + request[1]
         if total > self.limit:
             return False
-        self.live += live
         self.used = total
+        self.live += request[0]
         if total > self._high_water:
             self._high_water = total
         return True
 
-    def release(self, request: tuple[int, int]) -> None:
+    def release(self, request: Request) -> None:
         self.live -= request[0]
         self.used -= request[1]
-
-    def bytes_of(self, request: tuple[int, int]) -> int:
-        return request[1]
 
     @property
     def largest_hole(self) -> int:
