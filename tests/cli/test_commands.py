@@ -1,0 +1,154 @@
+"""The smaller commands, and the command line as a whole."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from simgpu.cli import COMMANDS
+from simgpu.cli.schema import json_schema
+from simgpu.hardware.nodes import node_names
+from simgpu.policies.registry import describe, policy_names
+from simgpu.trace.folder import read_trace
+from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
+
+HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def test_help_lists_every_command_in_its_own_words() -> None:
+    done = simgpu("--help")
+    assert done.exit_code == 0
+    for name, (home, line) in COMMANDS.items():
+        assert f"{name} " in done.stdout
+        assert line in done.stdout
+        module, _, attribute = home.partition(":")
+        assert isinstance(getattr(importlib.import_module(module), attribute), click.Command)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    done = simgpu(name, "--help")
+    assert done.exit_code == 0
+    assert f"simgpu {name}" in done.stdout or "simgpu run NAME" in done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from simgpu.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
+    )
+    done = _python(code)
+    loaded = done.split("[", maxsplit=1)[1]
+    assert not [name for name in HEAVY if f"'{name}'" in loaded]
+
+
+def test_importing_the_package_loads_nothing_heavy_and_its_names_load_on_use() -> None:
+    loaded = _python("import sys, simgpu; print(sorted(sys.modules)); simgpu.simulate; simgpu.load_node")
+    assert not [name for name in HEAVY if f"'{name}'" in loaded]
+    names = _python("import simgpu; print(all(getattr(simgpu, name) is not None for name in simgpu.__all__))")
+    assert names == "True\n"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = importlib.import_module("simgpu").nonsense
+
+
+def test_the_version_is_the_packages() -> None:
+    root = Path(__file__).resolve().parents[2]
+    import tomllib
+
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert simgpu("--version").stdout == f"simgpu {version}\n"
+
+
+def test_nodes_and_one_node_with_its_sources() -> None:
+    listed = simgpu("nodes").stdout
+    assert all(any(line.startswith(f"{name} ") for line in listed.splitlines()) for name in node_names())
+    shown = simgpu("nodes", "k40").stdout
+    assert "10.05 GB/s" in shown
+    assert "sources" in shown
+    assert "Microway" in shown
+
+
+def test_policies_with_parameters_and_sources() -> None:
+    listed = simgpu("policies").stdout
+    for name in policy_names():
+        assert f"{name}\n" in listed
+    assert "Rhu et al." in listed
+    assert "default all" in " ".join(listed.split())
+    assert simgpu("policies", "ideal").stdout.splitlines()[0] == "ideal"
+
+
+def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
+    scenario = json.loads(simgpu("schema").stdout)
+    assert scenario["additionalProperties"] is False
+    assert set(scenario["required"]) == {"schema", "name", "trace", "node", "policies"}
+    names, with_parameters = scenario["properties"]["policies"]["items"]["anyOf"]
+    assert names["enum"] == list(policy_names())
+    vdnn = with_parameters["properties"]["vdnn"]["properties"]
+    assert set(vdnn) == {parameter.name for parameter in describe("vdnn").parameters}
+    node = json_schema("node")
+    assert node["$defs"]["GpuSection"]["properties"]["memory"]["type"] == "string"
+    assert "default" not in node["$defs"]["GpuSection"]["properties"]["alignment"]
+
+
+def test_trace_show_check_and_stats(tmp_path: Path) -> None:
+    trace = make_study(tmp_path).with_name("chain")
+    shown = simgpu("trace", "show", trace).stdout
+    assert "layers  3, as recorded" in shown
+    assert [line.split() for line in shown.splitlines()][-2][:5] == ["L2", "2", "7", "us", "14"]
+    assert simgpu("trace", "check", trace).stdout == f"{trace}: a sound trace; 6 kernels, 7 blocks\n"
+    stats = simgpu("trace", "stats", trace).stdout
+    assert "feature_map" in stats
+    assert "60 us" in stats
+
+
+def test_trace_check_lists_every_problem(tmp_path: Path) -> None:
+    trace = make_study(tmp_path).with_name("chain")
+    kernels = trace / "kernels.csv"
+    kernels.write_text(kernels.read_text().replace(",5000,", ",-5,").replace(",7000,", ",7.5,"), encoding="utf-8")
+    done = simgpu("trace", "check", trace)
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 2
+    assert "row 2, column duration_ns" in done.stderr
+    assert "row 3, column duration_ns" in done.stderr
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings in ../shared/data")
+def test_import_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
+    options = ["--batch", "128", "--device", "NVIDIA H100", "--date", "2024-05-01"]
+    done = simgpu("import", DATA / "h100-triosim" / "vgg13", "-o", tmp_path / "vgg13", *options)
+    assert done.exit_code == 0, done.stderr
+    assert "imported from a recording on NVIDIA H100, 2024-05-01" in " ".join(done.stdout.split())
+    trace = read_trace(tmp_path / "vgg13")
+    assert (trace.info.batch, trace.info.device, len(trace.kernels)) == (128, "NVIDIA H100", 77)
+
+
+def test_record_writes_a_trace_or_says_what_to_install(tmp_path: Path) -> None:
+    done = simgpu("record", "mlp", "--batch", "4", "--repetitions", "1", "-o", tmp_path / "mlp")
+    if importlib.util.find_spec("torch") is None:
+        assert done.exit_code == 2
+        assert "pip install 'simgpu[record]'" in done.stderr
+        assert not (tmp_path / "mlp").exists()
+    else:
+        assert done.exit_code == 0, done.stderr
+        assert read_trace(tmp_path / "mlp").info.batch == 4
+
+
+def test_the_command_line_works_as_a_process() -> None:
+    done = simgpu_process("nodes")
+    assert done.returncode == 0
+    assert done.stdout == simgpu("nodes").stdout
+
+
+def _python(code: str) -> str:
+    import subprocess
+    import sys
+
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120, check=True
+    ).stdout

@@ -1,0 +1,152 @@
+"""`simgpu run` and `simgpu compare`: what they print, write and end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simgpu.experiments import compare as experiment
+from simgpu.scenario.load import load_scenario
+from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return make_study(tmp_path)
+
+
+def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> None:
+    done = simgpu("run", study)
+    assert done.exit_code == 0, done.stderr
+    for expected in (
+        "study\n",
+        "about   a hand-made chain\n",
+        "trace   chain, batch 1, float32; 6 kernels, 60 us of compute\n",
+        "origin  modelled, not recorded, for hand-made, by simgpu.trace.chain\n",
+        "node    bench: a GPU, 8 GiB usable; PCIe, 10 GB/s out, 10 GB/s in\n",
+        "run     3 iterations, the last one reported; steady; counting pool; seed 0\n",
+    ):
+        assert expected in done.stdout
+    assert not done.stderr
+
+
+def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
+    done = simgpu("run", study, "--json")
+    scenario = load_scenario(study)
+    expected = experiment.compare(scenario.trace, scenario.node, scenario.policies)
+    told = json.loads(done.stdout)
+    assert told["schema"] == "simgpu.report/1"
+    assert told["scenario"] == "study"
+    assert [entry["label"] for entry in told["results"]] == ["ideal", "none", "vdnn"]
+    for entry, run in zip(told["results"], expected, strict=True):
+        assert run.result is not None
+        assert entry["metrics"] == {row.key: row.value for row in run.result.metrics.rows()}
+    iterations = {entry["label"]: entry["metrics"]["iteration_ns"] for entry in told["results"]}
+    # The copies take 10 and 20 us, the last layer's input stays: forward 10 + 20 + 9, backward 20 + 14 + 10.
+    assert iterations == {"ideal": 60_000, "none": 60_000, "vdnn": 83_000}
+    table = simgpu("compare", study).stdout
+    for label, nanoseconds in iterations.items():
+        assert any(line.split()[:2] == [label, f"{nanoseconds / 1000:.4g}"] for line in table.splitlines())
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str) -> None:
+    policies = "policies=[ideal, none, vdnn, vdnn: {mode: conv}, vdnn: {mode: dynamic}]"
+    done = simgpu_process(command, study, "--set", policies)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+    assert not any(line != line.rstrip() for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_terminal_gets_styles_unless_no_color(study: Path, no_color: str, coloured: bool) -> None:
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
+    if not no_color:
+        del environment["NO_COLOR"]
+    root = Path(__file__).resolve().parents[2]
+    code = "from rich.text import Text; from simgpu.cli.screen import Screen; Screen().print(Text('x', style='red'))"
+    subprocess.run([sys.executable, "-c", code], stdout=child, env=environment, cwd=root, check=True, timeout=60)
+    os.close(child)
+    text = os.read(parent, 1000)
+    os.close(parent)
+    assert (b"\x1b[31m" in text) is coloured
+
+
+def test_settings_change_scenario_and_node(study: Path) -> None:
+    done = simgpu("run", study, "--json", "--set", "node.gpu.memory=1 GiB", "--set", "iterations=2")
+    first = json.loads(done.stdout)["results"][0]
+    assert (first["budget_bytes"], first["iterations"]) == (2**30, 2)
+    assert first["node"]["name"] == "bench[gpu.memory=1 GiB]"
+
+
+def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
+    some = simgpu("compare", study, "--set", "node.gpu.memory=550 kB")
+    assert some.exit_code == 0
+    assert "no memory" in some.stdout
+    assert "none: out of device memory" in some.stderr
+    every = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
+    assert every.exit_code == 3
+    assert every.stderr.startswith("Error: none: out of device memory")
+    for word in ("kernel", "asks for", "largest hole", "held by"):
+        assert word in every.stderr
+
+
+def test_out_of_memory_in_json(study: Path) -> None:
+    done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB")
+    by_label = {entry["label"]: entry for entry in json.loads(done.stdout)["results"]}
+    told = by_label["none"]["out_of_memory"]
+    assert told["capacity"] == 550_000
+    assert told["requested"] > told["largest_hole"]
+    assert sum(holder["bytes"] for holder in told["holders"]) <= told["capacity"]
+    assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
+
+
+def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    formats = ["--set", "outputs.timeline=[csv, perfetto]", "--set", "outputs.plots=[memory]"]
+    done = simgpu("run", study, "-o", out, *formats, "--set", "outputs.image=svg")
+    assert done.exit_code == 0, done.stderr
+    assert f"written to {out}" in done.stdout
+    files = {"timeline.csv", "timeline.perfetto.json", "memory.svg"}
+    assert {path.name for path in (out / "vdnn").iterdir()} == files
+    assert {path.name for path in out.iterdir()} == {"report.json", "ideal", "none", "vdnn"}
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    again = simgpu("run", study, "-o", out, "--set", "policies=none")
+    assert again.exit_code == 0, again.stderr
+    assert {path.name for path in out.iterdir()} == {"report.json", "none"}
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: Path, tmp_path: Path) -> None:
+    printed = simgpu_process("run", study, "--json", "-o", tmp_path / "a").stdout
+    simgpu_process("run", study, "-o", tmp_path / "b")
+    assert (tmp_path / "a" / "report.json").read_text() == printed == (tmp_path / "b" / "report.json").read_text()
+
+
+def test_ctrl_c_ends_with_130(study: Path) -> None:
+    code = (
+        "import os, signal; from simgpu.cli import main; import simgpu.cli.run as run\n"
+        "run.load_scenario = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"main(['run', {str(study)!r}], prog_name='simgpu')"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unexpected_exception_keeps_its_traceback(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a mistake in simgpu")
+
+    monkeypatch.setattr("simgpu.cli.run.load_scenario", broken)
+    done = simgpu("run", study)
+    assert isinstance(done.exception, RuntimeError)
