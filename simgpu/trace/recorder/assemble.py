@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from statistics import median_low
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SparsitySample, Trace, TraceInfo
-from simgpu.trace.recorder.ledger import BlockNote
-from simgpu.trace.recorder.structure import KernelNote
+from simgpu.trace.recorder.notes import BlockNote, KernelNote
 
 
 def assemble(

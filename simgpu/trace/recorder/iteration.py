@@ -5,7 +5,7 @@ Lives here: the order of its steps. Does not live here: who watches it (`structu
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,9 @@ class Watcher(Protocol):
     def begin(self, phase: Phase) -> None:
         """A phase begins."""
 
+    def differentiate(self, root: Any) -> None:
+        """Backward is about to run from this autograd node."""
+
     def finish(self) -> None:
         """The iteration is over; its output and loss are still held."""
 
@@ -27,6 +30,9 @@ class NoWatcher:
     """Nobody watches: for iterations that only warm up."""
 
     def begin(self, phase: Phase) -> None:
+        """Nothing to do."""
+
+    def differentiate(self, root: Any) -> None:
         """Nothing to do."""
 
     def finish(self) -> None:
@@ -44,6 +50,7 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
     output = workload.module(*workload.inputs)
     loss = workload.loss(output, *workload.labels)
     watcher.begin(Phase.BACKWARD)
+    watcher.differentiate(loss.grad_fn)
     loss.backward()
     watcher.begin(Phase.OPTIMIZER)
     optimizer.step()

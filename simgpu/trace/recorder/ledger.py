@@ -1,6 +1,6 @@
 """The book of storages: which block a tensor is, and when the framework let go of it.
 
-Lives here: `Ledger` and its notes on blocks. Does not live here: what operators do (`operators`), layers (`layers`),
+Lives here: `Ledger`. Does not live here: what operators do (`operators`), layers (`layers`),
 or the trace made of the notes (`assemble`). Nothing here holds a tensor or a storage: blocks are known by weak
 references, so that recording changes no lifetime.
 """
@@ -15,28 +15,7 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.trace.model import BlockKind
-
-
-@dataclass(slots=True)
-class BlockNote:
-    """A storage as seen so far; kernels are positions in the recording.
-
-    name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
-    maker: operator that made it. born: position of the kernel at whose start the host had put it there.
-    release: position of the kernel after whose end it was let go, None while it is held.
-    """
-
-    bytes: int
-    kind: BlockKind
-    layer: str | None
-    shape: tuple[int, ...] | None
-    dtype: str | None
-    name: str = ""
-    maker: str = ""
-    persistent: bool = False
-    born: int | None = None
-    release: int | None = None
-    sparsity: float | None = None
+from simgpu.trace.recorder.notes import BlockNote
 
 
 @dataclass

@@ -25,6 +25,7 @@ from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch
 from simgpu.trace.recorder.structure import StructurePass
+from simgpu.trace.recorder.sums import fold_sums
 from simgpu.trace.recorder.timing import Signature, TimingPass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
@@ -68,7 +69,8 @@ class Session:
                 durations = [
                     _time(workload, optimizer, device, structure.signatures, self.name) for _ in range(self.repetitions)
                 ]
-        return assemble(self._info(device, workload, optimizer), structure.kernels, ledger.blocks, durations)
+        kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
+        return assemble(self._info(device, workload, optimizer), kernels, blocks, durations)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:

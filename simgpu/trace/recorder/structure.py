@@ -7,7 +7,6 @@ Lives here: turning operator calls into kernels, blocks and measured sparsity. D
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +16,13 @@ from torch.utils.flop_counter import flop_registry
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.recorder.layers import LOSS, LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.operators import Access, access, operator_name, operator_purity
 from simgpu.trace.recorder.scratch import Scratch
+from simgpu.trace.recorder.sums import mark_meetings, may_sum
 from simgpu.trace.recorder.timing import Signature, signature
 
 _SPARSITY_DIGITS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class KernelNote:
-    """A kernel as seen: `call` is its position among all operator calls, blocks are numbers in the ledger.
-
-    One that writes a block from before the iteration (an optimizer step, running statistics) is not pure.
-    """
-
-    call: int
-    op: str
-    phase: Phase
-    layer: str | None
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    pure: bool | None
-    flops: int | None
 
 
 class StructurePass(TorchDispatchMode):  # type: ignore[misc]
@@ -65,6 +49,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._phase = Phase.FORWARD
         self._layer: str | None = None
+        self._made_under: dict[int, int] = {}
 
     def begin(self, phase: Phase) -> None:
         """A phase begins; when backward is over, its lasting results are known to be gradients of weights."""
@@ -72,6 +57,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._layer = LOSS if phase is Phase.BACKWARD else None
         if phase is Phase.OPTIMIZER:
             self._name_weight_gradients()
+
+    def differentiate(self, root: Any) -> None:
+        """Backward is about to run from this autograd node."""
+        mark_meetings(root)
 
     def finish(self) -> None:
         """The iteration is over."""
@@ -105,6 +94,12 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._layer = (self._tracker.layer_of(node) if node is not None else None) or self._layer
         return self._layer
 
+    def _may_sum(self, reads: tuple[int, ...]) -> bool:
+        node = torch._C._current_autograd_node()
+        if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None or not reads:
+            return False
+        return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
+
     def _on_device(self, done: Access) -> Access:
         holds = self._ledger.holds_memory
         return Access(
@@ -136,9 +131,13 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
         pure = False if lasting else operator_purity(func)
+        sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads))
         call = len(self.signatures) - 1
-        self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops))
+        self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))
         self._ledger.kernels = len(self.kernels)
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._made_under.update(dict.fromkeys(writes, node._sequence_nr()))
 
     def _kind(self, place: int, tensor: torch.Tensor) -> BlockKind:
         """Kind of a new block: an operator's first result is what it is for, the others serve its backward."""

@@ -48,6 +48,9 @@ class TimingPass(TorchDispatchMode):  # type: ignore[misc]
     def begin(self, phase: Phase) -> None:
         """Phases do not matter here."""
 
+    def differentiate(self, root: Any) -> None:
+        """Nor does what is differentiated."""
+
     def finish(self) -> None:
         """Nothing to close."""
 

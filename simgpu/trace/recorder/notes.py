@@ -1,0 +1,51 @@
+"""What the structure pass notes of kernels and blocks, before it becomes a trace.
+
+Lives here: the two plain records. Does not live here: who fills them (`structure`, `ledger`) or reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.trace.model import BlockKind, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNote:
+    """A kernel as seen: `call` is its position among all operator calls, blocks are numbers in the ledger.
+
+    sums_gradients: it may be autograd's addition of the gradients of two branches.
+    One that writes a block from before the iteration (an optimizer step, running statistics) is not pure.
+    """
+
+    call: int
+    op: str
+    phase: Phase
+    layer: str | None
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    pure: bool | None
+    flops: int | None
+    sums_gradients: bool = False
+
+
+@dataclass(slots=True)
+class BlockNote:
+    """A storage as seen so far; kernels are positions in the recording.
+
+    name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
+    maker: operator that made it. born: position of the kernel at whose start the host had put it there.
+    release: position of the kernel after whose end it was let go, None while it is held.
+    """
+
+    bytes: int
+    kind: BlockKind
+    layer: str | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    name: str = ""
+    maker: str = ""
+    persistent: bool = False
+    born: int | None = None
+    release: int | None = None
+    sparsity: float | None = None
