@@ -74,9 +74,9 @@ def load(path: Path, told: Told) -> Trace:
     blocks = tuple(_block(memory, operators) for memory in resolved.memories)
     placed = sum(memory.placed for memory in resolved.memories)
     notes = (
-        f"{placed} blocks are read although no listed operator writes them; each is taken as written by the operator "
-        "during which its tensor was numbered. Operands that the recording leaves out are not read here either. "
-        "Lifetimes are not recorded."
+        f"Blocks that are read although no listed operator writes them: {placed}; each is taken as written by the "
+        "operator during which its tensor was numbered. Operands that the recording leaves out are not read here "
+        "either. Lifetimes are not recorded."
     )
     info = told.info(path, _TOOL, path.resolve().name, _batch(blocks), notes)
     return Trace(info, _kernels(operators, resolved), blocks)

@@ -1,0 +1,120 @@
+"""Traces built by hand: what `check_trace` refuses, and what it lets pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.purity import purity
+from tests.trace.small import SMALL
+
+
+def with_kernel(position: int, **changes: object) -> Trace:
+    kernels = list(SMALL.kernels)
+    kernels[position] = replace(kernels[position], **changes)
+    return replace(SMALL, kernels=tuple(kernels))
+
+
+def with_block(position: int, **changes: object) -> Trace:
+    blocks = list(SMALL.blocks)
+    blocks[position] = replace(blocks[position], **changes)
+    return replace(SMALL, blocks=tuple(blocks))
+
+
+def of(*kernels: Kernel, blocks: tuple[Block, ...]) -> Trace:
+    return Trace(SMALL.info, kernels, blocks)
+
+
+def test_a_valid_trace_has_no_problems():
+    assert check_trace(SMALL) == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "place", "told"),
+    [
+        (with_kernel(1, duration_ns=1.5), "kernels[1].duration_ns", "1.5 is not a whole number"),
+        (with_kernel(1, duration_ns=-3), "kernels[1].duration_ns", "-3 is negative"),
+        (with_kernel(1, duration_ns=True), "kernels[1].duration_ns", "True is not a whole number"),
+        (with_kernel(1, flops=2**63), "kernels[1].flops", "is too large"),
+        (with_kernel(1, stream=-1), "kernels[1].stream", "-1 is negative"),
+        (with_kernel(1, phase="forwards"), "kernels[1].phase", "'forwards' is not a member of Phase"),
+        (with_kernel(1, op=""), "kernels[1].op", "blank"),
+        (with_kernel(1, layer=" L1"), "kernels[1].layer", "is not a name"),
+        (with_kernel(1, op="two\nlines"), "kernels[1].op", "is not a name"),
+        (with_kernel(0, id="k\u00a01"), "kernels[0].id", "is not an id"),
+        (with_block(0, bytes=16.0), "blocks[0].bytes", "16.0 is not a whole number"),
+        (with_block(0, kind="weights"), "blocks[0].kind", "not a member of BlockKind"),
+        (with_block(0, shape=(2, -2)), "blocks[0].shape", "is not a shape"),
+        (with_block(0, dtype=""), "blocks[0].dtype", "is not a name"),
+        (with_block(1, release="k4"), "blocks[1].release", "is used by kernel 'k5' after its release at kernel 'k4'"),
+        (with_block(5, release="k"), "blocks[5].release", "'k' is not a kernel"),
+        (replace(SMALL, info=replace(SMALL.info, notes="\ud800")), "info.notes", "characters that no file can"),
+        (replace(SMALL, info=replace(SMALL.info, device="")), "info.device", "blank"),
+    ],
+)
+def test_values_that_are_refused(trace, place, told):
+    found = [(problem.place, problem.what) for problem in check_trace(trace)]
+    assert any(where == place and told in what for where, what in found), found
+
+
+def test_a_block_nobody_uses():
+    lone = Block("lone", 4, BlockKind.OTHER)
+    assert ["lone" in p.what for p in check_trace(replace(SMALL, blocks=(*SMALL.blocks, lone)))] == [True]
+    for legal in (replace(lone, persistent=True), replace(lone, born="k2"), replace(lone, born="k2", release="k2")):
+        assert check_trace(replace(SMALL, blocks=(*SMALL.blocks, legal))) == []
+    early = replace(lone, born="k2", release="k1")
+    (problem,) = check_trace(replace(SMALL, blocks=(*SMALL.blocks, early)))
+    assert "before its birth" in problem.what
+
+
+def test_a_reader_above_its_writer_without_a_cycle_is_out_of_order():
+    trace = of(
+        Kernel("late", "a", Phase.FORWARD, 1, ("x",), ("y",)),
+        Kernel("first", "b", Phase.FORWARD, 1, (), ("x",)),
+        blocks=(Block("x", 1, BlockKind.OTHER), Block("y", 1, BlockKind.OTHER)),
+    )
+    (problem,) = check_trace(trace)
+    assert problem.place == "kernels[0].reads"
+    assert "'late' reads block 'x' before its first writer, kernel 'first'" in problem.what
+
+
+def test_in_place_on_a_block_nobody_wrote_is_a_read_before_write():
+    trace = of(Kernel("k", "relu_", Phase.FORWARD, 1, ("x",), ("x",)), blocks=(Block("x", 1, BlockKind.OTHER),))
+    (problem,) = check_trace(trace)
+    assert "before anything wrote it" in problem.what
+
+
+def test_each_cycle_is_told_once():
+    def pair(name: str) -> tuple[Kernel, Kernel]:
+        return (
+            Kernel(f"{name}1", "a", Phase.FORWARD, 1, (f"{name}b",), (f"{name}a",)),
+            Kernel(f"{name}2", "b", Phase.FORWARD, 1, (f"{name}a",), (f"{name}b",)),
+        )
+
+    blocks = tuple(Block(f"{name}{part}", 1, BlockKind.OTHER) for name in "pq" for part in "ab")
+    problems = check_trace(of(*pair("p"), *pair("q"), blocks=blocks))
+    assert [problem.what.partition(": ")[2] for problem in problems] == ["p1 -> p2 -> p1", "q1 -> q2 -> q1"]
+
+
+def test_starts_may_go_back_on_another_stream_only():
+    kernels = (
+        Kernel("a", "x", Phase.FORWARD, 1, start_ns=10),
+        Kernel("b", "x", Phase.FORWARD, 1, start_ns=5, stream=1),
+        Kernel("c", "x", Phase.FORWARD, 1),
+        Kernel("d", "x", Phase.FORWARD, 1, start_ns=10),
+    )
+    assert check_trace(of(*kernels, blocks=())) == []
+    (problem,) = check_trace(of(*kernels, Kernel("e", "x", Phase.FORWARD, 1, start_ns=9), blocks=()))
+    assert problem.place == "kernels[4].start_ns"
+
+
+def test_purity_says_only_what_the_name_settles():
+    assert purity("aten::native_dropout") is False
+    assert purity("_fused_dropout_") is False
+    assert purity("sum_dim_IntList") is True
+    assert purity("mean.dim") is True
+    assert purity("add_") is True
+    assert purity("cudnn_batch_norm_backward") is None

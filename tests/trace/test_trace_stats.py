@@ -1,0 +1,63 @@
+"""What a trace contains, counted by hand on a small one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.stats import KindStats, Peak, PhaseStats, trace_stats
+from tests.trace.small import SMALL
+
+#: Alive while each kernel of the small trace runs, over needed lifetimes: x 16 until k4, w 8 always, y 64 from k1 to
+#: k4, s 8 in k3, z 4 in k3 and k4, g 8 from k4 to k5, t 32 in k4.
+NEEDED = [16 + 8 + 64, 16 + 8 + 64, 16 + 8 + 64 + 8 + 4, 16 + 8 + 64 + 4 + 8 + 32, 8 + 8]
+
+
+def test_counts():
+    stats = trace_stats(SMALL)
+    assert (stats.kernels, stats.compute_ns, stats.streams, stats.layers) == (5, 360, 1, 1)
+    assert stats.phases == (
+        PhaseStats(Phase.FORWARD, 3, 150),
+        PhaseStats(Phase.BACKWARD, 1, 200),
+        PhaseStats(Phase.OPTIMIZER, 1, 10),
+    )
+    assert KindStats(BlockKind.FEATURE_MAP, 2, 68) in stats.kinds
+    assert (stats.blocks, stats.block_bytes) == (7, 140)
+    assert (stats.constants, stats.constant_bytes) == (3, 32)
+    assert [block.id for block in stats.biggest[:2]] == ["y", "t"]
+    assert (stats.feature_maps, stats.sparsity_blocks) == (2, 1)
+    assert (stats.pure, stats.impure) == (2, 1)
+
+
+def test_peaks():
+    stats = trace_stats(SMALL)
+    assert stats.peak_needed == Peak(max(NEEDED), "k4")
+    assert stats.peak_recorded == Peak(max(NEEDED), "k4")
+    blocks = [replace(block, release="end") if block.id == "y" else block for block in SMALL.blocks]
+    longer = trace_stats(replace(SMALL, blocks=tuple(blocks)))
+    assert longer.peak_recorded == longer.peak_needed == stats.peak_needed
+    kept = [replace(block, bytes=1000) if block.id == "z" else block for block in blocks]
+    assert trace_stats(replace(SMALL, blocks=tuple(kept))).peak_recorded == Peak(996 + max(NEEDED), "k4")
+
+
+def test_recorded_lifetimes_can_exceed_needed_ones():
+    blocks = [replace(block, release="k4") if block.id == "s" else block for block in SMALL.blocks]
+    stats = trace_stats(replace(SMALL, blocks=tuple(blocks)))
+    assert stats.peak_recorded == Peak(8 + max(NEEDED), "k4")
+    assert stats.peak_needed == Peak(max(NEEDED), "k4")
+
+
+def test_unknown_lifetimes_have_no_recorded_peak():
+    blocks = [replace(block, release=None) if block.id == "z" else block for block in SMALL.blocks]
+    stats = trace_stats(replace(SMALL, blocks=tuple(blocks)))
+    assert (stats.lifetimes_known, stats.lifetimes_asked) == (3, 4)
+    assert stats.peak_recorded is None
+    assert dict(stats.summary_rows())["peak over recorded lifetimes"] == "lifetimes not recorded"
+
+
+def test_rows_are_ready_to_print():
+    stats = trace_stats(SMALL)
+    assert dict(stats.summary_rows())["peak over needed lifetimes"] == "132 B (132 bytes) at kernel k4"
+    assert stats.phase_rows()[0] == ("forward", "3", "150 ns")
+    assert stats.biggest_rows()[0] == ("y", "feature_map", "64 B")
+    assert sum(int(row[1]) for row in stats.kind_rows()) == stats.blocks
