@@ -306,3 +306,14 @@ def test_an_invalid_trace_is_not_written(tmp_path):
     with pytest.raises(InputError, match="no kernels"):
         write_trace(Trace(SMALL.info, (), ()), tmp_path / "empty")
     assert list(tmp_path.iterdir()) == []
+
+
+README = Path(__file__).parents[2] / "traces" / "README.md"
+
+
+@pytest.mark.parametrize("table", [KERNELS, BLOCKS, ALGORITHMS, SPARSITY, COMPRESSIBILITY])
+def test_the_format_is_documented_column_by_column(table):
+    section = README.read_text(encoding="utf-8").partition(f"\n## {table.file}\n")[2].partition("\n## ")[0]
+    assert [column.name for column in table.columns if f"`{column.name}`" not in section] == []
+    header = ",".join(column.name for column in table.columns)
+    assert "```csv" not in section or f"```csv\n{header}\n" in section
