@@ -186,7 +186,8 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     yield "", [""] * len(runs)
     yield line("device memory, peak", lambda found: format_bytes(found.device_peak_bytes))
     yield line("  mean", lambda found: format_bytes(found.device_mean_bytes))
-    yield line("  peak with padding", lambda found: format_bytes(found.device_peak_used_bytes))
+    if any(found and found.device_peak_used_bytes != found.device_peak_bytes for found in metrics):
+        yield line("  peak with padding", lambda found: format_bytes(found.device_peak_used_bytes))
     if any(found and found.fragmentation is not None for found in metrics):
         yield line("  fragmentation", lambda found: _share(found.fragmentation))
     yield line("host memory, peak", lambda found: format_bytes(found.host_peak_bytes))
