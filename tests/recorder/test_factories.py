@@ -16,6 +16,7 @@ from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.trace.recorder import record
+from simgpu.trace.recorder.workload import Workload
 from tests.recorder.small_models import summed
 
 _SOURCE = """
@@ -102,8 +103,9 @@ def _linear() -> nn.Module:
     [
         (_linear, "the module raised RuntimeError on 2 images of 3x32x32"),
         (lambda: nn.Identity(), "the module returned (2, 3, 32, 32) for 2 images, not a row of scores"),
-        (lambda: (_linear(), torch.ones(3, 4), (), summed), "the first input's shape (3, 4) is not of batch 2"),
-        (lambda: (_linear(), (), (), summed), "there are no inputs"),
+        (lambda: (_linear(), torch.ones(3, 4), (), summed), "inputs: the first one's shape (3, 4) is not of batch 2"),
+        (lambda: (_linear(), (), (), summed), "inputs: there are none"),
+        (lambda: Workload(_linear(), (torch.ones(3, 4),), (), summed), "is not of batch 2"),
         (lambda: (_linear(), [1], (), summed), "inputs: they are list [1]"),
         (lambda: (_linear(), torch.ones(2, 4), (), "mse"), "loss: it is str 'mse', not callable"),
         (lambda: (_linear(), torch.ones(2, 4), summed), "a tuple of 3 (Linear, Tensor, function)"),

@@ -66,7 +66,7 @@ def _block_names(blocks: Sequence[BlockNote]) -> list[str]:
     taken: dict[str, int] = {}
     names = []
     for block in blocks:
-        maker = block.maker.rpartition("::")[2] or "host"
+        maker = block.maker.rpartition("::")[2] or ("constant" if block.persistent else "host")
         name = block.name or (f"{block.layer}:{maker}" if block.layer else maker)
         taken[name] = taken.get(name, 0) + 1
         names.append(name if taken[name] == 1 else f"{name}#{taken[name]}")

@@ -113,4 +113,5 @@ def transformer(batch: int) -> Workload:
     words, tokens = 1000, 64
     inputs = torch.randint(words, (batch, tokens))
     labels = torch.randint(words, (batch * tokens,))
-    return Workload(_TokenLabeller(words, tokens, 128), (inputs,), (labels,), nn.functional.cross_entropy)
+    module = _TokenLabeller(words, tokens, 128)
+    return Workload(module, (inputs,), (labels,), nn.functional.cross_entropy, "random tokens and labels")

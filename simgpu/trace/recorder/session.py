@@ -83,8 +83,9 @@ class Session:
 
     def _info(self, device: torch.device, workload: Workload, optimizer: torch.optim.Optimizer) -> TraceInfo:
         notes = (
-            f"{remarks(device)}Optimizer {type(optimizer).__name__}; seed {self.seed}; durations are the median of "
-            f"{self.repetitions} iterations after {self.warmup} to warm up."
+            f"{remarks(device)}Ran on {workload.data}, with weights {self.warmup} steps of {type(optimizer).__name__} "
+            f"after the factory made them (seed {self.seed}). "
+            f"Durations are the median of {self.repetitions} iterations."
         )
         return TraceInfo(
             model=self.name,

@@ -26,20 +26,21 @@ _CONVENTION = (
 class Workload(NamedTuple):
     """One training step's ingredients: ``loss(module(*inputs), *labels)`` is a single value to differentiate.
 
-    The first input's first dimension is the batch.
+    The first input's first dimension is the batch. data: what inputs and labels are, in words.
     """
 
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     labels: tuple[torch.Tensor, ...]
     loss: Callable[..., torch.Tensor]
+    data: str = "the factory's own data"
 
     def to(self, device: torch.device) -> Workload:
         """The same workload on a device, its module in training mode."""
         inputs = tuple(tensor.to(device) for tensor in self.inputs)
         labels = tuple(tensor.to(device) for tensor in self.labels)
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
-        return Workload(self.module.to(device).train(), inputs, labels, loss)
+        return Workload(self.module.to(device).train(), inputs, labels, loss, self.data)
 
 
 def find_factory(name: str) -> Callable[..., Any]:
@@ -92,22 +93,24 @@ def make_workload(name: str, factory: Callable[..., Any], batch: int) -> Workloa
         raise InputError.single(name, _PLACE, what, remedy) from error
     if isinstance(made, nn.Module):
         return _image_classifier(name, made, batch)
-    if not isinstance(made, tuple) or len(made) != 4 or not isinstance(made[0], nn.Module):
-        what = f"it returned {_describe(made)}, not a module"
-        raise InputError.single(name, _PLACE, what, _CONVENTION)
-    module, inputs, labels, loss = made
+    parts = made[:4] if isinstance(made, Workload) else made
+    if not isinstance(parts, tuple) or len(parts) != 4 or not isinstance(parts[0], nn.Module):
+        raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
+    module, inputs, labels, loss = parts
     workload = Workload(module, _tensors(name, "inputs", inputs), _tensors(name, "labels", labels), loss)
     if not callable(loss):
         raise InputError.single(name, "loss", f"it is {_describe(loss)}, not callable", _CONVENTION)
-    first = workload.inputs[0] if workload.inputs else None
-    if first is None or first.dim() == 0 or first.shape[0] != batch:
-        what = (
-            "there are no inputs"
-            if first is None
-            else f"the first input's shape {tuple(first.shape)} is not of batch {batch}"
-        )
-        raise InputError.single(name, "inputs", what, f"give a first input whose first dimension is {batch}")
-    return workload
+    _check_batch(name, workload.inputs, batch)
+    return workload._replace(data=made.data) if isinstance(made, Workload) else workload
+
+
+def _check_batch(name: str, inputs: tuple[torch.Tensor, ...], batch: int) -> None:
+    remedy = f"give a first input whose first dimension is {batch}"
+    if not inputs:
+        raise InputError.single(name, "inputs", "there are none", remedy)
+    shape = tuple(inputs[0].shape)
+    if shape[:1] != (batch,):
+        raise InputError.single(name, "inputs", f"the first one's shape {shape} is not of batch {batch}", remedy)
 
 
 def _takes_batch(factory: Callable[..., Any]) -> bool:
@@ -144,4 +147,4 @@ def _image_classifier(name: str, module: nn.Module, batch: int) -> Workload:
         what = f"the module returned {shape} for {batch} images, not a row of scores for each"
         raise InputError.single(name, _PLACE, what, _CONVENTION)
     labels = torch.randint(scores.shape[1], (batch,))
-    return Workload(module, (images,), (labels,), nn.functional.cross_entropy)
+    return Workload(module, (images,), (labels,), nn.functional.cross_entropy, "random images and labels")
