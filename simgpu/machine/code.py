@@ -24,13 +24,20 @@ from simgpu.program.instructions import (
     Space,
     StreamId,
 )
+from simgpu.timeline.model import SpanKind
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
 AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(7)
 
+COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
+COPY_OUT, COPY_IN = int(SpanKind.COPY_OUT), int(SpanKind.COPY_IN)
+
 #: Directions of a copy.
 OUT, IN = range(2)
+
+#: Factor that leaves room for a `SpanKind` beside a number.
+WORK = 16
 
 #: (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event of the
 #: same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one repeats
@@ -42,10 +49,15 @@ Op = tuple[Any, ...]
 
 @dataclass(slots=True)
 class StreamCode:
-    """One stream's part of one segment: ops, and for each op the position of the instruction it came from."""
+    """One stream's part of one segment.
+
+    ops: what to do. sources: for each op the position of the instruction it came from. works: kind and subject of
+    each op that takes time, as `kind + WORK * number` of the kernel or block.
+    """
 
     ops: list[Op]
     sources: list[int]
+    works: list[int]
     repeat: int
 
 
@@ -53,23 +65,23 @@ class StreamCode:
 class MachineCode:
     """A whole program, its events numbered from 0.
 
-    segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_name[event]: the
-    kernel or block whose work it follows.
+    segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_work[event]: the work
+    that it follows, as in `StreamCode.works`, -1 for none.
     """
 
     streams: tuple[StreamId, ...]
     segments: list[list[StreamCode]]
     signaller: list[int] = field(default_factory=list)
-    signal_name: list[str] = field(default_factory=list)
+    signal_work: list[int] = field(default_factory=list)
 
 
 def translate(program: Program, graph: TaskGraph, device: Memory, host: Memory) -> MachineCode:
     """The machine code of a program; `graph` has the program's algorithms applied."""
     streams = program.streams
     code = MachineCode(streams, [[] for _ in streams])
-    events = _number_events(program, graph, code)
+    events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    translator = _Translator(graph, device, host, events, repeats)
+    translator = _Translator(graph, device, host, events, code.signal_work, repeats)
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
@@ -77,29 +89,17 @@ def translate(program: Program, graph: TaskGraph, device: Memory, host: Memory) 
     return code
 
 
-def _number_events(program: Program, graph: TaskGraph, code: MachineCode) -> dict[int, tuple[int, int]]:
+def _number_events(program: Program, code: MachineCode) -> dict[int, tuple[int, int]]:
     """For each event of the program its number here and the segment that signals it."""
     events: dict[int, tuple[int, int]] = {}
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(code.streams):
-            work: Instruction | None = None
             for instruction in segment.streams.get(stream, ()):
                 if type(instruction) is Signal:
                     events[instruction.event] = (len(events), index)
                     code.signaller.append(position)
-                    code.signal_name.append(name_of(work, graph) if work else "")
-                elif type(instruction) in (Launch, CopyOut, CopyIn):
-                    work = instruction
+    code.signal_work = [-1] * len(events)
     return events
-
-
-def name_of(instruction: Instruction, graph: TaskGraph) -> str:
-    """Id of the kernel an instruction runs or the block it copies, else an empty text."""
-    if isinstance(instruction, Launch):
-        return graph.kernels[instruction.kernel].id
-    if isinstance(instruction, CopyOut | CopyIn):
-        return graph.blocks[instruction.block].id
-    return ""
 
 
 class _Translator:
@@ -109,48 +109,57 @@ class _Translator:
         device: Memory,
         host: Memory,
         events: dict[int, tuple[int, int]],
+        signal_work: list[int],
         repeats: Sequence[int],
     ) -> None:
         self.graph = graph
         self.device = device
         self.host = host
         self.events = events
+        self.signal_work = signal_work
         self.repeats = repeats
 
     def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
         ops: list[Op] = []
         sources: list[int] = []
+        works: list[int] = []
         durations, sizes = self.graph.durations, self.graph.sizes
         for position, instruction in enumerate(instructions):
             kind = type(instruction)
             if kind is Launch:
-                ops.append((LAUNCH, durations[instruction.kernel]))  # type: ignore[union-attr]
+                kernel = instruction.kernel  # type: ignore[union-attr]
+                ops.append((LAUNCH, durations[kernel]))
+                works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)  # type: ignore[union-attr]
             elif kind is Acquire or kind is Release:
                 ops.append(self._request(instruction))  # type: ignore[arg-type]
             elif kind is Signal:
-                ops.append((SIGNAL, self.events[instruction.event][0]))  # type: ignore[union-attr]
+                event = self.events[instruction.event][0]  # type: ignore[union-attr]
+                self.signal_work[event] = works[-1] if works else -1
+                ops.append((SIGNAL, event))
             elif kind is Await:
                 ops.append(self._await(instruction, index))  # type: ignore[arg-type]
             elif kind is CopyOut:
                 ops.append((COPY, OUT, sizes[instruction.block]))  # type: ignore[union-attr]
+                works.append(COPY_OUT + WORK * instruction.block)  # type: ignore[union-attr]
             elif kind is CopyIn:
                 ops.append((COPY, IN, sizes[instruction.block]))  # type: ignore[union-attr]
+                works.append(COPY_IN + WORK * instruction.block)  # type: ignore[union-attr]
             else:
                 # Providing a value takes no time and no memory, so the machine has nothing to do.
                 continue
             sources.append(position)
         ops.append((END,))
         sources.append(len(instructions))
-        return StreamCode(ops, sources, self.repeats[index])
+        return StreamCode(ops, sources, works, self.repeats[index])
 
     def _request(self, instruction: Acquire | Release) -> Op:
         memory = self.device if instruction.space is Space.DEVICE else self.host
-        blocks, sizes = instruction.blocks, self.graph.sizes
-        wanted = [sizes[b] for b in blocks]
-        if isinstance(instruction, Release):
-            request, number = memory.request(blocks, wanted)
-            return (RELEASE, memory, request, number + 1)
-        return (ACQUIRE, memory, *memory.request(blocks, wanted, instruction.offsets))
+        sizes = self.graph.sizes
+        if type(instruction) is Acquire:
+            wanted = [sizes[b] for b in instruction.blocks]
+            return (ACQUIRE, memory, *memory.request(instruction.blocks, wanted, instruction.offsets))
+        request, number = memory.request(instruction.blocks, [sizes[b] for b in instruction.blocks])
+        return (RELEASE, memory, request, number + 1)
 
     def _await(self, instruction: Await, index: int) -> Op:
         event, where = self.events[instruction.event]

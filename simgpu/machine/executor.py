@@ -15,6 +15,8 @@ as whole numbers in lists; names and sizes are filled in afterwards.
 
 from __future__ import annotations
 
+from array import array
+
 import simpy
 
 from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, RELEASE, SIGNAL, MachineCode, Op
@@ -64,8 +66,8 @@ class Stream:
         self.direction = -1
         self.stalled_since = -1
         self.finished = False
-        self.starts: list[int] = []
-        self.ends: list[int] = []
+        self.starts = array("q")
+        self.ends = array("q")
         self._executor = executor
         self._timer: simpy.Timeout | None = None
         self._callbacks = (self.fire,)
@@ -82,9 +84,14 @@ class Stream:
     def fire(self, _: simpy.Event | None = None) -> None:
         """The work under way has ended; settle the instant unless more ends at it."""
         executor = self._executor
-        executor.completed.append(self)
         executor.running -= 1
-        if not executor.running or executor.env.peek() > executor.env.now:
+        env = executor.env
+        last = not executor.running or env.peek() > env.now
+        if last and not executor.completed:
+            executor.go_on(self)
+            return
+        executor.completed.append(self)
+        if last:
             executor.settle()
 
 
@@ -93,7 +100,7 @@ class Executor:
 
     stalls: waits of positive length, six numbers each: stream, segment, op, begin, end, iteration. snapshots[i]: the
     device pool's state when the first stream, which computes, ended iteration i. running: streams whose kernel or
-    copy is under way.
+    copy is under way. freed: whether memory that somebody waits for came back since the queues were last served.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class Executor:
         self.waiters: list[list[Stream]] = [[] for _ in code.signaller]
         self.completed: list[Stream] = []
         self.running = 0
+        self.freed = False
         self.stalls: list[int] = []
         self.snapshots: list[object] = []
         self.streams = [Stream(self, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
@@ -131,19 +139,35 @@ class Executor:
         ready = self.ready
         if self.completed:
             self._complete(now)
-        while ready or self._grant(now):
+        while True:
             if len(ready) == 1:
                 stream = ready[0]
                 limit = _EVERYTHING
                 code = stream.ops[stream.pc][0]
-            else:
+            elif ready:
                 stream, code = _most_urgent(ready)
                 limit = code
+            elif self.freed and self._grant(now):
+                continue
+            else:
+                return
             # What waited in line is granted before what is asked for now, and after what is given back now.
-            if code >= ACQUIRE and self._grant(now):
+            if self.freed and code >= ACQUIRE and self._grant(now):
                 continue
             if not self._run(stream, limit, now):
                 ready.remove(stream)
+
+    def go_on(self, stream: Stream) -> None:
+        """Settle an instant at which one kernel or copy ends and no other."""
+        now: int = self.env.now  # type: ignore[assignment]
+        stream.ends.append(now)
+        if stream.direction >= 0:
+            self._end_copy(stream, now)
+        stream.pc += 1
+        if self._run(stream, _EVERYTHING, now):
+            self.ready.append(stream)
+        if self.ready or self.freed:
+            self.settle()
 
     def _complete(self, now: int) -> None:
         completed = self.completed
@@ -152,22 +176,22 @@ class Executor:
         for stream in completed:
             stream.ends.append(now)
             if stream.direction >= 0:
-                following = self.engines.finished(stream.direction)
-                stream.direction = -1
-                if following is not None:
-                    self._note_stall(following, now)
-                    following.starts.append(now)
+                self._end_copy(stream, now)
             stream.pc += 1
             self.ready.append(stream)
         completed.clear()
 
+    def _end_copy(self, stream: Stream, now: int) -> None:
+        following = self.engines.finished(stream.direction)
+        stream.direction = -1
+        if following is not None:
+            self._note_stall(following, now)
+            following.starts.append(now)
+
     def _grant(self, now: int) -> bool:
         """Serve the queues of memories that got bytes back; returns whether a stream was freed."""
-        granted = False
+        granted = self.freed = False
         for memory in self.memories:
-            if not memory.freed:
-                continue
-            memory.freed = False
             while memory.waiting:
                 stream = memory.waiting[0]
                 _, _, request, number = stream.ops[stream.pc]
@@ -203,7 +227,7 @@ class Executor:
                 memory.times.append(now)
                 memory.changes.append(op[3])
                 if memory.waiting:
-                    memory.freed = True
+                    self.freed = True
                     stream.pc = pc
                     return True
             elif code == ACQUIRE:
@@ -231,9 +255,9 @@ class Executor:
                 event = op[1]
                 self.counts[event] += 1
                 if self.waiters[event]:
-                    stream.pc = pc
                     self._wake(event, now)
-                    return True
+                    # Others can act now; this stream may only step past awaits until its turn comes again.
+                    limit = AWAIT
             elif code == COPY:
                 stream.pc = pc
                 self._issue(stream, op, now)

@@ -5,6 +5,7 @@ Lives here: `Memory`. Does not live here: which bytes go where (`simgpu.memory`)
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,21 +22,19 @@ if TYPE_CHECKING:
 class Memory:
     """One space of the machine.
 
-    waiting: streams whose request has not been granted, first in, first out. freed: whether memory came back since
-    the head of the queue was last tried. times, changes: the log, one entry per change: when, and the number of the
-    request that was granted or given back. The log holds only whole numbers, and sizes are filled in when the curve
-    is drawn: a run writes it at every kernel.
+    waiting: streams whose request has not been granted, first in, first out. times, changes: the log, one entry per
+    change: when, and the number of the request that was granted or given back. The log holds only whole numbers, and
+    sizes are filled in when the curve is drawn: a run writes it at every kernel.
     """
 
-    __slots__ = ("_requests", "changes", "freed", "name", "pool", "times", "waiting")
+    __slots__ = ("_requests", "changes", "name", "pool", "times", "waiting")
 
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
         self.pool = pool
         self.waiting: deque[Stream] = deque()
-        self.freed = False
-        self.times: list[int] = []
-        self.changes: list[int] = []
+        self.times = array("q")
+        self.changes = array("q")
         self._requests: list[Request] = []
 
     def request(
@@ -54,8 +53,8 @@ class Memory:
     def curve(self) -> MemoryCurve:
         """The use over time."""
         count = len(self._requests)
-        live = np.fromiter((request.live for request in self._requests), dtype=np.int64, count=count)
-        used = np.fromiter((request.used for request in self._requests), dtype=np.int64, count=count)
+        live = np.fromiter((request[0] for request in self._requests), dtype=np.int64, count=count)
+        used = np.fromiter((request[1] for request in self._requests), dtype=np.int64, count=count)
         changes = np.array(self.changes, dtype=np.int64)
         which, sign = changes >> 1, 1 - 2 * (changes & 1)
         return MemoryCurve(

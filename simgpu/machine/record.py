@@ -9,38 +9,26 @@ from __future__ import annotations
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, MachineCode
+from simgpu.machine.code import ACQUIRE, AWAIT, WORK, MachineCode
 from simgpu.machine.executor import Executor
-from simgpu.program.instructions import CopyIn, CopyOut, Launch, Program
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 
-class _Names:
-    """Names numbered in order of first appearance."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers)) if name else -1
-
-
-def timeline_of(executor: Executor, program: Program, graph: TaskGraph) -> Timeline:
+def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
     """The timeline of a finished run."""
-    names = _Names()
-    columns = [_work_columns(executor, program, graph, rank, names) for rank in range(len(executor.streams))]
-    columns.append(_stall_columns(executor, names))
-    stream, kind, name, start, end, size, cause, iteration = (
-        np.concatenate(parts) for parts in zip(*columns, strict=True)
-    )
-    order = np.lexsort((end, stream, start))
+    columns = [_work_columns(executor, graph, rank) for rank in range(len(executor.streams))]
+    columns.append(_stall_columns(executor, graph))
+    parts = (np.concatenate(column) for column in zip(*columns, strict=True))
+    stream, kind, name, start, end, size, cause, iteration = parts
+    # A stable sort keeps each stream's own order, in which what takes no time stands before the wait that follows it.
+    order = np.argsort(start * len(executor.streams) + stream, kind="stable")
     gpus = np.array([s.gpu for s in executor.code.streams], dtype=np.int64)
     computing = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
     ends = np.zeros(executor.iterations, dtype=np.int64)
     np.maximum.at(ends, iteration[computing], end[computing])
     return Timeline(
         streams=tuple(map(str, executor.code.streams)),
-        names=tuple(names.numbers),
+        names=(*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks)),
         gpu=gpus[stream[order]],
         stream=stream[order],
         kind=kind[order],
@@ -56,52 +44,50 @@ def timeline_of(executor: Executor, program: Program, graph: TaskGraph) -> Timel
     )
 
 
-def _work_columns(
-    executor: Executor, program: Program, graph: TaskGraph, rank: int, names: _Names
-) -> tuple[Column, ...]:
+def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
     """Columns of one stream's kernels and copies. A kernel began its duration before its end."""
     stream = executor.streams[rank]
-    stream_id = executor.code.streams[rank]
-    rows: list[int] = []
-    for segment in program.segments:
-        once: list[int] = []
-        for instruction in segment.streams.get(stream_id, ()):
-            if type(instruction) is Launch:
-                kind = SpanKind.RECOMPUTE if instruction.recompute else SpanKind.COMPUTE
-                kernel = graph.kernels[instruction.kernel]
-                once += (kind, names.of(kernel.id), 0, kernel.duration_ns)
-            elif type(instruction) in _COPIES:
-                b = instruction.block  # type: ignore[union-attr]
-                once += (_COPIES[type(instruction)], names.of(graph.blocks[b].id), graph.sizes[b], 0)
-        rows += once * segment.repeat
-    one = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    kind, name, size, duration = np.tile(one, (executor.iterations, 1)).T
-    end = np.array(stream.ends, dtype=np.int64)
-    start = end - duration
+    works = [work for code in executor.code.segments[rank] for work in code.works * code.repeat]
+    once = np.array(works, dtype=np.int64)
+    kind, number = once % WORK, once // WORK
     copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
-    start[copies] = stream.starts
-    iteration = np.repeat(np.arange(executor.iterations, dtype=np.int64), len(one))
-    return np.full(len(end), rank, dtype=np.int64), kind, name, start, end, size, np.full(len(end), -1), iteration
+    size, duration = np.zeros_like(once), np.zeros_like(once)
+    size[copies] = np.array(graph.sizes, dtype=np.int64)[number[copies]]
+    duration[~copies] = np.array(graph.durations, dtype=np.int64)[number[~copies]]
+    name = _names(once, graph)
+    iterations = executor.iterations
+    end = np.array(stream.ends, dtype=np.int64)
+    start = end - np.tile(duration, iterations)
+    start[np.tile(copies, iterations)] = stream.starts
+    iteration = np.repeat(np.arange(iterations, dtype=np.int64), len(once))
+    kind, name, size = (np.tile(column, iterations) for column in (kind, name, size))
+    none = np.full(len(end), -1, dtype=np.int64)
+    return np.full(len(end), rank, dtype=np.int64), kind, name, start, end, size, none, iteration
 
 
-_COPIES: dict[type, SpanKind] = {CopyOut: SpanKind.COPY_OUT, CopyIn: SpanKind.COPY_IN}
+def _names(works: Column, graph: TaskGraph) -> Column:
+    """Positions in the timeline's names, kernels first, then blocks; -1 where there is no work."""
+    kind, number = works % WORK, works // WORK
+    copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
+    return np.where(works < 0, -1, number + np.where(copies, len(graph.kernels), 0))
 
 
-def _stall_columns(executor: Executor, names: _Names) -> tuple[Column, ...]:
+def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
     """Columns of the times in which streams waited."""
     code: MachineCode = executor.code
     rows: list[int] = []
     stalls = iter(executor.stalls)
     for stream, segment, pc, begin, end, iteration in zip(*[stalls] * 6, strict=True):
         op = code.segments[stream][segment].ops[pc]
-        cause, name = -1, -1
+        cause, work = -1, -1
         if op[0] == AWAIT:
             kind = SpanKind.STALL_EVENT
-            cause, name = code.signaller[op[1]], names.of(code.signal_name[op[1]])
+            cause, work = code.signaller[op[1]], code.signal_work[op[1]]
         elif op[0] == ACQUIRE:
             device = op[1] is executor.memories[0]
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
         else:
             kind = SpanKind.STALL_ENGINE
-        rows += (stream, kind, name, begin, end, 0, cause, iteration)
-    return tuple(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+        rows += (stream, kind, work, begin, end, 0, cause, iteration)
+    streams, kinds, works, begins, ends, sizes, causes, iterations = np.array(rows, dtype=np.int64).reshape(-1, 8).T
+    return streams, kinds, _names(works, graph), begins, ends, sizes, causes, iterations

@@ -67,7 +67,7 @@ def run_program(
     executor.run()
     if not all(stream.finished for stream in executor.streams):
         raise _stopped(executor, program, graph)
-    timeline = timeline_of(executor, program, graph)
+    timeline = timeline_of(executor, graph)
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
@@ -106,7 +106,7 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
             free = capacity - memory.pool.used
             hole = memory.pool.largest_hole
             holders = _holders(executor, program, graph, space)
-            asked = request.used
+            asked = request[1]
             waiting = _work_at(executor, program, graph, stream)
             kernel = _kernel_at(executor, program, graph)
             return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)

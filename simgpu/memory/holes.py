@@ -1,131 +1,215 @@
-"""The free holes of an addressed memory, found fast: by exact size, or the first that is large enough.
+"""The free holes of an addressed memory: taken by exact fit, then first fit; joined again when memory comes back.
 
-Lives here: `HoleIndex`, an index over (address, size) pairs. Does not live here: who asks, coalescing, alignment.
+Lives here: `Holes`, which knows free address ranges and nothing else. Does not live here: who holds the rest, alignment
+or accounting (`simgpu.memory.addressed`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
-#: A run of holes is split when it grows past this; short runs keep insertion and search in a run cheap.
-_RUN = 64
+#: A run of holes is split when it grows past this.
+_RUN = 96
 
 
-class HoleIndex:
-    """Holes ordered by address, in runs that know their largest hole.
+class Holes:
+    """Free ranges of an address space, ordered by address.
 
-    A search by first fit looks at one number per run, then at the holes of one run; runs of at most 64 holes keep
-    both short. The search by exact size keeps a heap of addresses per size, from which stale entries are dropped
-    when they surface.
+    Holes lie in runs of at most 96, each a list of addresses beside a list of sizes. As long as one run is enough,
+    as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
+    at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
+    size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
+    of holes.
 
-    >>> holes = HoleIndex()
-    >>> for start, size in ((0, 10), (100, 30), (200, 20)):
-    ...     holes.add(start, size)
-    >>> holes.exact(20), holes.first(11), holes.first(31), holes.largest()
-    (200, 100, None, 30)
+    >>> holes = Holes(100)
+    >>> holes.take(40), holes.take(30), holes.take(31)
+    (0, 40, None)
+    >>> holes.free(0, 40)
+    >>> list(holes), holes.take(30), holes.largest()
+    ([(0, 40), (70, 30)], 70, 40)
     """
 
-    __slots__ = ("_by_size", "_firsts", "_largest", "_runs", "sizes")
+    __slots__ = ("_by_size", "_firsts", "_largest", "_sizes", "_starts")
 
-    def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
-        self._by_size: dict[int, list[int]] = {}
-        self._runs: list[list[int]] = [[]]
+    def __init__(self, size: int) -> None:
+        self._starts: list[list[int]] = [[0] if size else []]
+        self._sizes: list[list[int]] = [[size] if size else []]
+        # Kept only while there are several runs.
         self._firsts: list[int] = [0]
-        self._largest: list[int] = [0]
+        self._largest: list[int] = [size]
+        self._by_size: dict[int, list[int]] | None = None
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def _run_of(self, start: int) -> int:
-        index = bisect_left(self._firsts, start + 1) - 1
-        return max(index, 0)
-
-    def add(self, start: int, size: int) -> None:
-        """A hole of `size` bytes now begins at `start`."""
-        self.sizes[start] = size
-        heappush(self._by_size.setdefault(size, []), start)
-        index = self._run_of(start)
-        run = self._runs[index]
-        insort(run, start)
-        self._firsts[index] = run[0]
-        self._largest[index] = max(self._largest[index], size)
-        if len(run) > _RUN:
-            half = len(run) // 2
-            self._runs[index : index + 1] = [run[:half], run[half:]]
-            self._firsts[index : index + 1] = [run[0], run[half]]
-            self._largest[index : index + 1] = [self._max_of(run[:half]), self._max_of(run[half:])]
-
-    def remove(self, start: int) -> int:
-        """The hole at `start` is gone; returns its size."""
-        size = self.sizes.pop(start)
-        index = self._run_of(start)
-        run = self._runs[index]
-        del run[bisect_left(run, start)]
-        if not run and len(self._runs) > 1:
-            del self._runs[index], self._firsts[index], self._largest[index]
-        elif size == self._largest[index]:
-            self._largest[index] = self._max_of(run)
-        return size
-
-    def grow(self, start: int, size: int) -> None:
-        """The hole at `start` now has `size` bytes, more than before."""
-        self.sizes[start] = size
-        heappush(self._by_size.setdefault(size, []), start)
-        index = self._run_of(start)
-        if size > self._largest[index]:
-            self._largest[index] = size
-
-    def move(self, start: int, to: int, size: int) -> None:
-        """The hole at `start` now begins at `to` and has `size` bytes; no hole lies between the two addresses."""
-        old = self.sizes.pop(start)
-        self.sizes[to] = size
-        heappush(self._by_size.setdefault(size, []), to)
-        index = self._run_of(start)
-        run = self._runs[index]
-        run[bisect_left(run, start)] = to
-        self._firsts[index] = run[0]
-        if size >= self._largest[index]:
-            self._largest[index] = size
-        elif old == self._largest[index]:
-            self._largest[index] = self._max_of(run)
-
-    def shrink(self, start: int, by: int) -> int:
-        """The first `by` bytes of the hole at `start` are taken; returns the size it had."""
-        old = self.sizes[start]
-        self.move(start, start + by, old - by)
-        return old
-
-    def _max_of(self, run: list[int]) -> int:
-        return max(map(self.sizes.__getitem__, run), default=0)
-
-    def exact(self, size: int) -> int | None:
-        """Lowest address of a hole of exactly this size, or None."""
-        heap = self._by_size.get(size)
-        while heap:
-            if self.sizes.get(heap[0]) == size:
-                return heap[0]
-            heappop(heap)
-        if heap is not None:
-            del self._by_size[size]
-        return None
-
-    def first(self, size: int) -> int | None:
-        """Lowest address of a hole of at least this size, or None."""
-        for index, largest in enumerate(self._largest):
-            if largest >= size:
-                for start in self._runs[index]:
-                    if self.sizes[start] >= size:
-                        return start
-        return None
-
-    def before(self, address: int) -> int | None:
-        """Start of the last hole that begins at or below the address, or None."""
-        run = self._runs[self._run_of(address)]
-        index = bisect_left(run, address + 1) - 1
-        return run[index] if index >= 0 else None
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Holes as (address, size), ascending."""
+        for starts, sizes in zip(self._starts, self._sizes, strict=True):
+            yield from zip(starts, sizes, strict=True)
 
     def largest(self) -> int:
         """Size of the largest hole, 0 if there is none."""
-        return max(self._largest)
+        return max((max(sizes, default=0) for sizes in self._sizes), default=0)
+
+    # --- taking ---------------------------------------------------------------------------------------------
+
+    def take(self, size: int) -> int | None:
+        """Take `size` bytes: the lowest hole of exactly that size, else from the lowest hole that is larger."""
+        if self._by_size is not None:
+            return self._take_from_runs(size)
+        sizes = self._sizes[0]
+        if size in sizes:
+            index = sizes.index(size)
+            del sizes[index]
+            return self._starts[0].pop(index)
+        for index, hole in enumerate(sizes):
+            if hole > size:
+                starts = self._starts[0]
+                start = starts[index]
+                starts[index] = start + size
+                sizes[index] = hole - size
+                return start
+        return None
+
+    def _take_from_runs(self, size: int) -> int | None:
+        start = self._exact(size)
+        if start is not None:
+            run = self._run_of(start)
+            self._remove(run, bisect_right(self._starts[run], start) - 1)
+            return start
+        for run, largest in enumerate(self._largest):
+            if largest > size:
+                for index, hole in enumerate(self._sizes[run]):
+                    if hole > size:
+                        start = self._starts[run][index]
+                        self._change(run, index, start + size, hole - size)
+                        return start
+        return None
+
+    def _exact(self, size: int) -> int | None:
+        by_size = self._by_size or {}
+        heap = by_size.get(size)
+        while heap:
+            start = heap[0]
+            run = self._run_of(start)
+            index = bisect_right(self._starts[run], start) - 1
+            if index >= 0 and self._starts[run][index] == start and self._sizes[run][index] == size:
+                return start
+            heappop(heap)
+        if heap is not None:
+            del by_size[size]
+        return None
+
+    def take_at(self, offset: int, size: int) -> bool:
+        """Take `size` bytes at an address, if they are all free."""
+        run = self._run_of(offset)
+        index = bisect_right(self._starts[run], offset) - 1
+        if index < 0:
+            return False
+        start, hole = self._starts[run][index], self._sizes[run][index]
+        if start + hole < offset + size:
+            return False
+        self._remove(run, index)
+        if offset > start:
+            self.free(start, offset - start)
+        if offset + size < start + hole:
+            self.free(offset + size, start + hole - offset - size)
+        return True
+
+    # --- giving back ----------------------------------------------------------------------------------------
+
+    def free(self, start: int, size: int) -> None:
+        """These bytes are free again; joins them with the holes beside them."""
+        if self._by_size is not None:
+            self._free_in_runs(start, size)
+            return
+        starts, sizes = self._starts[0], self._sizes[0]
+        index = bisect_right(starts, start)
+        if index and starts[index - 1] + sizes[index - 1] == start:
+            if index < len(starts) and starts[index] == start + size:
+                size += sizes.pop(index)
+                del starts[index]
+            sizes[index - 1] += size
+        elif index < len(starts) and starts[index] == start + size:
+            starts[index] = start
+            sizes[index] += size
+        else:
+            starts.insert(index, start)
+            sizes.insert(index, size)
+            if len(starts) > _RUN:
+                self._split(0)
+
+    def _free_in_runs(self, start: int, size: int) -> None:
+        run = self._run_of(start)
+        starts, sizes = self._starts[run], self._sizes[run]
+        index = bisect_right(starts, start)
+        joins_right = index < len(starts) and starts[index] == start + size
+        if index and starts[index - 1] + sizes[index - 1] == start:
+            if joins_right:
+                size += sizes[index]
+                self._remove(run, index)
+            self._change(run, index - 1, starts[index - 1], sizes[index - 1] + size)
+        elif joins_right:
+            self._change(run, index, start, sizes[index] + size)
+        else:
+            starts.insert(index, start)
+            sizes.insert(index, size)
+            self._added(run, start, size)
+            if len(starts) > _RUN:
+                self._split(run)
+        self._join_runs(run)
+
+    def _join_runs(self, run: int) -> None:
+        """Join holes that touch across the borders of a run."""
+        for left in (run, run - 1):
+            if 0 <= left < len(self._starts) - 1 and self._starts[left] and self._starts[left + 1]:
+                start, size = self._starts[left][-1], self._sizes[left][-1]
+                if start + size == self._starts[left + 1][0]:
+                    size += self._sizes[left + 1][0]
+                    self._change(left, len(self._starts[left]) - 1, start, size)
+                    self._remove(left + 1, 0)
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def _run_of(self, start: int) -> int:
+        return max(bisect_right(self._firsts, start) - 1, 0)
+
+    def _change(self, run: int, index: int, start: int, size: int) -> None:
+        """With several runs: a hole keeps its place in the order but not its address or size."""
+        old = self._sizes[run][index]
+        self._starts[run][index] = start
+        self._sizes[run][index] = size
+        if size < old == self._largest[run]:
+            self._largest[run] = max(self._sizes[run])
+        self._added(run, start, size)
+
+    def _added(self, run: int, start: int, size: int) -> None:
+        assert self._by_size is not None
+        heappush(self._by_size.setdefault(size, []), start)
+        self._largest[run] = max(self._largest[run], size)
+        self._firsts[run] = self._starts[run][0]
+
+    def _remove(self, run: int, index: int) -> None:
+        size = self._sizes[run].pop(index)
+        del self._starts[run][index]
+        if self._by_size is None:
+            return
+        if not self._starts[run] and len(self._starts) > 1:
+            del self._starts[run], self._sizes[run], self._firsts[run], self._largest[run]
+        elif size == self._largest[run]:
+            self._largest[run] = max(self._sizes[run], default=0)
+
+    def _split(self, run: int) -> None:
+        for column in (self._starts, self._sizes):
+            whole = column[run]
+            half = len(whole) // 2
+            column[run : run + 1] = [whole[:half], whole[half:]]
+        if self._by_size is None:
+            self._by_size = {}
+            for start, size in self:
+                self._by_size.setdefault(size, []).append(start)
+            for heap in self._by_size.values():
+                heapify(heap)
+            self._firsts, self._largest = [0], [0]
+        halves = range(run, run + 2)
+        self._firsts[run : run + 1] = [self._starts[half][0] for half in halves]
+        self._largest[run : run + 1] = [max(self._sizes[half]) for half in halves]

@@ -7,7 +7,7 @@ Lives here: the protocol that machine and planners use, alignment, and `Counting
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from simgpu.errors import ProgramError
 
@@ -24,21 +24,12 @@ def aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-class Piece(NamedTuple):
-    """One block of a request: its bytes, the same with padding, and the offset asked for, None for any."""
+#: One block of a request: its number, its bytes with padding, and the offset asked for, None for any.
+Piece = tuple[int, int, int | None]
 
-    block: int
-    size: int
-    padded: int
-    offset: int | None
-
-
-class Request(NamedTuple):
-    """Memory for some blocks, all or nothing: their bytes together, the same with padding, and each of them."""
-
-    live: int
-    used: int
-    pieces: tuple[Piece, ...] = ()
+#: Memory for some blocks, all or nothing: their bytes together, the same with padding, and each of them where the pool
+#: gives addresses.
+Request = tuple[int, int, tuple[Piece, ...]]
 
 
 class Pool(Protocol):
@@ -104,8 +95,8 @@ class CountingPool:
             raise ProgramError("a program that gives offsets needs the addressed pool, not the counting one")
         live = sum(sizes)
         if self.alignment == 1:
-            return Request(live, live)
-        return Request(live, sum(aligned(size, self.alignment) for size in sizes))
+            return live, live, ()
+        return live, sum(aligned(size, self.alignment) for size in sizes), ()
 
     def acquire(self, request: Request) -> bool:
         total = self.used + request[1]
