@@ -28,7 +28,7 @@ from simgpu.timeline.model import SpanKind
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
-AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(7)
+PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(8)
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
 COPY_OUT, COPY_IN = int(SpanKind.COPY_OUT), int(SpanKind.COPY_IN)
@@ -39,9 +39,9 @@ OUT, IN = range(2)
 #: Factor that leaves room for a `SpanKind` beside a number.
 WORK = 16
 
-#: (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event of the
-#: same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one repeats
-#: up to and in this iteration; the offset takes lags off. (END,).
+#: (PASS,): nothing to do. (AWAIT, event, offset, repeat): wait until the event has happened often enough: for an event
+#: of the same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one
+#: repeats up to and in this iteration; the offset takes lags off. (END,): go on to the next repetition.
 #: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number is the one in the memory's log.
 #: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes).
 Op = tuple[Any, ...]
@@ -51,12 +51,11 @@ Op = tuple[Any, ...]
 class StreamCode:
     """One stream's part of one segment.
 
-    ops: what to do. sources: for each op the position of the instruction it came from. works: kind and subject of
+    ops: one for each instruction, and an end. works: kind and subject of
     each op that takes time, as `kind + WORK * number` of the kernel or block.
     """
 
     ops: list[Op]
-    sources: list[int]
     works: list[int]
     repeat: int
 
@@ -121,10 +120,9 @@ class _Translator:
 
     def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
         ops: list[Op] = []
-        sources: list[int] = []
         works: list[int] = []
         durations, sizes = self.graph.durations, self.graph.sizes
-        for position, instruction in enumerate(instructions):
+        for instruction in instructions:
             kind = type(instruction)
             if kind is Launch:
                 kernel = instruction.kernel  # type: ignore[union-attr]
@@ -145,12 +143,10 @@ class _Translator:
                 ops.append((COPY, IN, sizes[instruction.block]))  # type: ignore[union-attr]
                 works.append(COPY_IN + WORK * instruction.block)  # type: ignore[union-attr]
             else:
-                # Providing a value takes no time and no memory, so the machine has nothing to do.
-                continue
-            sources.append(position)
+                # Providing a value takes no time and no memory.
+                ops.append((PASS,))
         ops.append((END,))
-        sources.append(len(instructions))
-        return StreamCode(ops, sources, works, self.repeats[index])
+        return StreamCode(ops, works, self.repeats[index])
 
     def _request(self, instruction: Acquire | Release) -> Op:
         memory = self.device if instruction.space is Space.DEVICE else self.host

@@ -19,7 +19,7 @@ from array import array
 
 import simpy
 
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, RELEASE, SIGNAL, MachineCode, Op
+from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
 from simgpu.machine.engines import Engines
 from simgpu.machine.memory import Memory
 
@@ -203,7 +203,7 @@ class Executor:
                 granted = True
         return granted
 
-    def _run(self, stream: Stream, limit: int, now: int) -> bool:
+    def _run(self, stream: Stream, limit: int, now: int) -> bool:  # noqa: C901 - one branch per op, kept in one loop
         """Execute a ready stream's ops up to the code `limit`, as long as they take no time and free nobody else.
 
         Returns whether the stream could go on.
@@ -262,6 +262,8 @@ class Executor:
                 stream.pc = pc
                 self._issue(stream, op, now)
                 return False
+            elif code == PASS:
+                pc += 1
             else:
                 if not self._next_segment(stream):
                     return False

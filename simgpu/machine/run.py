@@ -117,8 +117,7 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
 def _next_work(executor: Executor, program: Program, stream: Stream) -> Launch | CopyOut | CopyIn | None:
     """The kernel or copy that a stream has come to in its segment, None after the last one."""
     instructions = program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())
-    source = executor.code.segments[stream.rank][stream.segment].sources[stream.pc]
-    for instruction in instructions[source:]:
+    for instruction in instructions[stream.pc :]:
         if isinstance(instruction, Launch | CopyOut | CopyIn):
             return instruction
     return None
@@ -150,8 +149,7 @@ def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Spac
             partial = 0
             if index == stream.segment:
                 done += stream.repetition
-                sources = executor.code.segments[stream.rank][index].sources
-                partial = len(instructions) if stream.finished else sources[stream.pc]
+                partial = len(instructions) if stream.finished else stream.pc
             for position, instruction in enumerate(instructions):
                 times = done + (position < partial and not stream.finished)
                 if isinstance(instruction, Acquire | Release) and instruction.space is space:

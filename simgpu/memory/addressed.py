@@ -38,14 +38,13 @@ class AddressedPool:
     (30, Segment(start=40, size=30, block=None))
     """
 
-    __slots__ = ("_addresses", "_high_water", "_holes", "alignment", "capacity", "live", "used")
+    __slots__ = ("_addresses", "_holes", "alignment", "capacity", "live", "used")
 
     def __init__(self, capacity: int | None, alignment: int = 1) -> None:
         self.capacity = capacity
         self.alignment = alignment
         self.live = 0
         self.used = 0
-        self._high_water = 0
         self._addresses: dict[int, int] = {}
         self._holes = Holes(UNLIMITED if capacity is None else capacity)
 
@@ -63,18 +62,10 @@ class AddressedPool:
 
     def acquire(self, request: Request) -> bool:
         live, used, pieces = request
-        addresses, holes = self._addresses, self._holes
-        for done, (block, size, offset) in enumerate(pieces):
-            if offset is None:
-                start = holes.take(size)
-            else:
-                start = offset if holes.take_at(offset, size) else None
-            if start is None:
-                self._give_back(pieces[:done])
-                return False
-            addresses[block] = start
-            if start + size > self._high_water:
-                self._high_water = start + size
+        placed = self._holes.take_all(pieces, self._addresses)
+        if placed < len(pieces):
+            self._give_back(pieces[:placed])
+            return False
         self.live += live
         self.used += used
         return True
@@ -86,11 +77,11 @@ class AddressedPool:
         self.used -= used
 
     def _give_back(self, pieces: Sequence[Piece]) -> None:
+        free, addresses = self._holes.free, self._addresses
         for block, size, _ in pieces:
-            start = self._addresses.pop(block, None)
-            if start is None:
+            if block not in addresses:
                 raise ProgramError(f"block {block} is released but holds no memory")
-            self._holes.free(start, size)
+            free(addresses.pop(block), size)
 
     def address(self, block: int) -> int | None:
         """Where a block lies, None if it holds no memory."""
@@ -111,7 +102,7 @@ class AddressedPool:
 
     @property
     def high_water(self) -> int:
-        return self._high_water
+        return self._holes.high_water
 
     def state(self) -> Hashable:
         return tuple(sorted(self._addresses.items()))

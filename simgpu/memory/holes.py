@@ -7,8 +7,10 @@ or accounting (`simgpu.memory.addressed`).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+
+from simgpu.memory.pool import Piece
 
 #: A run of holes is split when it grows past this.
 _RUN = 96
@@ -21,7 +23,7 @@ class Holes:
     as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
     at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
     size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
-    of holes.
+    of holes. high_water: the end of the highest range that was ever taken.
 
     >>> holes = Holes(100)
     >>> holes.take(40), holes.take(30), holes.take(31)
@@ -31,9 +33,10 @@ class Holes:
     ([(0, 40), (70, 30)], 70, 40)
     """
 
-    __slots__ = ("_by_size", "_firsts", "_largest", "_sizes", "_starts")
+    __slots__ = ("_by_size", "_firsts", "_largest", "_sizes", "_starts", "high_water")
 
     def __init__(self, size: int) -> None:
+        self.high_water = 0
         self._starts: list[list[int]] = [[0] if size else []]
         self._sizes: list[list[int]] = [[size] if size else []]
         # Kept only while there are several runs.
@@ -54,21 +57,39 @@ class Holes:
 
     def take(self, size: int) -> int | None:
         """Take `size` bytes: the lowest hole of exactly that size, else from the lowest hole that is larger."""
-        if self._by_size is not None:
-            return self._take_from_runs(size)
-        sizes = self._sizes[0]
-        if size in sizes:
-            index = sizes.index(size)
-            del sizes[index]
-            return self._starts[0].pop(index)
-        for index, hole in enumerate(sizes):
-            if hole > size:
-                starts = self._starts[0]
-                start = starts[index]
-                starts[index] = start + size
-                sizes[index] = hole - size
-                return start
-        return None
+        addresses: dict[int, int] = {}
+        self.take_all(((0, size, None),), addresses)
+        return addresses.get(0)
+
+    def take_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
+        """Take memory for one piece after the other and note their addresses; returns how many found room.
+
+        The first piece that finds none ends it. This is the pool's inner loop.
+        """
+        starts, sizes = self._starts[0], self._sizes[0]
+        for done, (block, size, offset) in enumerate(pieces):
+            if offset is not None or self._by_size is not None:
+                found = self._take_from_runs(size) if offset is None else self._take_at(offset, size)
+                if found is None:
+                    return done
+                start = found
+            elif size in sizes:
+                index = sizes.index(size)
+                del sizes[index]
+                start = starts.pop(index)
+            else:
+                for index, hole in enumerate(sizes):
+                    if hole > size:
+                        start = starts[index]
+                        starts[index] = start + size
+                        sizes[index] = hole - size
+                        break
+                else:
+                    return done
+            addresses[block] = start
+            if start + size > self.high_water:
+                self.high_water = start + size
+        return len(pieces)
 
     def _take_from_runs(self, size: int) -> int | None:
         start = self._exact(size)
@@ -99,21 +120,21 @@ class Holes:
             del by_size[size]
         return None
 
-    def take_at(self, offset: int, size: int) -> bool:
-        """Take `size` bytes at an address, if they are all free."""
+    def _take_at(self, offset: int, size: int) -> int | None:
+        """Take `size` bytes at an address; returns it, None if they are not all free."""
         run = self._run_of(offset)
         index = bisect_right(self._starts[run], offset) - 1
         if index < 0:
-            return False
+            return None
         start, hole = self._starts[run][index], self._sizes[run][index]
         if start + hole < offset + size:
-            return False
+            return None
         self._remove(run, index)
         if offset > start:
             self.free(start, offset - start)
         if offset + size < start + hole:
             self.free(offset + size, start + hole - offset - size)
-        return True
+        return offset
 
     # --- giving back ----------------------------------------------------------------------------------------
 
@@ -124,12 +145,14 @@ class Holes:
             return
         starts, sizes = self._starts[0], self._sizes[0]
         index = bisect_right(starts, start)
-        if index and starts[index - 1] + sizes[index - 1] == start:
-            if index < len(starts) and starts[index] == start + size:
+        left = index - 1
+        joins_right = index < len(starts) and starts[index] == start + size
+        if left >= 0 and starts[left] + sizes[left] == start:
+            if joins_right:
                 size += sizes.pop(index)
                 del starts[index]
-            sizes[index - 1] += size
-        elif index < len(starts) and starts[index] == start + size:
+            sizes[left] += size
+        elif joins_right:
             starts[index] = start
             sizes[index] += size
         else:
