@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 
 import simpy
+from simpy.events import NORMAL
 
 from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
 from simgpu.machine.engines import Engines
@@ -38,6 +39,7 @@ class Stream:
     __slots__ = (
         "_callbacks",
         "_executor",
+        "_schedule",
         "_timer",
         "direction",
         "ends",
@@ -71,6 +73,7 @@ class Stream:
         self._executor = executor
         self._timer: simpy.Timeout | None = None
         self._callbacks = (self.fire,)
+        self._schedule = executor.env.schedule
 
     def arm(self, delay: int) -> None:
         """Let `fire` be called after a delay in nanoseconds. The stream's one timer is used again and again."""
@@ -78,7 +81,7 @@ class Stream:
         if timer is None:
             self._timer = timer = self._executor.env.timeout(delay)
         else:
-            self._executor.env.schedule(timer, delay=delay)
+            self._schedule(timer, NORMAL, delay)
         timer.callbacks = self._callbacks  # type: ignore[assignment]
 
     def fire(self, _: simpy.Event | None = None) -> None:

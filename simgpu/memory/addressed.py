@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simgpu.errors import ProgramError
 from simgpu.memory.holes import Holes
-from simgpu.memory.pool import UNLIMITED, Piece, Request, aligned
+from simgpu.memory.pool import UNLIMITED, Request, aligned
 
 
 class Segment(NamedTuple):
@@ -64,7 +64,7 @@ class AddressedPool:
         live, used, pieces = request
         placed = self._holes.take_all(pieces, self._addresses)
         if placed < len(pieces):
-            self._give_back(pieces[:placed])
+            self._holes.free_all(pieces[:placed], self._addresses)
             return False
         self.live += live
         self.used += used
@@ -72,16 +72,12 @@ class AddressedPool:
 
     def release(self, request: Request) -> None:
         live, used, pieces = request
-        self._give_back(pieces)
+        try:
+            self._holes.free_all(pieces, self._addresses)
+        except KeyError as error:
+            raise ProgramError(f"block {error} is released but holds no memory") from None
         self.live -= live
         self.used -= used
-
-    def _give_back(self, pieces: Sequence[Piece]) -> None:
-        free, addresses = self._holes.free, self._addresses
-        for block, size, _ in pieces:
-            if block not in addresses:
-                raise ProgramError(f"block {block} is released but holds no memory")
-            free(addresses.pop(block), size)
 
     def address(self, block: int) -> int | None:
         """Where a block lies, None if it holds no memory."""

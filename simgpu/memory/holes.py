@@ -64,14 +64,16 @@ class Holes:
     def take_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
         """Take memory for one piece after the other and note their addresses; returns how many found room.
 
-        The first piece that finds none ends it. This is the pool's inner loop.
+        The first piece that finds none ends it. With `free_all` this is the pool's inner loop.
         """
+        several = self._by_size is not None
         starts, sizes = self._starts[0], self._sizes[0]
-        for done, (block, size, offset) in enumerate(pieces):
-            if offset is not None or self._by_size is not None:
+        high = self.high_water
+        for block, size, offset in pieces:
+            if several or offset is not None:
                 found = self._take_from_runs(size) if offset is None else self._take_at(offset, size)
                 if found is None:
-                    return done
+                    return pieces.index((block, size, offset))
                 start = found
             elif size in sizes:
                 index = sizes.index(size)
@@ -85,10 +87,10 @@ class Holes:
                         sizes[index] = hole - size
                         break
                 else:
-                    return done
+                    return pieces.index((block, size, offset))
             addresses[block] = start
-            if start + size > self.high_water:
-                self.high_water = start + size
+            if start + size > high:
+                high = self.high_water = start + size
         return len(pieces)
 
     def _take_from_runs(self, size: int) -> int | None:
@@ -140,26 +142,33 @@ class Holes:
 
     def free(self, start: int, size: int) -> None:
         """These bytes are free again; joins them with the holes beside them."""
+        self.free_all(((0, size, None),), {0: start})
+
+    def free_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> None:
+        """Free the memory of pieces and forget their addresses. Raises `KeyError` for a piece that has none."""
         if self._by_size is not None:
-            self._free_in_runs(start, size)
+            for block, size, _ in pieces:
+                self._free_in_runs(addresses.pop(block), size)
             return
         starts, sizes = self._starts[0], self._sizes[0]
-        index = bisect_right(starts, start)
-        left = index - 1
-        joins_right = index < len(starts) and starts[index] == start + size
-        if left >= 0 and starts[left] + sizes[left] == start:
-            if joins_right:
-                size += sizes.pop(index)
-                del starts[index]
-            sizes[left] += size
-        elif joins_right:
-            starts[index] = start
-            sizes[index] += size
-        else:
-            starts.insert(index, start)
-            sizes.insert(index, size)
-            if len(starts) > _RUN:
-                self._split(0)
+        for block, size, _ in pieces:
+            start = addresses.pop(block)
+            index = bisect_right(starts, start)
+            left = index - 1
+            joins_right = index < len(starts) and starts[index] == start + size
+            if left >= 0 and starts[left] + sizes[left] == start:
+                if joins_right:
+                    size += sizes.pop(index)
+                    del starts[index]
+                sizes[left] += size
+            elif joins_right:
+                starts[index] = start
+                sizes[index] += size
+            else:
+                starts.insert(index, start)
+                sizes.insert(index, size)
+        if len(starts) > _RUN:
+            self._split(0)
 
     def _free_in_runs(self, start: int, size: int) -> None:
         run = self._run_of(start)
