@@ -65,18 +65,18 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1) -> No
 
 
 class _Memory:
-    """What the walk knows of one space: per block, who holds memory, which value, and who touched it when."""
+    """What the walk knows of one space: per block, who took or gave back its memory, which value it holds since when,
+    and who touched it last. A stamp is a stream (`_by`) and its clock (`_at`); stream -1 stands for the beginning.
+    """
 
     def __init__(self, name: str, blocks: int, streams: int) -> None:
         self.name = name
-        self.streams = streams
         self.resident = [False] * blocks
         self.value = [-1] * blocks
-        # Stamps: position = block * streams + stream, -1 for never.
-        self.taken = [(-1, -1)] * blocks
-        self.ready = [(-1, -1)] * blocks
-        self.given_back = [(-1, -1)] * blocks
-        self.touched: list[int] = [-1] * (blocks * streams)
+        self.taken_by, self.taken_at = [-1] * blocks, [-1] * blocks
+        self.ready_by, self.ready_at = [-1] * blocks, [-1] * blocks
+        self.back_by, self.back_at = [-1] * blocks, [-1] * blocks
+        self.touched = [[-1] * blocks for _ in range(streams)]
 
 
 class _Walk:
@@ -208,47 +208,48 @@ class _Walk:
     def _space(self, space: Space) -> _Memory:
         return self.device if space is Space.DEVICE else self.host
 
-    def _ordered(self, stamp: tuple[int, int], me: int, clock: list[int]) -> bool:
-        stream, tick = stamp
-        return stream == me or stream < 0 or tick <= clock[stream]
-
     def _hold(self, memory: _Memory, b: int, me: int, clock: list[int]) -> None:
+        """The block holds memory, and this stream knows it."""
         if not memory.resident[b]:
             raise ProgramError(f"block {self._name(b)} holds no {memory.name} memory")
-        if not self._ordered(memory.taken[b], me, clock):
+        by = memory.taken_by[b]
+        if by != me and by >= 0 and memory.taken_at[b] > clock[by]:
             raise ProgramError(f"block {self._name(b)} may not hold {memory.name} memory yet")
 
     def _quiet(self, memory: _Memory, b: int, me: int, clock: list[int], what: str) -> None:
         """Nobody else may still be touching the block."""
-        base = b * self.count
-        for stream in range(self.count):
-            if stream != me and memory.touched[base + stream] > clock[stream]:
+        for stream, touched in enumerate(memory.touched):
+            if stream != me and touched[b] > clock[stream]:
                 other = self.streams[stream]
                 raise ProgramError(f"block {self._name(b)} is {what} while {other} may still be using it")
 
     def _value(self, memory: _Memory, b: int, me: int, clock: list[int]) -> int:
-        self._hold(memory, b, me, clock)
-        if memory.value[b] < 0:
+        """The value a block holds, if this stream knows that it is there. Whoever set it knew of the memory."""
+        value = memory.value[b]
+        if value < 0:
+            self._hold(memory, b, me, clock)
             raise ProgramError(f"block {self._name(b)} holds no value in {memory.name} memory")
-        if not self._ordered(memory.ready[b], me, clock):
+        by = memory.ready_by[b]
+        if by != me and by >= 0 and memory.ready_at[b] > clock[by]:
             raise ProgramError(f"block {self._name(b)} may not hold its value in {memory.name} memory yet")
-        return memory.value[b]
+        return value
 
     def _set(self, memory: _Memory, b: int, value: int, me: int, clock: list[int]) -> None:
         memory.value[b] = value
-        memory.ready[b] = (me, clock[me])
-        memory.touched[b * self.count + me] = clock[me]
+        memory.ready_by[b] = me
+        memory.ready_at[b] = memory.touched[me][b] = clock[me]
 
     def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
         memory = self._space(instruction.space)
         for b in instruction.blocks:
             if memory.resident[b]:
                 raise ProgramError(f"block {self._name(b)} already holds {memory.name} memory")
-            if not self._ordered(memory.given_back[b], me, clock):
+            by = memory.back_by[b]
+            if by != me and by >= 0 and memory.back_at[b] > clock[by]:
                 raise ProgramError(f"block {self._name(b)} may still hold {memory.name} memory")
             memory.resident[b] = True
             memory.value[b] = -1
-            memory.taken[b] = (me, clock[me])
+            memory.taken_by[b], memory.taken_at[b] = me, clock[me]
 
     def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
         memory = self._space(instruction.space)
@@ -257,7 +258,7 @@ class _Walk:
             self._quiet(memory, b, me, clock, "released")
             memory.resident[b] = False
             memory.value[b] = -1
-            memory.given_back[b] = (me, clock[me])
+            memory.back_by[b], memory.back_at[b] = me, clock[me]
 
     def _provide(self, instruction: Provide, me: int, clock: list[int]) -> None:
         for b in instruction.blocks:
@@ -274,7 +275,7 @@ class _Walk:
         value = self._value(self.device, b, me, clock)
         self._hold(self.host, b, me, clock)
         self._quiet(self.host, b, me, clock, "overwritten on the host")
-        self.device.touched[b * self.count + me] = clock[me]
+        self.device.touched[me][b] = clock[me]
         self._set(self.host, b, value, me, clock)
 
     def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
@@ -282,21 +283,20 @@ class _Walk:
         value = self._value(self.host, b, me, clock)
         self._hold(self.device, b, me, clock)
         self._quiet(self.device, b, me, clock, "overwritten")
-        self.host.touched[b * self.count + me] = clock[me]
+        self.host.touched[me][b] = clock[me]
         self._set(self.device, b, value, me, clock)
 
     def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
         k = instruction.kernel
-        graph = self.graph
+        graph, device = self.graph, self.device
         self._count_launch(instruction)
-        device = self.device
-        base = self.round * self.stride
+        base, now, touched = self.round * self.stride, clock[me], device.touched[me]
         for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
             value = self._value(device, b, me, clock)
-            fresh = value == base + version
-            if not fresh and (version > 0 or value != self.latest[b] or value >= base):
+            # What was there before this repetition is version 0, unless somebody has written the block since.
+            if value != base + version and (version > 0 or value != self.latest[b] or value >= base):
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
-            device.touched[b * self.count + me] = clock[me]
+            touched[b] = now
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
             self._hold(device, b, me, clock)
             if self.count > 1:
