@@ -1,0 +1,6 @@
+"""``python -m simgpu``: the command line."""
+
+from simgpu.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a simulation costs, as ratios against bare SimPy in the same run.
+
+Run with ``pytest tests/benchmarks``; the unit tests do not come here. Spans are kernels and copies. A run is the machine's
+whole part: translating the program, ten iterations, and the timeline.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+import simpy
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.machine.run import Run, run_program
+from simgpu.policies.base import PlanContext
+from simgpu.policies.registry import make_policy
+from simgpu.program.instructions import Program
+from simgpu.program.verify import verify
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.chain import chain
+from simgpu.trace.importers import import_trace
+from tests.benchmarks.conftest import Report
+
+DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"
+NODE = NodeSpec("benchmark", GpuSpec("gpu", 12 * 2**30), LinkSpec("pcie", 12 * 10**9, 12 * 10**9))
+ITERATIONS = 10
+
+
+@pytest.fixture(scope="module")
+def densenet() -> TaskGraph:
+    if not DENSENET.exists():
+        pytest.skip("the DenseNet-121 recording is not at hand (../shared/data)")
+    trace, _ = import_trace(DENSENET)
+    return TaskGraph.of(trace)
+
+
+def planned(graph: TaskGraph, policy: str) -> Program:
+    context = PlanContext(graph, NODE, NODE.budget, trial=None, rng=None)  # type: ignore[arg-type]
+    return make_policy(policy).plan(context)
+
+
+def run(program: Program, graph: TaskGraph, pool: str, iterations: int = ITERATIONS) -> Run:
+    return run_program(program, graph, NODE, budget=2**62, iterations=iterations, pool=pool)
+
+
+def spans_of(run: Run) -> int:
+    return int((run.timeline.kind < SpanKind.STALL_EVENT).sum())
+
+
+def bare_simpy_ns(events: int = 50_000) -> float:
+    """Nanoseconds per event of a process that does nothing but wait."""
+
+    def process(env: simpy.Environment) -> object:
+        for _ in range(events):
+            yield env.timeout(1)
+
+    env = simpy.Environment()
+    env.process(process(env))
+    begin = time.perf_counter_ns()
+    env.run()
+    return (time.perf_counter_ns() - begin) / events
+
+
+def interleaved(work: Callable[[], object], rounds: int = 7) -> tuple[float, float]:
+    """Medians (ns) of the work and of one bare SimPy event, measured in turn so that both see the same machine."""
+    work_ns, bare_ns = [], []
+    for _ in range(rounds):
+        bare_ns.append(bare_simpy_ns())
+        begin = time.perf_counter_ns()
+        work()
+        work_ns.append(time.perf_counter_ns() - begin)
+    return median(work_ns), median(bare_ns)
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool", "floor", "aim"),
+    [("none", "counting", 0.35, 0.45), ("none", "addressed", 0.25, 0.35), ("vdnn", "counting", 0.20, 0.30)],
+)
+def test_spans_per_second(
+    densenet: TaskGraph, policy: str, pool: str, floor: float, aim: float, benchmark: object, report: Report
+) -> None:
+    program = planned(densenet, policy)
+    spans = spans_of(run(program, densenet, pool))
+    total, bare = interleaved(lambda: run(program, densenet, pool))
+    ratio = bare * spans / total
+    benchmark.extra_info["spans per second over bare SimPy events per second"] = ratio  # type: ignore[attr-defined]
+    benchmark.pedantic(run, args=(program, densenet, pool), rounds=3)  # type: ignore[attr-defined]
+    report(f"{policy}, {pool} pool: spans/s over SimPy events/s", ratio, f"floor {floor}, aim {aim}")
+
+
+@pytest.mark.parametrize("policy", ["none", "vdnn"])
+def test_verify_costs_less_than_the_run_it_guards(densenet: TaskGraph, policy: str, report: Report) -> None:
+    program = planned(densenet, policy)
+    verifying, _ = interleaved(lambda: verify(program, densenet))
+    running, _ = interleaved(lambda: run(program, densenet, "counting", iterations=3))
+    report(f"{policy}: verify over a run of three iterations", verifying / running, "below 1")
+
+
+@pytest.mark.parametrize(("policy", "pool"), [("none", "counting"), ("none", "addressed"), ("vdnn", "addressed")])
+def test_cost_grows_linearly(policy: str, pool: str, report: Report) -> None:
+    def cost_per_kernel(layers: int) -> float:
+        sizes = [1000 + 37 * (n % 101) for n in range(layers)]
+        graph = TaskGraph.of(chain([20] * layers, [40] * layers, sizes))
+        program = planned(graph, policy)
+        total, bare = interleaved(lambda: run(program, graph, pool, iterations=1), rounds=3)
+        return total / bare / len(graph.kernels)
+
+    growth = cost_per_kernel(100_000) / cost_per_kernel(5_000)
+    report(f"{policy}, {pool} pool: cost per kernel, 200,000 over 10,000", growth, "near 1")
+
+
+def test_memory_per_span(densenet: TaskGraph, report: Report) -> None:
+    program = planned(densenet, "vdnn")
+    tracemalloc.start()
+    result = run(program, densenet, "counting")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    report("vdnn: peak KiB per span while running", peak / spans_of(result) / 1024, "below 1")
+
+
+def test_start_up(report: Report) -> None:
+    def seconds(*command: str) -> float:
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "NO_COLOR": "1"})
+        return time.perf_counter() - begin
+
+    pairs = [(seconds(sys.executable, "-c", "pass"), seconds(sys.executable, "-m", "simgpu", "--help")) for _ in range(9)]
+    ratio = median(helped for _, helped in pairs) / median(bare for bare, _ in pairs)
+    report("simgpu --help over a bare interpreter", ratio, "at most 15")
