@@ -12,6 +12,11 @@ Readings of what the published text leaves open:
 * Feature maps whose last forward and first backward reader are neighbouring layer steps stay: there is nothing
   to hide behind. On a chain this keeps the last layer's input (CSWAP figure 2).
 * The first layer's input is treated like any other; weights, gradients and what is saved beside the inputs stay.
+* Classifier layers, which the published system left to the framework, are layers like any other in mode *all*, as
+  cDMA (section VI) and moDNN (section 1) describe vDNN.
+* A layer with several inputs (a join) sends and fetches them together; one layer is fetched beside one layer step.
+* The search looks for the layer that needs an input first in backward. Where that is not the layer with which the
+  input left, it comes back later than the published search, which looks for the sender, would bring it.
 * A feature map that is needed by the very first backward step has no backward step to be fetched beside; it is
   fetched beside the last forward step.
 * Mode *dynamic* adopts the first trial that fits, as published, not the fastest of all.
@@ -23,7 +28,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import algorithm_choices, with_algorithms
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -59,11 +64,16 @@ class Vdnn(Policy):
     )
     algorithms: Literal["recorded", "fastest", "smallest"] = parameter(
         "recorded",
-        "convolution algorithms in modes all and conv, where the trace offers a choice: as recorded, "
-        "the fastest (the paper's p) or those with the least workspace (the paper's m)",
+        "convolution algorithms in modes all and conv (dynamic chooses its own), where the trace offers a choice: "
+        "as recorded, the fastest (the paper's p) or those with the least workspace (the paper's m)",
     )
 
     def plan(self, context: PlanContext) -> Program:
+        """One iteration in layer steps. Raises `InputError` for a trace with several compute streams."""
+        streams = context.graph.compute_streams
+        if len(streams) > 1:
+            what = f"kernels ran on {len(streams)} compute streams, vdnn runs one layer at a time"
+            raise InputError.single(context.graph.trace.name, "kernels.stream", what, "record the trace on one stream")
         if self.mode == "dynamic":
             return _Dynamic(context).program()
         return offloading(context.graph, self.mode, _chosen(context.graph, self.algorithms))
@@ -100,7 +110,8 @@ def place(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
         before = graph.next_use(b, reader)
         if before is not None and layers.step_of[before] - layers.step_of[reader] > 1:
             pending[layers.step_of[before]].append((b, reader, before))
-    fetch_step = _search_windows(graph, sorted(pending))
+    left_by = {step: max(layers.step_of[reader] for _, reader, _ in needed) for step, needed in pending.items()}
+    fetch_step = _search_windows(graph, left_by)
     return tuple(
         Swap(b, reader, before, layers.steps[fetch_step[step]].first)
         for step, needed in sorted(pending.items())
@@ -119,26 +130,31 @@ def _last_forward_reader(graph: TaskGraph, b: int) -> int | None:
     return forward[-1]
 
 
-def _search_windows(graph: TaskGraph, needing: list[int]) -> dict[int, int]:
+def _search_windows(graph: TaskGraph, left_by: dict[int, int]) -> dict[int, int]:
     """For each step that needs offloaded blocks, the step beside which they are fetched.
 
-    At every backward step the steps after it are searched in order for the first whose blocks are still away; a
-    convolution ends the search.
+    left_by: by needing step, the last step with which any of its blocks leaves. At every step after the forward pass
+    the steps to come are searched in order for the first whose blocks are still away; a convolution ends the search.
+    What no search can find in time (the blocks of the very first backward step) is fetched one step ahead.
     """
     layers = graph.layers
-    first_backward = next((i for i, s in enumerate(layers.steps) if s.phase is not Phase.FORWARD), len(layers.steps))
-    fetch = {step: step - 1 for step in needing if step <= first_backward}
-    waiting = [step for step in needing if step > first_backward]
+    fetch = {step: step - 1 for step in left_by}
     next_convolution = len(layers.steps)
     window_end = [0] * len(layers.steps)
     for index in reversed(range(len(layers.steps))):
         window_end[index] = next_convolution
         if layers.convolution[layers.steps[index].layer]:
             next_convolution = index
+    waiting = sorted(left_by)
     position = 0
-    for index in range(first_backward, len(layers.steps)):
-        if position < len(waiting) and index < waiting[position] <= window_end[index]:
-            fetch[waiting[position]] = index
+    for index, step in enumerate(layers.steps):
+        while position < len(waiting) and waiting[position] <= index:
+            position += 1
+        if position == len(waiting):
+            break
+        found = waiting[position]
+        if step.phase is not Phase.FORWARD and left_by[found] < index and found <= window_end[index]:
+            fetch[found] = index
             position += 1
     return fetch
 
