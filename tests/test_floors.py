@@ -1,0 +1,70 @@
+"""A module imports only from floors below its own, or from its own room; SimPy is used in the machine alone.
+
+The modules of floor 0 are one room.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "simgpu"
+
+FLOORS = {
+    0: ("errors", "units", "shipped", "yamlfile", "validation"),
+    1: ("trace", "hardware", "timeline"),
+    2: ("graph", "memory", "codecs", "analysis"),
+    3: ("program", "search"),
+    4: ("policies", "machine"),
+    5: ("simulate",),
+    6: ("scenario", "experiments"),
+    7: ("cli",),
+    8: ("__main__",),
+}
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    part = path.relative_to(PACKAGE).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module a file imports, also inside functions; those for the type checker alone are not imports."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "simgpu")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_come_from_lower_floors_or_the_same_room(path: Path) -> None:
+    room = room_of(path)
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] != "simgpu" or len(parts) < 2 or parts[1] == "__version__":
+            continue
+        other = parts[1]
+        below = FLOOR_OF[other] < FLOOR_OF[room]
+        assert below or other == room or FLOOR_OF[room] == 0, f"{room} must not import {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_simpy_is_used_in_the_machine_alone(path: Path) -> None:
+    uses = any(name.split(".")[0] == "simpy" for name in imports_of(path))
+    assert not uses or room_of(path) == "machine"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in MODULES} <= set(FLOOR_OF)
