@@ -95,6 +95,12 @@ class OutOfMemoryError(SimgpuError):
         from simgpu.units import format_bytes, format_time
 
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.holders[:8])
+        if self.requested > self.capacity:
+            text = (
+                f"out of {self.space} memory: {self.waiting} needs {format_bytes(self.requested)}, "
+                f"more than all of the {format_bytes(self.capacity)} there are"
+            )
+            return f"{text}; largest: {held}" if held else text
         text = (
             f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} asks for "
             f"{format_bytes(self.requested)}, free {format_bytes(self.free)} of {format_bytes(self.capacity)}, "
