@@ -1,0 +1,276 @@
+"""What every memory policy must keep to, as one test class that the tests of a policy inherit.
+
+A package with a policy of its own, registered through the entry point group ``simgpu.policies``, tests it with a
+checkout of simgpu on the path and three lines::
+
+    from tests.policies.contract import PolicyContract
+
+    class TestMine(PolicyContract):
+        policy = "mine"                                   # its registered name
+        parameter_sets = ({}, {"aggressive": True})       # each set is put through every test
+
+Every set runs on hand-made networks and on the shipped recordings, over both pools, with memory to spare and short
+of it. A policy may refuse a trace it is not made for with `InputError`, but not all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_algorithms
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.registry import describe, make_policy, policy_class
+from simgpu.program.instructions import Launch, Program
+from simgpu.program.verify import verify
+from simgpu.scenario.load import load_trace
+from simgpu.simulate import Result, simulate
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+from simgpu.trace.stats import trace_stats
+from tests.policies.networks import NETWORKS
+
+SHIPPED = ("resnet20-cifar-cpu", "vgg11-cifar-cpu")
+TRACES = (*NETWORKS, *SHIPPED)
+POOLS = ("counting", "addressed")
+ITERATIONS = 4
+#: 7 bytes per nanosecond out, 3 in: hand-made copies take about as long as hand-made kernels, odd times included.
+LINK = LinkSpec("test link", 7 * 10**9, 3 * 10**9, latency_ns=1)
+PLENTY = 10**12
+
+Parameters = Mapping[str, object]
+
+
+@cache
+def trace_of(name: str) -> Trace:
+    return NETWORKS[name]() if name in NETWORKS else load_trace(name)
+
+
+def node_of(memory: int, alignment: int = 1) -> NodeSpec:
+    return NodeSpec("bench", GpuSpec("a GPU", memory, alignment=alignment), LINK)
+
+
+@dataclass(frozen=True)
+class Fixed(Policy):
+    """Runs a program that is already written, as a trial run does."""
+
+    name = "fixed"
+    summary = source = "for trial runs"
+
+    program: Program
+
+    def plan(self, context: PlanContext) -> Program:
+        return self.program
+
+
+def context_of(trace: Trace, budget: int, seed: int = 0) -> PlanContext:
+    """What a policy sees; its trial runs are runs of the simulator."""
+    node = node_of(budget)
+
+    def trial(program: Program) -> Result:
+        return simulate(trace, node, Fixed(program), seed=seed)
+
+    return PlanContext(TaskGraph.of(trace), node, budget, trial, np.random.default_rng(seed))
+
+
+def budgets_of(trace: Trace) -> dict[str, int]:
+    """Plenty, just what the needed lifetimes take, and two budgets between that and what is always resident."""
+    stats = trace_stats(trace)
+    assert stats.peak_needed is not None
+    most, least = stats.peak_needed.bytes, sum(block.bytes for block in trace.blocks if block.persistent)
+    return {"plenty": PLENTY, "exact": most, "short": (2 * most + least) // 3, "tiny": (most + 5 * least) // 6}
+
+
+@cache
+def _outcome(policy: str, given: tuple[tuple[str, object], ...], name: str, budget: int, pool: str) -> Any:
+    trace = trace_of(name)
+    try:
+        return simulate(
+            trace, node_of(budget), policy, parameters=dict(given), iterations=ITERATIONS, seed=7, pool=pool
+        )
+    except (OutOfMemoryError, InputError) as error:
+        return error
+
+
+class PolicyContract:
+    """Inherit, and name the policy and the parameter sets to test it with."""
+
+    policy: ClassVar[str]
+    parameter_sets: ClassVar[tuple[Parameters, ...]] = ({},)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        names = metafunc.fixturenames
+        if "parameters" in names:
+            label = [", ".join(f"{k}={v}" for k, v in given.items()) or "defaults" for given in self.parameter_sets]
+            metafunc.parametrize("parameters", self.parameter_sets, ids=label)
+        if "trace_name" in names:
+            metafunc.parametrize("trace_name", TRACES)
+        if "pool" in names:
+            metafunc.parametrize("pool", POOLS)
+
+    def run(self, parameters: Parameters, trace_name: str, budget: int = PLENTY, pool: str = "counting") -> Result:
+        """A run that must succeed; the test is skipped where the policy refuses the trace."""
+        outcome = self.outcome(parameters, trace_name, budget, pool)
+        if isinstance(outcome, InputError):
+            pytest.skip(f"{self.policy} does not take this trace: {outcome}")
+        if isinstance(outcome, OutOfMemoryError):
+            raise outcome
+        return outcome
+
+    def outcome(
+        self, parameters: Parameters, trace_name: str, budget: int, pool: str
+    ) -> Result | OutOfMemoryError | InputError:
+        return _outcome(self.policy, tuple(sorted(parameters.items())), trace_name, budget, pool)
+
+    def plan(self, parameters: Parameters, context: PlanContext) -> Program:
+        try:
+            return make_policy(self.policy, parameters).plan(context)
+        except InputError as error:
+            pytest.skip(f"{self.policy} does not take this trace: {error}")
+
+    # --- what it says about itself --------------------------------------------------------------------------
+
+    def test_says_what_it_is_and_where_it_comes_from(self):
+        info, found = describe(self.policy), policy_class(self.policy)
+        assert info.name == found.name == self.policy
+        for text in (info.summary, info.source):
+            assert text == text.strip() != "" and "\n" not in text
+        assert is_dataclass(found) and found.__dataclass_params__.frozen, "a policy is a frozen dataclass"
+        assert "plan" in vars(found) or not inspect.isabstract(found)
+        documented = inspect.getdoc(found) or ""
+        assert documented and not documented.startswith(f"{found.__name__}("), "the class has a docstring of its own"
+        module = inspect.getdoc(sys.modules[found.__module__]) or ""
+        assert f"`{self.policy}`" in module, "the docstring of its module names the policy"
+
+    def test_every_parameter_is_described_and_its_default_valid(self):
+        info = describe(self.policy)
+        for parameter in info.parameters:
+            assert parameter.description.strip(), f"{parameter.name} is not described"
+            assert parameter.default is not None, f"{parameter.name} has no default"
+            if parameter.choices:
+                assert parameter.default in parameter.choices
+        defaults = {parameter.name: parameter.default for parameter in info.parameters}
+        assert make_policy(self.policy, defaults) == make_policy(self.policy)
+
+    def test_every_choice_can_be_made(self):
+        for parameter in describe(self.policy).parameters:
+            for choice in parameter.choices:
+                assert getattr(make_policy(self.policy, {parameter.name: choice}), parameter.name) == choice
+
+    def test_wrong_parameters_are_refused_all_at_once(self):
+        names = [parameter.name for parameter in describe(self.policy).parameters]
+        wrong: dict[str, object] = dict.fromkeys(names, object())
+        with pytest.raises(InputError) as caught:
+            make_policy(self.policy, {**wrong, "no_such_parameter": 1})
+        assert [p.place for p in caught.value.problems] == [f"parameters.{n}" for n in (*names, "no_such_parameter")]
+        assert all(problem.what and problem.remedy for problem in caught.value.problems)
+
+    def test_words_outside_the_choices_are_refused(self):
+        for parameter in describe(self.policy).parameters:
+            if parameter.choices:
+                with pytest.raises(InputError, match=f"parameters.{parameter.name}: 'no such choice'"):
+                    make_policy(self.policy, {parameter.name: "no such choice"})
+
+    # --- its plan -------------------------------------------------------------------------------------------
+
+    def test_plans_a_program_that_verify_accepts(self, parameters, trace_name):
+        context = context_of(trace_of(trace_name), PLENTY)
+        program = self.plan(parameters, context)
+        assert isinstance(program, Program)
+        verify(program, TaskGraph.of(trace_of(trace_name)), capacity=PLENTY)
+
+    def test_plans_the_same_program_again(self, parameters, trace_name):
+        trace = trace_of(trace_name)
+        first, second = (self.plan(parameters, context_of(trace, PLENTY, seed=3)) for _ in range(2))
+        assert first == second and first.notes == second.notes
+
+    def test_planning_leaves_the_graph_alone(self, parameters, trace_name):
+        context = context_of(trace_of(trace_name), PLENTY)
+        before = {f.name: copy.deepcopy(getattr(context.graph, f.name)) for f in fields(context.graph)}
+        self.plan(parameters, context)
+        assert {f.name: getattr(context.graph, f.name) for f in fields(context.graph)} == before
+
+    # --- its runs -------------------------------------------------------------------------------------------
+
+    def test_takes_some_traces(self, parameters):
+        outcomes = [self.outcome(parameters, name, PLENTY, "counting") for name in TRACES]
+        assert any(isinstance(outcome, Result) for outcome in outcomes)
+
+    def test_fits_with_plenty_of_memory_and_is_steady(self, parameters, trace_name, pool):
+        result = self.run(parameters, trace_name, pool=pool)
+        assert result.pool == pool
+        assert result.iterations == len(result.timeline.iteration_ends_ns) == ITERATIONS
+        assert len({end - start for start, end in map(result.timeline.window, (-2, -1))}) == 1
+        # A persistent block that was fetched may lie elsewhere at each iteration's end: equal in time, not in place.
+        assert result.steady or pool == "addressed"
+
+    def test_keeps_to_the_budget_or_names_the_kernel_that_cannot_run(self, parameters, trace_name, pool):
+        kernels = {kernel.id for kernel in trace_of(trace_name).kernels}
+        for budget in budgets_of(trace_of(trace_name)).values():
+            outcome = self.outcome(parameters, trace_name, budget, pool)
+            if isinstance(outcome, OutOfMemoryError):
+                assert outcome.kernel in kernels, str(outcome)
+                assert outcome.requested > 0 and outcome.capacity == budget
+            elif isinstance(outcome, Result) and not outcome.program.unlimited_memory:
+                memory = outcome.timeline.device_memory
+                assert memory.capacity == budget
+                assert memory.live.max() <= memory.used.max() <= outcome.high_water <= budget
+                assert outcome.steady or pool == "addressed"
+
+    def test_is_never_faster_than_compute_or_than_its_traffic(self, parameters, trace_name):
+        graph = TaskGraph.of(trace_of(trace_name))
+        for budget in budgets_of(trace_of(trace_name)).values():
+            result = self.outcome(parameters, trace_name, budget, "counting")
+            if isinstance(result, Result):
+                assert result.iteration_ns >= with_algorithms(graph, dict(result.program.algorithms)).ideal_ns()
+                metrics = result.metrics
+                assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.bytes_out * 10**9
+                assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.bytes_in * 10**9
+
+    def test_runs_every_kernel_once_an_iteration(self, parameters, trace_name):
+        result = self.run(parameters, trace_name)
+        declared = Counter(
+            trace_of(trace_name).kernels[instruction.kernel].id
+            for segment in result.program.segments
+            for code in segment.streams.values()
+            for instruction in code * segment.repeat
+            if isinstance(instruction, Launch) and instruction.recompute
+        )
+        ran: Counter[tuple[int, str]] = Counter()
+        recomputed: Counter[tuple[int, str]] = Counter()
+        for span in result.timeline:
+            if span.kind is SpanKind.COMPUTE:
+                ran[span.iteration, span.name] += 1
+            elif span.kind is SpanKind.RECOMPUTE:
+                recomputed[span.iteration, span.name] += 1
+        segments = {segment.repeat for segment in result.program.segments}
+        assert segments == {1}, "policies that split the batch need a contract that counts repetitions"
+        kernels = [kernel.id for kernel in trace_of(trace_name).kernels]
+        assert ran == {(i, kernel): 1 for i in range(ITERATIONS) for kernel in kernels}
+        assert recomputed == {(i, kernel): n for i in range(ITERATIONS) for kernel, n in declared.items()}
+
+    def test_every_block_that_leaves_comes_back(self, parameters, trace_name):
+        result = self.run(parameters, trace_name)
+        moved = {SpanKind.COPY_OUT: Counter[str](), SpanKind.COPY_IN: Counter[str]()}
+        start, end = result.timeline.window(-1)
+        for span in result.timeline:
+            if span.kind in moved and start <= span.start_ns < end:
+                moved[span.kind][span.name] += 1
+        assert moved[SpanKind.COPY_IN] == moved[SpanKind.COPY_OUT]
+
+    def test_the_result_can_be_told(self, parameters):
+        result = self.run(parameters, "chain")
+        assert self.policy in repr(result)
+        assert result.to_dict()["policy"] == self.policy
