@@ -89,7 +89,7 @@ def residual() -> Trace:
 
 
 def inception() -> Trace:
-    """A fork into three branches, one of them with in-place activation, and a concatenation that a convolution reads."""
+    """A fork into three branches, one of them activated in place, and a concatenation that a convolution reads."""
     return network(
         Layer("stem", "conv2d", ("x",), "s"),
         Layer("one", "conv2d", ("s",), "p"),
@@ -117,8 +117,8 @@ def in_place() -> Trace:
 
 
 def with_choices() -> Trace:
-    """Four layers, three of them convolutions that run in one of three ways each way: slow and small to fast and big."""
-    trace = straight(["conv2d", "conv2d", "max_pool2d", "conv2d"], [100, 300, 200, 200])
+    """Four convolutions and a pooling; every convolution runs in one of three ways, small and slow to big and fast."""
+    trace = straight(["conv2d", "conv2d", "max_pool2d", "conv2d", "conv2d"], [100, 100, 200, 200, 300])
     choices = []
     for kernel in trace.kernels:
         if kernel.op.startswith("conv2d"):
@@ -126,7 +126,7 @@ def with_choices() -> Trace:
             choices += [
                 AlgorithmChoice(kernel.id, "implicit", 4 * time, 0),
                 AlgorithmChoice(kernel.id, "tiled", 3 * time, 60),
-                AlgorithmChoice(kernel.id, "fft", time, 250),
+                AlgorithmChoice(kernel.id, "fft", time, 350),
             ]
     return Trace(trace.info, trace.kernels, trace.blocks, tuple(choices), name="with choices")
 

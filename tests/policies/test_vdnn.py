@@ -101,9 +101,9 @@ def test_a_feature_map_with_several_readers_leaves_with_the_last():
 
 
 def test_branches_and_a_join():
-    """inception(): q changes in place in `relu`, its last user before the join; s leaves with the last of three branches.
+    """inception(): s leaves with the last of three branches. q, changed in place, leaves with the concatenation.
 
-    The concatenation saves nothing: q and the other parts leave with it only if backward needs them, as q is.
+    The concatenation saves nothing: of its inputs only q is needed again, by the activation's backward.
     """
     assert moves(inception(), "all") == {
         "t": ("F:conv", "B:fc"),

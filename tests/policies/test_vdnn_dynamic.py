@@ -1,0 +1,228 @@
+"""vDNN's dynamic mode: the published trials in their order, each adopted on some budget, checked by other means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_algorithms
+from simgpu.policies.vdnn import Vdnn, offloading
+from simgpu.simulate import Result, simulate
+from simgpu.trace.model import AlgorithmChoice, Phase, Trace
+from tests.policies.contract import Fixed, context_of, node_of
+from tests.policies.networks import straight, with_choices
+
+Chosen = dict[str, AlgorithmChoice]
+TRACE = with_choices()
+BUDGETS = range(0, 1600, 10)
+
+
+def choices_of(trace: Trace, kernel: str) -> list[AlgorithmChoice]:
+    """A kernel's algorithms, fastest first."""
+    return sorted((c for c in trace.algorithms if c.kernel == kernel), key=lambda c: c.duration_ns)
+
+
+def pick(trace: Trace, index: int) -> Chosen:
+    """The fastest (0) or slowest (-1) algorithm of every kernel that has a choice."""
+    return {c.kernel: choices_of(trace, c.kernel)[index] for c in trace.algorithms}
+
+
+class Chain:
+    """A chain's memory by arithmetic: what is on the device at each kernel, under layer-synchronous offloading.
+
+    Kernel by kernel: what lives through it, what it makes and its workspace must fit; once it has ended and its
+    workspace is gone, what was fetched beside it must fit. Nothing here runs the simulator or reads its programs.
+    """
+
+    def __init__(self, trace: Trace, mode: str, budget: int) -> None:
+        self.budget = budget
+        self.sizes = {block.id: block.bytes for block in trace.blocks}
+        self.layers = [kernel for kernel in trace.kernels if kernel.phase is Phase.FORWARD]
+        count = len(self.layers)
+        self.inputs = ["x", *(f"y{n}" for n in range(1, count))]
+        conv = [layer.op == "conv2d" for layer in self.layers]
+        self.sent = {n for n in range(count - 1) if mode == "all" or (mode == "conv" and conv[n])}
+        self.fetched_beside: dict[int, int] = {}
+        for current in reversed(range(count)):
+            for n in reversed(range(current)):
+                if n in self.sent and n not in self.fetched_beside.values():
+                    self.fetched_beside[current] = n
+                    break
+                if conv[n]:
+                    break
+
+    def walk(self, chosen: Chosen, downgrade: dict[str, list[AlgorithmChoice]] | None = None) -> Chosen | None:
+        """The algorithms with which the chain fits, None if it does not; with `downgrade`, kernel after kernel takes
+        the fastest of its algorithms with less workspace for as long as it overflows.
+        """
+        chosen = dict(chosen)
+        count = len(self.layers)
+        size = [self.sizes[name] for name in self.inputs]
+        here = {0}
+        for n in range(count):
+            made = size[n + 1] if n + 1 < count else 0
+            if not self._settle(self.layers[n].id, sum(size[m] for m in here) + made, chosen, downgrade):
+                return None
+            here = (here | {n + 1} if n + 1 < count else here) - ({n} & self.sent)
+        for n in reversed(range(count)):
+            if not self._settle(f"B:L{n + 1}", sum(size[m] for m in here), chosen, downgrade):
+                return None
+            here -= {n} - {0}
+            if n in self.fetched_beside:
+                here.add(self.fetched_beside[n])
+                if sum(size[m] for m in here) > self.budget:
+                    return None
+        return chosen
+
+    def _settle(
+        self, kernel: str, needs: int, chosen: Chosen, downgrade: dict[str, list[AlgorithmChoice]] | None
+    ) -> bool:
+        def workspace() -> int:
+            return chosen[kernel].workspace_bytes if kernel in chosen else 0
+
+        while needs + workspace() > self.budget:
+            smaller = [c for c in (downgrade or {}).get(kernel, []) if c.workspace_bytes < workspace()]
+            if not smaller:
+                return False
+            chosen[kernel] = min(smaller, key=lambda c: c.duration_ns)
+        return True
+
+
+def expected(trace: Trace, budget: int) -> tuple[str, Chosen]:
+    """What the published order of trials adopts, by arithmetic."""
+    fastest, smallest = pick(trace, 0), pick(trace, -1)
+    if Chain(trace, "all", budget).walk(smallest) is None:
+        return "nothing fits", smallest
+    for mode in ("none", "conv", "all"):
+        if Chain(trace, mode, budget).walk(fastest) is not None:
+            return f"offload {mode}, fastest algorithms", fastest
+    table = {c.kernel: choices_of(trace, c.kernel) for c in trace.algorithms}
+    for mode in ("conv", "all"):
+        found = Chain(trace, mode, budget).walk(fastest, table)
+        if found is not None:
+            return f"offload {mode}, algorithms downgraded one by one", found
+    return "offload all, smallest algorithms", smallest
+
+
+def adopted(result: Result) -> str:
+    """What the notes say was adopted: the last line."""
+    return result.notes[-1].removeprefix("trial: ").removeprefix("adopted: ").removesuffix(": fits")
+
+
+def run(trace: Trace, budget: int) -> Result | None:
+    try:
+        return simulate(trace, node_of(budget), "vdnn", parameters={"mode": "dynamic"})
+    except OutOfMemoryError:
+        return None
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_adopts_what_the_published_trials_would(budget):
+    outcome, chosen = expected(TRACE, budget)
+    result = run(TRACE, budget)
+    if outcome == "nothing fits":
+        assert result is None
+        return
+    assert result is not None and adopted(result) == outcome
+    kernels = TRACE.kernels
+    assert {kernels[k].id: name for k, name in result.program.algorithms} == {
+        kernel: choice.algorithm for kernel, choice in chosen.items()
+    }
+    mode = outcome.removeprefix("offload ").partition(",")[0]
+    graph = TaskGraph.of(TRACE)
+    algorithms = {graph.kernel(kernel): choice.algorithm for kernel, choice in chosen.items()}
+    assert result.program == offloading(graph, mode, algorithms)
+    moved = {span.name for span in result.timeline if span.kind.label == "copy_out"}
+    assert moved == {"none": set(), "conv": {"x", "y1", "y3"}, "all": {"x", "y1", "y2", "y3"}}[mode]
+    assert int(result.timeline.device_memory.used.max()) <= budget
+
+
+def test_every_published_outcome_but_the_last_resort_occurs_in_this_order_as_memory_shrinks():
+    """The last resort never occurs: downgraded one by one, layers can do whatever the smallest ones can."""
+    outcomes = list(dict.fromkeys(expected(TRACE, budget)[0] for budget in reversed(BUDGETS)))
+    assert outcomes == [
+        "offload none, fastest algorithms",
+        "offload conv, fastest algorithms",
+        "offload all, fastest algorithms",
+        "offload conv, algorithms downgraded one by one",
+        "offload all, algorithms downgraded one by one",
+        "nothing fits",
+    ]
+
+
+def test_the_notes_list_the_trials_in_the_published_order():
+    budget = next(b for b in BUDGETS if expected(TRACE, b)[0] == "offload all, algorithms downgraded one by one")
+    result = run(TRACE, budget)
+    assert result is not None
+    assert result.notes == (
+        "trial: offload all, smallest algorithms: fits",
+        "trial: offload none, fastest algorithms: does not fit",
+        "trial: offload conv, fastest algorithms: does not fit",
+        "trial: offload all, fastest algorithms: does not fit",
+        "trial: offload conv, algorithms downgraded one by one: does not fit",
+        "trial: offload all, algorithms downgraded one by one: fits",
+    )
+
+
+def test_downgrading_stops_at_the_kernels_that_overflow():
+    """Between the extremes some kernels keep the fastest, some take the middle, some the smallest."""
+    mixes = set()
+    for budget in BUDGETS:
+        result = run(TRACE, budget)
+        if result is not None and "downgraded" in adopted(result):
+            mixes.add(frozenset(name for _, name in result.program.algorithms))
+    assert frozenset({"fft", "tiled"}) in mixes
+    assert any("implicit" in mix for mix in mixes)
+
+
+def test_without_choices_the_trials_are_about_offloading_alone():
+    trace = straight(["conv2d", "max_pool2d", "conv2d", "linear"], [100, 300, 200, 100])
+    outcomes = []
+    for budget in range(1000, 0, -20):
+        result = run(trace, budget)
+        outcomes.append(adopted(result) if result else "nothing fits")
+    assert list(dict.fromkeys(outcomes)) == [
+        "offload none, fastest algorithms",
+        "offload conv, fastest algorithms",
+        "offload all, fastest algorithms",
+        "nothing fits",
+    ]
+
+
+def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
+    """Where compute stands at a kernel without a choice there is nothing to downgrade. The trials are made up."""
+    graph = TaskGraph.of(TRACE)
+
+    def trial(program):
+        if dict(program.algorithms) != smallest:
+            raise OutOfMemoryError("pooling", "device", 1, 0, 0, 1, 0, (), "F:L3")
+        return simulate(TRACE, node_of(10**6), Fixed(program))
+
+    smallest = {graph.kernel(name): choice.algorithm for name, choice in pick(TRACE, -1).items()}
+    program = Vdnn(mode="dynamic").plan(replace(context_of(TRACE, 10**6), trial=trial))
+    assert program == offloading(graph, "all", smallest)
+    assert program.notes[-3:] == (
+        "trial: offload conv, algorithms downgraded one by one: does not fit",
+        "trial: offload all, algorithms downgraded one by one: does not fit",
+        "adopted: offload all, smallest algorithms",
+    )
+
+
+@pytest.mark.parametrize("which, index", [("fastest", 0), ("smallest", -1)])
+@pytest.mark.parametrize("mode", ["all", "conv"])
+def test_modes_all_and_conv_take_the_algorithms_they_are_told(mode, which, index):
+    result = simulate(TRACE, node_of(10**6), "vdnn", parameters={"mode": mode, "algorithms": which})
+    kernels = TRACE.kernels
+    assert {kernels[k].id: name for k, name in result.program.algorithms} == {
+        kernel: choice.algorithm for kernel, choice in pick(TRACE, index).items()
+    }
+    chosen = with_algorithms(TaskGraph.of(TRACE), dict(result.program.algorithms))
+    durations = {span.name: span.end_ns - span.start_ns for span in result.timeline if span.kind.label == "compute"}
+    assert durations == {kernel.id: kernel.duration_ns for kernel in chosen.kernels}
+
+
+def test_the_recorded_algorithms_are_left_alone_by_default():
+    assert simulate(TRACE, node_of(10**6), "vdnn").program.algorithms == ()
