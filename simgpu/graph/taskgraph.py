@@ -39,6 +39,8 @@ class TaskGraph:
 
     reads[k], writes[k]: blocks; read_versions[k], write_versions[k]: their versions in the same order. A block
     starts at version 0 and every write makes the next version. uses[b]: the kernels that touch b, ascending.
+    durations[k]: nanoseconds; sizes[b]: bytes of device memory the block takes. Both may differ from the recorded
+    values, by transforms; the rest of what was recorded is in `kernels` and `blocks`.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -105,6 +107,11 @@ class TaskGraph:
     def block_number(self) -> dict[str, int]:
         """Block id to position."""
         return {block.id: b for b, block in enumerate(self.blocks)}
+
+    @cached_property
+    def copy_sizes(self) -> tuple[int, ...]:
+        """Bytes of each block that a copy moves and the host holds, whatever device memory it takes."""
+        return tuple(block.bytes for block in self.blocks)
 
     def block(self, name: str) -> int:
         """Position of the block with that id."""
@@ -234,7 +241,7 @@ class TaskGraph:
         for k, kernel in enumerate(self.kernels):
             layer = self.layers.name_of(k)
             graph.add_node(
-                kernel.id, op=kernel.op, phase=kernel.phase.value, duration_ns=kernel.duration_ns, layer=layer
+                kernel.id, op=kernel.op, phase=kernel.phase.value, duration_ns=self.durations[k], layer=layer
             )
         for k, before in enumerate(self.predecessors):
             graph.add_edges_from((self.kernels[p].id, self.kernels[k].id) for p in before)

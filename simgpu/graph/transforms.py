@@ -1,16 +1,34 @@
 """Pure transforms: a task graph in, a new one out, the old one untouched.
 
-Lives here: choosing convolution algorithms. Does not live here: who chooses, and why.
+Lives here: what a transform is, applying several, and choosing convolution algorithms. Does not live here: who
+chooses, and why. A transform may change durations, sizes and what exists, but never the position of a kernel or block:
+new ones are appended, so numbers that a policy has noted stay true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind
+
+
+class Transform(Protocol):
+    """A change of a graph as a value, so that a program can carry it."""
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The changed graph."""
+        ...
+
+
+def transformed(graph: TaskGraph, transforms: Iterable[Transform]) -> TaskGraph:
+    """The graph after these transforms, in order."""
+    for transform in transforms:
+        graph = transform.apply(graph)
+    return graph
 
 
 def algorithm_choices(graph: TaskGraph) -> dict[int, tuple[AlgorithmChoice, ...]]:
@@ -24,30 +42,40 @@ def algorithm_choices(graph: TaskGraph) -> dict[int, tuple[AlgorithmChoice, ...]
     }
 
 
+@dataclass(frozen=True, slots=True)
+class WithAlgorithms:
+    """Run these kernels by these algorithms, (kernel position, algorithm name): see `with_algorithms`."""
+
+    chosen: tuple[tuple[int, str], ...]
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        return with_algorithms(graph, dict(self.chosen))
+
+
 def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
     """The graph with those kernels run by those algorithms: their duration and their workspace change.
 
-    chosen: kernel position to algorithm name. A kernel whose recording has no workspace block gets one, named
-    ``workspace:<kernel>``; a workspace of zero bytes is no block. Raises `ProgramError` for an unknown algorithm.
+    chosen: kernel position to algorithm name. A kernel's workspace block gets the new size, which may be zero; a
+    kernel that has none gets one, called ``workspace:<kernel>``, at the end of the blocks. Raises `ProgramError`
+    for an unknown algorithm.
     """
-    if not chosen:
-        return graph
-    kernels = list(graph.kernels)
-    blocks = {block.id: block for block in graph.blocks}
     table = {(graph.kernel_number[c.kernel], c.algorithm): c for c in graph.trace.algorithms}
+    durations, sizes = list(graph.durations), list(graph.sizes)
+    kernels, blocks = list(graph.kernels), list(graph.blocks)
     for k, name in chosen.items():
         choice = table.get((k, name))
         if choice is None:
             raise ProgramError(f"kernel {kernels[k].id} has no algorithm '{name}'")
-        kernel = replace(kernels[k], duration_ns=choice.duration_ns)
-        old = [b for b in kernel.writes if blocks[b].kind is BlockKind.WORKSPACE]
-        for block in old:
-            del blocks[block]
-        writes = tuple(b for b in kernel.writes if b not in old)
-        if choice.workspace_bytes:
-            workspace = old[0] if old else f"workspace:{kernel.id}"
-            blocks[workspace] = Block(workspace, choice.workspace_bytes, BlockKind.WORKSPACE, release=kernel.id)
-            writes += (workspace,)
-        reads = tuple(b for b in kernel.reads if b not in old)
-        kernels[k] = replace(kernel, reads=reads, writes=writes)
-    return TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks.values())))
+        durations[k] = choice.duration_ns
+        workspaces = [b for b in graph.writes[k] if blocks[b].kind is BlockKind.WORKSPACE]
+        for b in workspaces:
+            sizes[b] = choice.workspace_bytes if b == workspaces[0] else 0
+        if not workspaces and choice.workspace_bytes:
+            block = Block(
+                f"workspace:{kernels[k].id}", choice.workspace_bytes, BlockKind.WORKSPACE, release=kernels[k].id
+            )
+            blocks.append(block)
+            sizes.append(block.bytes)
+            kernels[k] = replace(kernels[k], writes=(*kernels[k].writes, block.id))
+    trace = replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks))
+    return replace(TaskGraph.of(trace), durations=tuple(durations), sizes=tuple(sizes))

@@ -22,9 +22,9 @@ from simgpu.program.instructions import (
     Release,
     Signal,
     Space,
-    StreamId,
 )
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.streams import StreamId
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
@@ -75,7 +75,7 @@ class MachineCode:
 
 
 def translate(program: Program, graph: TaskGraph, device: Memory, host: Memory) -> MachineCode:
-    """The machine code of a program; `graph` has the program's algorithms applied."""
+    """The machine code of a program; `graph` has the program's transforms applied."""
     streams = program.streams
     code = MachineCode(streams, [[] for _ in streams])
     events = _number_events(program, code)
@@ -121,7 +121,7 @@ class _Translator:
     def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
         ops: list[Op] = []
         works: list[int] = []
-        durations, sizes = self.graph.durations, self.graph.sizes
+        durations, copied = self.graph.durations, self.graph.copy_sizes
         for instruction in instructions:
             kind = type(instruction)
             if kind is Launch:
@@ -137,10 +137,10 @@ class _Translator:
             elif kind is Await:
                 ops.append(self._await(instruction, index))  # type: ignore[arg-type]
             elif kind is CopyOut:
-                ops.append((COPY, OUT, sizes[instruction.block]))  # type: ignore[union-attr]
+                ops.append((COPY, OUT, copied[instruction.block]))  # type: ignore[union-attr]
                 works.append(COPY_OUT + WORK * instruction.block)  # type: ignore[union-attr]
             elif kind is CopyIn:
-                ops.append((COPY, IN, sizes[instruction.block]))  # type: ignore[union-attr]
+                ops.append((COPY, IN, copied[instruction.block]))  # type: ignore[union-attr]
                 works.append(COPY_IN + WORK * instruction.block)  # type: ignore[union-attr]
             else:
                 # Providing a value takes no time and no memory.
@@ -149,12 +149,13 @@ class _Translator:
         return StreamCode(ops, works, self.repeats[index])
 
     def _request(self, instruction: Acquire | Release) -> Op:
-        memory = self.device if instruction.space is Space.DEVICE else self.host
-        sizes = self.graph.sizes
+        memory, sizes = self.device, self.graph.sizes
+        if instruction.space is Space.HOST:
+            memory, sizes = self.host, self.graph.copy_sizes
+        wanted = [sizes[b] for b in instruction.blocks]
         if type(instruction) is Acquire:
-            wanted = [sizes[b] for b in instruction.blocks]
             return (ACQUIRE, memory, *memory.request(instruction.blocks, wanted, instruction.offsets))
-        request, number = memory.request(instruction.blocks, [sizes[b] for b in instruction.blocks])
+        request, number = memory.request(instruction.blocks, wanted)
         return (RELEASE, memory, request, number + 1)
 
     def _await(self, instruction: Await, index: int) -> Op:

@@ -7,6 +7,7 @@ serve both directions. A copy holds its engine for the link's latency and then u
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,9 @@ class Engine:
 
 
 class Engines:
-    """The copy engines of one GPU on its link."""
+    """The copy engines of one GPU on its link. settled: as in `FlowNetwork`."""
 
-    def __init__(self, env: simpy.Environment, node: NodeSpec) -> None:
+    def __init__(self, env: simpy.Environment, node: NodeSpec, settled: Callable[[], None]) -> None:
         self.env = env
         self.link = node.link
         self.bandwidth = (node.link.d2h_bandwidth, node.link.h2d_bandwidth)
@@ -40,7 +41,7 @@ class Engines:
         self.flows: FlowNetwork | None = None
         if node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1:
             # Only here can two copies want the same capacity; everywhere else a copy has its link to itself.
-            self.flows = FlowNetwork(env, {"link": max(self.bandwidth)})
+            self.flows = FlowNetwork(env, {"link": max(self.bandwidth)}, settled)
 
     def issue(self, stream: Stream, direction: int, size: int) -> bool:
         """Ask for a copy; returns whether it was begun at once."""
@@ -71,5 +72,6 @@ class Engines:
 
         def pass_bytes(_: simpy.Event) -> None:
             flows.start(("link",), cap, size, stream.fire)
+            flows.settled()
 
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)

@@ -20,6 +20,7 @@ from array import array
 import simpy
 from simpy.events import NORMAL
 
+from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
 from simgpu.machine.engines import Engines
 from simgpu.machine.memory import Memory
@@ -89,6 +90,7 @@ class Stream:
         executor = self._executor
         executor.running -= 1
         env = executor.env
+        # With nothing under way, what is left of the instant are timers that no longer mean anything.
         last = not executor.running or env.peek() > env.now
         if last and not executor.completed:
             executor.go_on(self)
@@ -101,7 +103,9 @@ class Stream:
 class Executor:
     """Runs machine code for a number of iterations.
 
-    stalls: waits of positive length, six numbers each: stream, segment, op, begin, end, iteration. snapshots[i]: the
+    stalls: waits of positive length, seven numbers each: stream, segment, op, begin, end, iteration, and for memory the
+    place in `givers` of the release that ended the wait, else -1. givers: releases that ended waits, three numbers
+    each: stream, segment, op. snapshots[i]: the
     device pool's state when the first stream, which computes, ended iteration i. running: streams whose kernel or
     copy is under way. freed: whether memory that somebody waits for came back since the queues were last served.
     """
@@ -110,13 +114,13 @@ class Executor:
         self,
         env: simpy.Environment,
         code: MachineCode,
-        engines: Engines,
+        node: NodeSpec,
         memories: tuple[Memory, Memory],
         iterations: int,
     ) -> None:
         self.env = env
         self.code = code
-        self.engines = engines
+        self.engines = Engines(env, node, self.settle_if_last)
         self.memories = memories
         self.iterations = iterations
         self.counts = [0] * len(code.signaller)
@@ -125,6 +129,8 @@ class Executor:
         self.running = 0
         self.freed = False
         self.stalls: list[int] = []
+        self.givers: list[int] = []
+        self.giver = (-1, -1, -1)
         self.snapshots: list[object] = []
         self.streams = [Stream(self, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
         self.ready = list(self.streams)
@@ -135,6 +141,11 @@ class Executor:
         self.env.run()
 
     # --- one instant ----------------------------------------------------------------------------------------
+
+    def settle_if_last(self) -> None:
+        """Settle the instant if work has ended at it and no event of it is left."""
+        if self.completed and self.env.peek() > self.env.now:
+            self.settle()
 
     def settle(self) -> None:
         """Let everything happen that can happen now."""
@@ -202,7 +213,8 @@ class Executor:
                     break
                 memory.waiting.popleft()
                 memory.log(now, number)
-                self._resume(stream, now)
+                self.givers += self.giver
+                self._resume(stream, now, len(self.givers) // 3 - 1)
                 granted = True
         return granted
 
@@ -231,6 +243,7 @@ class Executor:
                 memory.changes.append(op[3])
                 if memory.waiting:
                     self.freed = True
+                    self.giver = (stream.rank, stream.segment, pc)
                     stream.pc = pc
                     return True
             elif code == ACQUIRE:
@@ -311,16 +324,16 @@ class Executor:
             if stream.target <= count:
                 self._resume(stream, now)
 
-    def _resume(self, stream: Stream, now: int) -> None:
+    def _resume(self, stream: Stream, now: int, giver: int = -1) -> None:
         """A stream steps past the op it waited at."""
-        self._note_stall(stream, now)
+        self._note_stall(stream, now, giver)
         stream.pc += 1
         self.ready.append(stream)
 
-    def _note_stall(self, stream: Stream, now: int) -> None:
+    def _note_stall(self, stream: Stream, now: int, giver: int = -1) -> None:
         since = stream.stalled_since
         if now > since:
-            self.stalls += (stream.rank, stream.segment, stream.pc, since, now, stream.iteration)
+            self.stalls += (stream.rank, stream.segment, stream.pc, since, now, stream.iteration, giver)
         stream.stalled_since = -1
 
 

@@ -60,10 +60,15 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class FlowNetwork:
-    """The flows under way over links of given capacity (bytes per second)."""
+    """The flows under way over links of given capacity (bytes per second).
+
+    settled: called after every event of the network, also one that turns out to mean nothing any more because the
+    flow's rate has changed since: whoever waits for the last event of an instant must hear of each.
+    """
 
     env: simpy.Environment
     capacities: Mapping[str, int]
+    settled: Callable[[], None]
     flows: list[Flow] = field(default_factory=list)
     last: int = 0
 
@@ -96,5 +101,6 @@ class FlowNetwork:
                 if self.flows:
                     self._share()
                 flow.done()
+            self.settled()
 
         return expire

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, WORK, MachineCode
+from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, WORK, MachineCode, StreamCode
 from simgpu.machine.executor import Executor
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
@@ -52,7 +52,7 @@ def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Colu
     kind, number = once % WORK, once // WORK
     copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
     size, duration = np.zeros_like(once), np.zeros_like(once)
-    size[copies] = np.array(graph.sizes, dtype=np.int64)[number[copies]]
+    size[copies] = np.array(graph.copy_sizes, dtype=np.int64)[number[copies]]
     duration[~copies] = np.array(graph.durations, dtype=np.int64)[number[~copies]]
     name = _names(once, graph)
     iterations = executor.iterations
@@ -76,8 +76,9 @@ def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
     """Columns of the times in which streams waited."""
     code: MachineCode = executor.code
     rows: list[int] = []
+    worked: dict[tuple[int, int], list[int]] = {}
     stalls = iter(executor.stalls)
-    for stream, segment, pc, begin, end, iteration in zip(*[stalls] * 6, strict=True):
+    for stream, segment, pc, begin, end, iteration, giver in zip(*[stalls] * 7, strict=True):
         op = code.segments[stream][segment].ops[pc]
         cause, work = -1, -1
         if op[0] == AWAIT:
@@ -86,8 +87,23 @@ def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
         elif op[0] == ACQUIRE:
             device = op[1] is executor.memories[0]
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
+            cause, there, place = executor.givers[3 * giver : 3 * giver + 3]
+            if (cause, there) not in worked:
+                worked[cause, there] = _works_before(code.segments[cause][there])
+            work = worked[cause, there][place]
         else:
             kind = SpanKind.STALL_ENGINE
         rows += (stream, kind, work, begin, end, 0, cause, iteration)
     streams, kinds, works, begins, ends, sizes, causes, iterations = np.array(rows, dtype=np.int64).reshape(-1, 8).T
     return streams, kinds, _names(works, graph), begins, ends, sizes, causes, iterations
+
+
+def _works_before(code: StreamCode) -> list[int]:
+    """For each op of a stream's code the last work before it, -1 where there is none."""
+    works = iter(code.works)
+    before, last = [], -1
+    for op in code.ops:
+        before.append(last)
+        if op[0] in (LAUNCH, COPY):
+            last = next(works)
+    return before

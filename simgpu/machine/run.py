@@ -13,10 +13,9 @@ import simpy
 
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import with_algorithms
+from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import translate
-from simgpu.machine.engines import Engines
 from simgpu.machine.executor import Executor, Stream
 from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
@@ -55,14 +54,14 @@ def run_program(
 
     Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory.
     """
-    graph = with_algorithms(graph, dict(program.algorithms))
+    graph = transformed(graph, program.transforms)
     limit = None if program.unlimited_memory else budget
     device_pool: Pool = POOLS[pool](limit, node.gpu.alignment)
     device = Memory("device", device_pool)
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     code = translate(program, graph, device, host)
-    executor = Executor(env, code, Engines(env, node), (device, host), iterations)
+    executor = Executor(env, code, node, (device, host), iterations)
     _take_residents(program, graph, device)
     executor.run()
     if not all(stream.finished for stream in executor.streams):

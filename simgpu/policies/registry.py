@@ -6,10 +6,11 @@ Lives here: finding a policy by name, describing it, and making it from paramete
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simgpu.errors import InputError, Problem, did_you_mean
@@ -70,17 +71,31 @@ def policy_class(name: str) -> type[Policy]:
         point = _outside()[name]
         try:
             found = point.load()
-        except (ImportError, AttributeError) as error:
-            raise InputError.single(
-                "", f"policy {name}", f"its package does not load: {error}", f"mend or remove {point.value}"
-            ) from error
-        if not (isinstance(found, type) and issubclass(found, Policy)):
-            what = f"{point.value} is not a subclass of simgpu.policies.base.Policy"
-            raise InputError.single("", f"policy {name}", what, "mend the package's entry point")
+        except Exception as error:  # a foreign package may fail in any way while it is imported
+            what = f"the package of policy '{name}' does not load: {type(error).__name__}: {error}"
+            raise InputError.single("", f"policy {name}", what, f"mend or remove {point.value}") from error
+        if fault := _fault(found, name):
+            what = f"{point.value}, registered as '{name}', {fault}"
+            raise InputError.single("", f"policy {name}", what, "mend its package")
     else:
         raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
     policy: type[Policy] = found
     return policy
+
+
+def _fault(found: object, name: str) -> str:
+    """What keeps an outside object from being the policy of that name, as the end of a sentence; empty if nothing."""
+    has_fields = is_dataclass(found)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        return "is not a subclass of simgpu.policies.base.Policy"
+    if isabstract(found):
+        return "has no plan"
+    missing = [word for word in ("name", "summary", "source") if not isinstance(getattr(found, word, None), str)]
+    if missing:
+        return f"does not say its {' and '.join(missing)}"
+    if found.name != name:
+        return f"calls itself '{found.name}'"
+    return "" if has_fields else "is not a dataclass"
 
 
 def describe(name: str) -> PolicyInfo:

@@ -30,7 +30,7 @@ from typing import Literal
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import algorithm_choices, with_algorithms
+from simgpu.graph.transforms import WithAlgorithms, algorithm_choices, transformed
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
@@ -91,10 +91,11 @@ def _chosen(graph: TaskGraph, which: str) -> Algorithms:
 
 def offloading(graph: TaskGraph, mode: str, algorithms: Algorithms) -> Program:
     """vDNN's program with inputs of `mode` layers (all, conv or none) offloaded, run by these algorithms."""
-    chosen = with_algorithms(graph, algorithms)
+    transforms = (WithAlgorithms(tuple(sorted(algorithms.items()))),) if algorithms else ()
+    chosen = transformed(graph, transforms)
     swaps = () if mode == "none" else place(chosen, convolutions_only=mode == "conv")
     program = lower(chosen, Placement(swaps, layer_barrier=True))
-    return replace(program, algorithms=tuple(sorted(algorithms.items())))
+    return replace(program, transforms=transforms)
 
 
 def place(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:

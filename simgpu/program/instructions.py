@@ -10,40 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
+from simgpu.graph.transforms import Transform
+from simgpu.timeline.streams import StreamId
 
-class StreamId(NamedTuple):
-    """A stream of one GPU."""
-
-    gpu: int
-    name: str
-
-    def __str__(self) -> str:
-        return self.name if self.gpu == 0 else f"gpu{self.gpu}.{self.name}"
-
-
-#: Streams of a single GPU. Further compute streams are called compute1, compute2, ...
+#: Streams of a single GPU.
 COMPUTE = StreamId(0, "compute")
 D2H = StreamId(0, "d2h")
 H2D = StreamId(0, "h2d")
-HOST = StreamId(0, "host")
-
-_STREAM_ORDER = {"d2h": 1, "h2d": 2, "host": 3}
-
-
-def stream_rank(stream: StreamId) -> tuple[int, int, str]:
-    """Order of streams at one instant: by GPU, then compute before d2h before h2d before host.
-
-    >>> sorted([H2D, COMPUTE, StreamId(0, "compute1"), D2H], key=stream_rank)[1]
-    StreamId(gpu=0, name='compute1')
-    """
-    return (stream.gpu, _STREAM_ORDER.get(stream.name, 0), stream.name)
-
-
-def compute_stream(number: int) -> StreamId:
-    """The compute stream with that number: ``compute`` for 0, ``compute1`` for 1."""
-    return COMPUTE if number == 0 else StreamId(0, f"compute{number}")
 
 
 class Space(StrEnum):
@@ -133,14 +107,14 @@ class Program:
     """One training iteration, as the machine runs it again and again.
 
     segments: in order. resident: blocks that are in device memory when an iteration starts, in the order in which
-    they took it. algorithms: convolution algorithms that differ from the recorded ones, (kernel, name); verify and
-    machine apply them to the graph before anything else. unlimited_memory: run without a budget.
+    they took it. transforms: what the policy changed about the graph it was given (convolution algorithms, say), in
+    order; verify and machine apply them before anything else. unlimited_memory: run without a budget.
     pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
     """
 
     segments: tuple[Segment, ...]
     resident: tuple[int, ...] = ()
-    algorithms: tuple[tuple[int, str], ...] = ()
+    transforms: tuple[Transform, ...] = ()
     unlimited_memory: bool = False
     pool: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -148,7 +122,9 @@ class Program:
     @property
     def streams(self) -> tuple[StreamId, ...]:
         """Every stream the program uses, in instant order."""
-        return tuple(sorted({stream for segment in self.segments for stream in segment.streams}, key=stream_rank))
+        return tuple(
+            sorted({stream for segment in self.segments for stream in segment.streams}, key=lambda stream: stream.rank)
+        )
 
     def __len__(self) -> int:
         """Number of instructions in one iteration, repetitions not counted."""

@@ -29,12 +29,10 @@ from simgpu.program.instructions import (
     Segment,
     Signal,
     Space,
-    StreamId,
-    compute_stream,
-    stream_rank,
 )
 from simgpu.program.placement import Placement, Swap
-from simgpu.program.streams import StreamOrder, order_streams
+from simgpu.program.streams import StreamOrder, compute_stream, order_streams
+from simgpu.timeline.streams import StreamId
 
 
 def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
@@ -102,7 +100,7 @@ class _Lowering:
             else:
                 self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
         self._end(survivors, order)
-        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=stream_rank)}
+        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
         return Program((Segment(streams),), resident=resident)
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import COMPUTE, StreamId, compute_stream
+from simgpu.program.instructions import COMPUTE
+from simgpu.timeline.streams import StreamId
+
+
+def compute_stream(number: int) -> StreamId:
+    """The compute stream with that number in the trace."""
+    return StreamId(0, "compute", number)
 
 
 @dataclass

@@ -3,21 +3,26 @@
 Lives here: `verify`. Does not live here: whether waiting requests for memory can starve each other, which depends on
 timing and is found out by the run.
 
-The program is walked once in an order its events allow, for two iterations where it has several streams (so that
-what one iteration leaves undone and the next one touches is seen). Every access is stamped with its stream and that
-stream's clock, which ticks at each signal; an access is ordered after another if its stream has heard of the other's
-tick. Since every pair of conflicting accesses is checked to be ordered, the one order walked stands for all.
+The program is walked once in an order its events allow, for two iterations where it has several streams or copies (so
+that what one iteration leaves undone or out of date and the next one touches is seen). Every access is stamped with
+its stream and that stream's clock, which ticks at each signal; an access is ordered after another if its stream has
+heard of the other's tick. Since every pair of conflicting accesses is checked to be ordered, the one order walked
+stands for all.
+
+The value of a block is told by how often it has been written since the beginning, with every repetition of every
+segment counted out; what a kernel must find follows from the trace's versions in the same count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import with_algorithms
+from simgpu.graph.transforms import transformed
 from simgpu.memory.pool import aligned
 from simgpu.program.instructions import (
     Acquire,
@@ -41,12 +46,15 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     Raises `ProgramError` naming stream, instruction and block or kernel; raises `OutOfMemoryError` if the blocks of
     a single kernel are larger than `capacity` (bytes), which no order of events can mend.
 
-    Rules: every kernel runs once per repetition, plus declared recomputes of pure kernels after it; what a kernel
-    reads is resident in the version the trace read; copies follow the writes they copy; nothing is used after its
-    release or released while in use or twice; memory is taken once; a repetition leaves memory as it found it;
-    every awaited event is signalled.
+    Rules: every kernel runs, once per repetition of its segment, plus declared recomputes of pure kernels after it;
+    a segment has consecutive kernels that follow those of the segment before or repeat them; what a kernel reads is
+    resident in the version the trace read; copies follow the writes they copy; nothing is used after its release or
+    released while in use or twice; memory is taken once; an iteration, and a segment that repeats, leaves memory as
+    it found it; every awaited event is signalled, at one place.
+
+    graph: the one the program was planned for; the program's own transforms are applied to it here.
     """
-    graph = with_algorithms(graph, dict(program.algorithms))
+    graph = transformed(graph, program.transforms)
     if capacity is not None and not program.unlimited_memory:
         check_kernels_fit(graph, capacity, alignment)
     _Walk(program, graph).run()
@@ -90,9 +98,11 @@ class _Walk:
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
         self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.signalled_in: dict[int, int] = {}
-        self.stride = max(graph.last_version, default=0) + 1
-        self.latest = [0] * len(graph.sizes)
-        self.round = 0
+        # Per block: writes before this repetition, and those of them that the trace has before this segment.
+        self.written = [0] * len(graph.sizes)
+        self.earlier = [0] * len(graph.sizes)
+        self.kernels_reached = (0, 0)
+        self.writes_of = [self._writes(segment) for segment in program.segments]
         self.launched = bytearray(len(graph.kernels))
         self.ever_launched = bytearray(len(graph.kernels))
         self._do: dict[type, Callable[[Any, int, list[int]], None]] = {
@@ -111,14 +121,45 @@ class _Walk:
                 raise ProgramError(f"block {self.graph.blocks[b].id} is not persistent but resident at the start")
             self.device.resident[b] = True
             self.device.value[b] = 0
-        iterations = 2 if self.count > 1 else 1
-        for iteration in range(iterations):
+        plain = self.count == 1 and not self._copies()
+        for iteration in range(1 if plain else 2):
+            start = self.device.resident[:], self.host.resident[:]
             for index, segment in enumerate(self.program.segments):
                 for repetition in range(min(segment.repeat, 2)):
                     self._repetition(index, segment, iteration * min(segment.repeat, 2) + repetition)
             missing = self.ever_launched.find(0)
             if missing >= 0:
                 raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
+            self._check_residency("the iteration", *start)
+
+    def _copies(self) -> bool:
+        codes = (code for segment in self.program.segments for code in segment.streams.values())
+        return any(type(instruction) in (CopyOut, CopyIn) for code in codes for instruction in code)
+
+    def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
+        """How often each block is written before a segment and in it, by the trace's order of kernels."""
+        graph = self.graph
+        kernels = {
+            instruction.kernel
+            for code in segment.streams.values()
+            for instruction in code
+            if type(instruction) is Launch and not instruction.recompute
+        }
+        first, stop = (min(kernels), max(kernels) + 1) if kernels else (self.kernels_reached[1],) * 2
+        if kernels:
+            if len(kernels) < stop - first:
+                missing = next(k for k in range(first, stop) if k not in kernels)
+                raise ProgramError(f"kernel {graph.kernels[missing].id} is never launched")
+            if first != self.kernels_reached[1] and (first, stop) != self.kernels_reached:
+                raise ProgramError(f"a segment begins with kernel {graph.kernels[first].id}, out of order")
+            self.kernels_reached = (first, stop)
+        if (first, stop) == (0, len(graph.kernels)):
+            return [0] * len(graph.sizes), list(graph.last_version)
+        earlier, own = [0] * len(graph.sizes), [0] * len(graph.sizes)
+        for k in range(stop):
+            for b in graph.writes[k]:
+                (own if k >= first else earlier)[b] += 1
+        return earlier, own
 
     def _find_events(self) -> None:
         for index, segment in enumerate(self.program.segments):
@@ -134,7 +175,7 @@ class _Walk:
 
     def _repetition(self, index: int, segment: Segment, number: int) -> None:
         device_before, host_before = self.device.resident[:], self.host.resident[:]
-        self.round += 1
+        self.earlier, writes = self.writes_of[index]
         self.launched = bytearray(len(self.graph.kernels))
         positions = [0] * self.count
         codes = [segment.streams.get(stream, ()) for stream in self.streams]
@@ -149,15 +190,17 @@ class _Walk:
             if positions[me] < len(code):
                 stuck = code[positions[me]]
                 raise ProgramError(f"{self.streams[me]}[{positions[me]}]: {stuck} waits for an event that never comes")
-        self._check_residency(index, device_before, host_before)
+        self.written = list(map(add, self.written, writes))
+        if segment.repeat > 1:
+            self._check_residency(f"segment {index}", device_before, host_before)
 
-    def _check_residency(self, index: int, device: list[bool], host: list[bool]) -> None:
+    def _check_residency(self, what: str, device: list[bool], host: list[bool]) -> None:
         for before, memory in ((device, self.device), (host, self.host)):
             if before != memory.resident:
                 b = next(b for b, held in enumerate(before) if held != memory.resident[b])
                 verb = "leaves" if memory.resident[b] else "loses"
                 name = self.graph.blocks[b].id
-                raise ProgramError(f"segment {index} {verb} block {name} in {memory.name} memory at its end")
+                raise ProgramError(f"{what} {verb} block {name} in {memory.name} memory at its end")
 
     def _advance(self, me: int, code: tuple[Instruction, ...], position: int, index: int, number: int) -> int:
         """Walk a stream until it has to wait; returns where."""
@@ -267,8 +310,9 @@ class _Walk:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
             self._hold(self.device, b, me, clock)
             self._quiet(self.device, b, me, clock, "provided")
-            self._set(self.device, b, self.round * self.stride, me, clock)
-            self.latest[b] = self.round * self.stride
+            # A given value is one more write, which the trace counts as version 0.
+            self.written[b] += 1
+            self._set(self.device, b, self.written[b] - self.earlier[b], me, clock)
 
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
         b = instruction.block
@@ -290,19 +334,16 @@ class _Walk:
         k = instruction.kernel
         graph, device = self.graph, self.device
         self._count_launch(instruction)
-        base, now, touched = self.round * self.stride, clock[me], device.touched[me]
+        written, earlier, now, touched = self.written, self.earlier, clock[me], device.touched[me]
         for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
-            value = self._value(device, b, me, clock)
-            # What was there before this repetition is version 0, unless somebody has written the block since.
-            if value != base + version and (version > 0 or value != self.latest[b] or value >= base):
+            if self._value(device, b, me, clock) != written[b] + version - earlier[b]:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             touched[b] = now
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
             self._hold(device, b, me, clock)
             if self.count > 1:
                 self._quiet(device, b, me, clock, "overwritten")
-            self._set(device, b, base + version, me, clock)
-            self.latest[b] = base + version
+            self._set(device, b, written[b] + version - earlier[b], me, clock)
 
     def _count_launch(self, instruction: Launch) -> None:
         kernel = self.graph.kernels[instruction.kernel]

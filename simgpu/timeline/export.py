@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["memory_frame", "to_frame", "write_csv", "write_memory_csv", "write_parquet", "write_perfetto"]
 
 SPAN_COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause")
-MEMORY_COLUMNS = ("space", "time_ns", "live_bytes", "used_bytes")
+GPU_OF = {"device": 0, "host": -1}
+MEMORY_COLUMNS = ("gpu", "space", "time_ns", "live_bytes", "used_bytes")
 
 
 def to_frame(timeline: Timeline) -> pd.DataFrame:
@@ -64,19 +65,18 @@ def to_frame(timeline: Timeline) -> pd.DataFrame:
 
 
 def memory_frame(timeline: Timeline) -> pd.DataFrame:
-    """One row per memory sample: space (device or host), time_ns, live_bytes, used_bytes (with padding).
+    """One row per memory sample: gpu (-1 for the host), space, time_ns, live_bytes, used_bytes (with padding).
 
     Each value holds until the next sample of its space; of several samples at one time the last one holds.
     """
     import pandas as pd
 
     curves = _curves(timeline)
+    counts = [len(curve.time_ns) for _, curve in curves]
     return pd.DataFrame(
         {
-            "space": np.repeat(
-                np.array([space for space, _ in curves], dtype=object),
-                [len(curve.time_ns) for _, curve in curves],
-            ),
+            "gpu": np.repeat(np.array([GPU_OF[space] for space, _ in curves], dtype=np.int64), counts),
+            "space": np.repeat(np.array([space for space, _ in curves], dtype=object), counts),
             "time_ns": np.concatenate([curve.time_ns for _, curve in curves]),
             "live_bytes": np.concatenate([curve.live for _, curve in curves]),
             "used_bytes": np.concatenate([curve.used for _, curve in curves]),
@@ -139,7 +139,7 @@ def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
 def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
     for space, curve in _curves(timeline):
         for sample in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
-            yield (space, *sample)
+            yield (GPU_OF[space], space, *sample)
 
 
 def _write_rows(path: str | Path, header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> None:

@@ -1,29 +1,66 @@
-"""What the name of a stream says.
+"""Streams and what their names say.
 
-Lives here: which streams compute, which copy, and in what order people see them. Does not live here: what a
-stream does (that is in its spans).
+Lives here: `StreamId`, which streams compute, and in what order streams come, at one instant and before people's eyes.
+Does not live here: what a stream does (that is in its program and in its spans).
 """
 
 from __future__ import annotations
 
-#: First parts of stream names, in the order in which streams are listed and drawn.
-STREAM_ORDER = ("compute", "d2h", "h2d", "host")
+import re
+from typing import NamedTuple
+
+#: What streams are for, in the order in which they come.
+ROLES = ("compute", "d2h", "h2d", "host")
+
+_NAME = re.compile(r"(?:gpu(\d+)\.)?([a-z0-9]*[a-z])(\d*)")
+
+
+class StreamId(NamedTuple):
+    """A stream of one GPU: what it is for, and its number among those.
+
+    >>> str(StreamId(0, "compute")), str(StreamId(1, "compute", 2))
+    ('compute', 'gpu1.compute2')
+    >>> StreamId.of("gpu1.compute2")
+    StreamId(gpu=1, role='compute', number=2)
+    """
+
+    gpu: int
+    role: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        name = f"{self.role}{self.number or ''}"
+        return name if self.gpu == 0 else f"gpu{self.gpu}.{name}"
+
+    @classmethod
+    def of(cls, name: str) -> StreamId:
+        """The stream with that name; `ValueError` for what no stream is called."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r} is not the name of a stream, which is like 'compute', 'd2h' or 'gpu1.h2d'")
+        gpu, role, number = match.groups()
+        return cls(int(gpu or 0), role, int(number or 0))
+
+    @property
+    def rank(self) -> tuple[int, int, str, int]:
+        """Sort key: by GPU, then compute before copy-out before copy-in before host before the rest, then number."""
+        place = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
+        return self.gpu, place, self.role, self.number
 
 
 def is_compute(stream: str) -> bool:
     """Whether kernels run on this stream.
 
-    >>> is_compute("compute1"), is_compute("d2h")
+    >>> is_compute("gpu1.compute1"), is_compute("d2h")
     (True, False)
     """
-    return stream.startswith("compute")
+    return StreamId.of(stream).role == "compute"
 
 
-def track_order(stream: str) -> tuple[int, int, str]:
-    """Sort key: compute streams, copy-out, copy-in, host, then what else there is; numbered ones by their number.
+def track_order(stream: str) -> tuple[int, int, str, int]:
+    """Sort key of a stream's name, see `StreamId.rank`.
 
     >>> sorted(["host", "h2d", "compute10", "compute2", "compute"], key=track_order)
     ['compute', 'compute2', 'compute10', 'h2d', 'host']
     """
-    rank = next((i for i, word in enumerate(STREAM_ORDER) if stream.startswith(word)), len(STREAM_ORDER))
-    return rank, len(stream), stream
+    return StreamId.of(stream).rank

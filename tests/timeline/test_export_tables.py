@@ -41,10 +41,10 @@ iteration,gpu,stream,kind,name,start_ns,end_ns,bytes,cause
 1,0,compute,compute,c,8,10,0,
 """
 MEMORY_CSV = """\
-space,time_ns,live_bytes,used_bytes
-device,0,100,128
-device,8,36,64
-host,0,64,64
+gpu,space,time_ns,live_bytes,used_bytes
+0,device,0,100,128
+0,device,8,36,64
+-1,host,0,64,64
 """
 
 
