@@ -156,7 +156,8 @@ class Executor:
         while True:
             if len(ready) == 1:
                 stream = ready[0]
-                limit = _EVERYTHING
+                # Even alone, it must not start anything before those are served whose memory it has given back.
+                limit = SIGNAL if self.freed else _EVERYTHING
                 code = stream.ops[stream.pc][0]
             elif ready:
                 stream, code = _most_urgent(ready)

@@ -1,0 +1,162 @@
+"""Programs as text: to read, to save and to compare.
+
+Lives here: `listing`, for people, and the JSON form, which loses nothing. Does not live here: what instructions mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import WithAlgorithms, transformed
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.timeline.streams import StreamId
+
+SCHEMA = "simgpu.program/1"
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Signal, Await, WithAlgorithms)
+}
+
+
+def listing(program: Program, graph: TaskGraph) -> str:
+    """The program stream by stream, an instruction a line, with the names of kernels and blocks.
+
+    >>> from simgpu.program.lowering import lower
+    >>> from simgpu.program.placement import Placement
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> print(listing(lower(graph, Placement()), graph))
+    resident: x1
+    segment 0, once
+      compute
+        acquire x2
+        launch F1
+        acquire g1
+        launch B1
+        release x2 g1
+    """
+    graph = transformed(graph, program.transforms)
+    lines = [f"resident: {_blocks(program.resident, graph)}".rstrip()]
+    for index, segment in enumerate(program.segments):
+        lines.append(f"segment {index}, {'once' if segment.repeat == 1 else f'{segment.repeat} times'}")
+        for stream, code in segment.streams.items():
+            lines.append(f"  {stream}")
+            lines += [f"    {_line(instruction, graph)}" for instruction in code]
+    return "\n".join(lines)
+
+
+def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:
+    return " ".join(graph.blocks[b].id for b in blocks)
+
+
+def _line(instruction: Instruction, graph: TaskGraph) -> str:
+    match instruction:
+        case Launch(k, recompute):
+            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}"
+        case CopyOut(b):
+            return f"copy out {graph.blocks[b].id}"
+        case CopyIn(b):
+            return f"copy in {graph.blocks[b].id}"
+        case Acquire(blocks, space, offsets):
+            places = f" at {' '.join(map(str, offsets))}" if offsets is not None else ""
+            return f"acquire{_of(space)} {_blocks(blocks, graph)}{places}"
+        case Release(blocks, space):
+            return f"release{_of(space)} {_blocks(blocks, graph)}"
+        case Provide(blocks):
+            return f"provide {_blocks(blocks, graph)}"
+        case Signal(event):
+            return f"signal {event}"
+        case Await(event, lag):
+            return f"await {event}" + (f", {lag} earlier" if lag else "")
+
+
+def _of(space: Space) -> str:
+    return " host" if space is Space.HOST else ""
+
+
+def to_json(program: Program) -> str:
+    """The program as JSON, the same bytes for equal programs; `from_json` reads it back."""
+    document = {
+        "schema": SCHEMA,
+        "segments": [
+            {
+                "repeat": segment.repeat,
+                "streams": {str(stream): [_value(i) for i in code] for stream, code in segment.streams.items()},
+            }
+            for segment in program.segments
+        ],
+        "resident": program.resident,
+        "transforms": [_value(transform) for transform in program.transforms],
+        "unlimited_memory": program.unlimited_memory,
+        "pool": program.pool,
+        "notes": program.notes,
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _value(value: Any) -> list[Any]:
+    """A dataclass of `_KINDS` as its name and its fields."""
+    return [type(value).__name__, *(getattr(value, f.name) for f in fields(value))]
+
+
+def from_json(text: str) -> Program:
+    """The program that `to_json` wrote. Raises `InputError` for anything else.
+
+    >>> from simgpu.program.lowering import lower
+    >>> from simgpu.program.placement import Placement
+    >>> from simgpu.trace.chain import chain
+    >>> program = lower(TaskGraph.of(chain([5], [7], [100])), Placement())
+    >>> from_json(to_json(program)) == program
+    True
+    """
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise InputError.single("program", "schema", f"{document['schema']!r} is not {SCHEMA}", "write it anew")
+        return Program(
+            segments=tuple(_segment(segment) for segment in document["segments"]),
+            resident=tuple(document["resident"]),
+            transforms=tuple(_read(value) for value in document["transforms"]),
+            unlimited_memory=document["unlimited_memory"],
+            pool=document["pool"],
+            notes=tuple(document["notes"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError.single(
+            "program", "", f"is no program as simgpu writes it: {error}", "write it anew"
+        ) from error
+
+
+def _segment(segment: Mapping[str, Any]) -> Segment:
+    streams = {StreamId.of(name): tuple(_read(value) for value in code) for name, code in segment["streams"].items()}
+    return Segment(streams, segment["repeat"])
+
+
+def _read(value: list[Any]) -> Any:
+    kind = _KINDS[value[0]]
+    values = [_tuples(part) for part in value[1:]]
+    if kind in (Acquire, Release):
+        values[1] = Space(values[1])
+    return kind(*values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
