@@ -29,7 +29,7 @@ import pytest
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import with_algorithms
+from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
@@ -234,7 +234,7 @@ class PolicyContract:
         for budget in budgets_of(trace_of(trace_name)).values():
             result = self.outcome(parameters, trace_name, budget, "counting")
             if isinstance(result, Result):
-                assert result.iteration_ns >= with_algorithms(graph, dict(result.program.algorithms)).ideal_ns()
+                assert result.iteration_ns >= transformed(graph, result.program.transforms).ideal_ns()
                 metrics = result.metrics
                 assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.bytes_out * 10**9
                 assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.bytes_in * 10**9

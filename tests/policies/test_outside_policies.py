@@ -1,0 +1,169 @@
+"""Policies of other packages: one installed for real, and ones that are broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.policies import registry
+from simgpu.simulate import simulate
+from simgpu.trace.chain import chain
+from tests.cli.cli_helpers import make_study
+from tests.policies.contract import PLENTY, PolicyContract, node_of
+from tests.policies.installed import EXAMPLE, build_wheel, command_with, pip_install, python_with, write_distribution
+
+TRACE = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+NODE = node_of(PLENTY)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the example package is installed."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("this environment has no pip to install the example package with")
+    folder = tmp_path_factory.mktemp("example")
+    pip_install(build_wheel(EXAMPLE, folder), folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture(scope="class")
+def registered(installed: Path):
+    """The example policy as this process sees it when its package is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(installed))
+        registry._outside.cache_clear()
+        yield
+    registry._outside.cache_clear()
+
+
+@pytest.mark.usefixtures("registered")
+class TestExample(PolicyContract):
+    policy = "largest"
+    parameter_sets = ({}, {"count": 3})
+
+
+def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
+    done = command_with(installed, arguments=["policies"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert names == ["ideal", "none", "vdnn", "largest"]
+    alone = command_with(installed, arguments=["policies", "largest"], cwd=tmp_path).stdout
+    assert "swap the largest feature maps out in their longest gap" in alone
+    assert "how many feature maps are swapped" in alone and "default 1" in alone
+
+
+def test_a_scenario_runs_it(installed, tmp_path):
+    study = make_study(tmp_path)
+    arguments = ["run", str(study), "--json", "--set", "policies=[ideal, largest: {count: 2}]"]
+    done = command_with(installed, arguments=arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = {run["policy"]: run for run in json.loads(done.stdout)["results"]}
+    assert runs["largest"]["parameters"] == {"count": 2}
+    metrics = runs["largest"]["metrics"]
+    assert metrics["bytes_out"] == metrics["bytes_in"] == 200_000, "x2; nothing lies between the uses of x3"
+
+
+def test_simulate_runs_it(installed, tmp_path):
+    make_study(tmp_path)
+    script = """
+import simgpu
+trace = simgpu.load_trace("chain")
+node = simgpu.load_node("node.yaml")
+result = simgpu.simulate(trace, node, "largest")
+print(result.policy, result.metrics.bytes_out, result.steady)
+"""
+    done = python_with(installed, arguments=["-c", script], cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("largest 200000 True\n", 0), done.stderr
+
+
+def test_its_own_refusals_reach_the_user(installed, tmp_path):
+    arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[largest: {count: 0}]"]
+    done = command_with(installed, arguments=arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "parameters.count: 0 is too few" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_the_package_there_is_no_such_policy(tmp_path):
+    done = command_with(arguments=["policies", "largest"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown policy 'largest'" in done.stderr
+
+
+POLICY = """
+from dataclasses import dataclass
+from simgpu.policies.base import Policy
+"""
+FROZEN = f"{POLICY}\n@dataclass(frozen=True)\nclass It(Policy):\n"
+PLAN = "    def plan(self, context): raise NotImplementedError\n"
+WORDS = "    summary = source = 'strange'\n"
+#: Registered name: the object it names in a module called as it is, that module's text, and what the error says.
+STRANGE = {
+    "nothing": ("It", "", "AttributeError: module 'nothing' has no attribute 'It'"),
+    "raises": ("It", "raise RuntimeError('no GPU here')", "RuntimeError: no GPU here"),
+    "syntax": ("It", "def (", "SyntaxError"),
+    "function": ("plan", "def plan(context): ...", "is not a subclass of simgpu.policies.base.Policy"),
+    "number": ("it", "it = 7", "is not a subclass of simgpu.policies.base.Policy"),
+    "planless": ("It", f"{FROZEN}    name = 'planless'\n{WORDS}", "has no plan"),
+    "nameless": ("It", f"{FROZEN}    summary = ''\n{PLAN}", "does not say its name and source"),
+    "other": ("It", f"{FROZEN}    name = 'vdnn'\n{WORDS}{PLAN}", "calls itself 'vdnn'"),
+    "plain": ("It", f"{POLICY}\nclass It(Policy):\n    name = 'plain'\n{WORDS}{PLAN}", "is not a dataclass"),
+}
+MISSING = "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every broken policy is installed at once, and one that wants a built-in one's name."""
+    points = {f"strange_{name}": f"strange_{name}:{attribute}" for name, (attribute, _, _) in STRANGE.items()}
+    modules = {
+        f"strange_{name}": text.replace(f"'{name}'", f"'strange_{name}'") for name, (_, text, _) in STRANGE.items()
+    }
+    taken = {"missing": "no_such_module:It", "none": "strange_raises:It"}
+    return write_distribution(tmp_path_factory.mktemp("strange") / "site", points | taken, modules)
+
+
+@pytest.fixture
+def broken_beside(strange: Path, monkeypatch: pytest.MonkeyPatch):
+    """The registry of this process with the broken policies in it."""
+    monkeypatch.syspath_prepend(str(strange))
+    registry._outside.cache_clear()
+    yield
+    registry._outside.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_beside")
+@pytest.mark.parametrize("name", [*STRANGE, "missing"])
+def test_a_broken_entry_point_is_one_clear_error(name):
+    message = STRANGE[name][2].replace("'nothing'", "'strange_nothing'") if name in STRANGE else MISSING
+    name = f"strange_{name}" if name in STRANGE else name
+    for ask in (registry.describe, registry.make_policy, lambda policy: simulate(TRACE, NODE, policy)):
+        with pytest.raises(InputError) as caught:
+            ask(name)
+        (problem,) = caught.value.problems
+        assert message in problem.what and f"'{name}'" in problem.what
+        assert problem.remedy.startswith("mend")
+
+
+@pytest.mark.usefixtures("broken_beside")
+def test_broken_entry_points_leave_the_others_alone():
+    assert set(registry.policy_names()) >= {"ideal", "none", "vdnn", "missing", "strange_raises"}
+    for name in ("ideal", "none", "vdnn"):
+        assert registry.describe(name).summary
+        assert simulate(TRACE, NODE, name).policy == name
+    assert registry.policy_class("none").__module__ == "simgpu.policies.none", "a built-in name cannot be taken"
+
+
+def test_the_command_line_says_what_is_broken_and_runs_the_rest(strange, tmp_path):
+    study = str(make_study(tmp_path))
+    broken = command_with(strange, arguments=["run", study, "--set", "policies=[missing]"], cwd=tmp_path)
+    assert broken.returncode == 2
+    assert f"the package of policy 'missing' does not load: {MISSING}" in broken.stderr
+    assert "Traceback" not in broken.stderr
+    others = command_with(strange, arguments=["compare", study], cwd=tmp_path)
+    assert others.returncode == 0, others.stderr
+    shown = command_with(strange, arguments=["policies", "vdnn"], cwd=tmp_path)
+    assert shown.returncode == 0 and "Rhu et al." in shown.stdout
