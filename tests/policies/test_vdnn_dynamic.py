@@ -215,6 +215,18 @@ def test_an_overflow_that_no_algorithm_can_mend_falls_back_to_the_smallest():
     )
 
 
+def test_nothing_more_is_tried_where_the_smallest_that_can_be_does_not_fit():
+    tried = []
+
+    def trial(program):
+        tried.append(program)
+        raise OutOfMemoryError("all", "device", 1, 0, 0, 1, 0, (), "F:L1")
+
+    program = Vdnn(mode="dynamic").plan(replace(context_of(TRACE, 10**6), trial=trial))
+    assert tried == [program]
+    assert program.notes == ("trial: offload all, smallest algorithms: does not fit",)
+
+
 @pytest.mark.parametrize("which, index", [("fastest", 0), ("smallest", -1)])
 @pytest.mark.parametrize("mode", ["all", "conv"])
 def test_modes_all_and_conv_take_the_algorithms_they_are_told(mode, which, index):
