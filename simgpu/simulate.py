@@ -37,9 +37,9 @@ class Result:
 
     budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the
     last two iterations were equal in time and in memory; the metrics are those of the last one either way.
-    ideal_ns: the iteration's time with unlimited memory and no transfers. high_water: bytes of device memory needed,
-    holes included. retired: instructions executed over all iterations. notes: what the policy and the run have to
-    say about themselves.
+    ideal_ns: the iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes
+    of device memory needed, holes included. retired: instructions executed over all iterations. notes: what the
+    policy and the run have to say about themselves.
     """
 
     trace: TraceInfo

@@ -36,7 +36,8 @@ class Metrics:
     window; may pass 1 where the last copy ends after the window. device_peak_bytes, device_mean_bytes
     (rounded down): live bytes in the window. device_peak_used_bytes: the peak with the allocator's padding.
     run_peak_bytes, host_peak_bytes: live bytes over the whole run, warm-up included. fragmentation: share of
-    free memory outside the largest hole, as told by the pool; None where it does not apply.
+    the memory needed from address 0 up to the highest byte ever used that peak use leaves in holes; None where
+    the pool gives no addresses.
     """
 
     iteration_ns: int

@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from simgpu.cli.screen import Screen, facts, indented
+from simgpu.errors import InputError, Problem
 from simgpu.policies.registry import describe, policy_names
 
 if TYPE_CHECKING:
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 def policies(policy: str | None) -> None:
     """List the memory policies with their parameters and sources, or show POLICY alone.
 
+    A policy of another package that does not load is named at the end, and the exit code is 2.
+
     \b
     simgpu policies
     simgpu policies vdnn
     """
     screen = Screen()
+    broken: list[Problem] = []
     for index, name in enumerate([policy] if policy else policy_names()):
-        found = describe(name)
+        try:
+            found = describe(name)
+        except InputError as error:
+            broken += error.problems
+            continue
         if index:
             screen.print()
         screen.print(Text(found.name, style="bold"))
@@ -34,6 +42,8 @@ def policies(policy: str | None) -> None:
             screen.print(indented(Text(f"source: {found.source}", style="dim")))
         if found.parameters:
             screen.print(indented(facts((parameter.name, _text(parameter)) for parameter in found.parameters)))
+    if broken:
+        raise InputError(broken)
 
 
 def _text(parameter: ParameterInfo) -> str:
