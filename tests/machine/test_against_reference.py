@@ -1,0 +1,102 @@
+"""The machine against a second one that was written from the rules alone, on random programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec
+from simgpu.machine.run import run_program
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.program.verify import verify
+from simgpu.timeline.model import SpanKind
+from tests.semantics.random_traces import nodes, placements, traces
+from tests.semantics.reference import ReferenceMachine
+
+KIND = {
+    SpanKind.COMPUTE: "Launch",
+    SpanKind.RECOMPUTE: "Launch",
+    SpanKind.COPY_OUT: "CopyOut",
+    SpanKind.COPY_IN: "CopyIn",
+}
+slow = settings(
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    max_examples=300,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+
+
+def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None) -> None:
+    """Both machines do the same work at the same times, or both stop for lack of memory."""
+    reference = ReferenceMachine(program, graph, node, budget=budget, iterations=3)
+    done = reference.run()
+    assert not reference.wrong
+    try:
+        result = run_program(program, graph, node, budget=budget, iterations=3)
+    except OutOfMemoryError as error:
+        assert not done
+        assert error.at_ns == reference.now
+        return
+    assert done
+    names = [block.id for block in graph.blocks], [kernel.id for kernel in graph.kernels]
+    expected = sorted((s, k, names[k == "Launch"][n], a, b, i) for s, k, n, a, b, i in reference.works)
+    found = sorted(
+        (span.stream, KIND[span.kind], span.name, span.start_ns, span.end_ns, span.iteration)
+        for span in result.timeline
+        if span.kind in KIND
+    )
+    assert found == expected
+    assert result.timeline.device_memory.used.max(initial=0) == reference.peak
+
+
+def agree(data: st.DataObject, barrier: bool, duplex: Duplex, *, tight: bool) -> None:
+    graph = TaskGraph.of(data.draw(traces()))
+    program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
+    verify(program, graph)
+    node = data.draw(nodes(duplex))
+    budget = None
+    if tight:
+        unit = node.gpu.alignment
+        resident = sum(-(-graph.sizes[b] // unit) * unit for b in program.resident)
+        budget = resident + data.draw(st.integers(0, sum(graph.sizes)))
+        pinned = data.draw(st.none() | st.integers(0, sum(graph.sizes)))
+        node = replace(node, host=HostSpec(pinned))
+    compare(program, graph, node, budget)
+
+
+@slow
+@given(st.data(), st.booleans())
+def test_with_memory_to_spare_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+    agree(data, barrier, Duplex.FULL, tight=False)
+
+
+@slow
+@given(st.data(), st.booleans())
+def test_with_tight_memory_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+    agree(data, barrier, Duplex.FULL, tight=True)
+
+
+@slow
+@given(st.data(), st.booleans())
+def test_on_a_half_duplex_link_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool):
+    agree(data, barrier, Duplex.HALF, tight=False)
+
+
+@slow
+@given(st.data(), st.booleans())
+def test_on_a_half_duplex_link_with_tight_memory_too(data: st.DataObject, barrier: bool):
+    agree(data, barrier, Duplex.HALF, tight=True)
+
+
+@slow
+@given(st.data())
+def test_several_compute_streams_keep_to_the_rules(data: st.DataObject):
+    graph = TaskGraph.of(data.draw(traces(streams=3)))
+    compare(lower(graph, Placement()), graph, data.draw(nodes()), None)

@@ -1,0 +1,409 @@
+"""Each rule of `verify`, by a program that breaks only it; the message names the place and the culprit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.verify import verify
+from simgpu.timeline.streams import StreamId
+from tests.semantics.hand_made import block, graph, held, kernel, program
+
+HOST = Space.HOST
+OTHER = StreamId(0, "compute1")
+W, A, B = range(3)
+TASKS = graph(
+    [
+        kernel("make", 1, "w", "a"),
+        kernel("change", 1, "a", "a"),
+        kernel("use", 1, "a", "b"),
+        kernel("step", 1, "b w", "w", pure=False),
+    ],
+    [held("w", 4), block("a", 8), block("b", 2)],
+)
+MAKE, CHANGE, USE, STEP = map(Launch, range(4))
+ALONE: list[Instruction] = [Acquire((A,)), MAKE, CHANGE, Acquire((B,)), USE, Release((A,)), STEP, Release((B,))]
+
+
+def refused(code: Sequence[Instruction], *words: str, resident: Sequence[int] = (W,)) -> None:
+    """The program on the compute stream is refused with a message that holds all these words."""
+    message = refusal({COMPUTE: code}, resident)
+    for word in words:
+        assert word in message
+
+
+def refusal(streams: dict[StreamId, Sequence[Instruction]], resident: Sequence[int] = (W,)) -> str:
+    with pytest.raises(ProgramError) as caught:
+        verify(program(streams, resident), TASKS)
+    return str(caught.value)
+
+
+def edited(at: int, *instead: Instruction, cut: int = 1) -> list[Instruction]:
+    """The legal program with `cut` instructions from `at` on replaced."""
+    return [*ALONE[:at], *instead, *ALONE[at + cut :]]
+
+
+def test_the_program_that_the_others_are_made_from_is_legal():
+    verify(program({COMPUTE: ALONE}, [W]), TASKS)
+
+
+# --- kernels ------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_missing():
+    refused(edited(6), "kernel step is never launched")
+
+
+def test_a_kernel_is_launched_twice():
+    refused(edited(1, MAKE, MAKE, cut=1), "compute[2]", "kernel make", "second time")
+
+
+def test_a_recompute_that_is_declared_is_legal():
+    verify(program({COMPUTE: edited(1, MAKE, Launch(0, recompute=True))}, [W]), TASKS)
+
+
+def test_a_recompute_before_the_kernel_ran():
+    refused(edited(1, Launch(0, recompute=True), MAKE), "compute[1]", "kernel make is recomputed before it ran")
+
+
+def test_a_recompute_of_a_kernel_that_is_not_pure():
+    refused(edited(6, STEP, Launch(3, recompute=True)), "compute[7]", "kernel step", "pure")
+
+
+def test_a_recompute_of_a_kernel_not_known_to_be_pure():
+    tasks = graph([kernel("k", 1, "", "a", pure=None)], [block("a", 1)])
+    code = [Acquire((0,)), Launch(0), Launch(0, recompute=True), Release((0,))]
+    with pytest.raises(ProgramError, match=r"compute\[2\].*kernel k.*pure"):
+        verify(program({COMPUTE: code}), tasks)
+
+
+def test_a_recompute_whose_reader_needs_a_later_version():
+    """`make` gives version 1 of a again, `use` read version 2."""
+    refused(edited(2, CHANGE, Launch(0, recompute=True)), "kernel use finds a wrong version of block a")
+
+
+def test_a_kernel_that_does_not_exist():
+    with pytest.raises(ProgramError, match=r"compute\[1\]"):
+        verify(program({COMPUTE: edited(1, Launch(9))}, [W]), TASKS)
+    with pytest.raises(ProgramError, match=r"compute\[6\]"):
+        verify(program({COMPUTE: edited(6, Launch(-1))}, [W]), TASKS)
+
+
+def test_a_block_that_does_not_exist():
+    with pytest.raises(ProgramError, match=r"compute\[0\]"):
+        verify(program({COMPUTE: [Acquire((9,)), *ALONE, Release((9,))]}, [W]), TASKS)
+
+
+# --- values -------------------------------------------------------------------------------------------------
+
+
+def test_a_read_of_an_absent_block():
+    refused(edited(0), "compute[0]", "a holds no device memory")
+
+
+def test_a_read_of_memory_without_a_value():
+    refused(edited(3, Release((A,)), Acquire((A, B))), "compute[5]", "block a holds no value")
+
+
+def test_a_read_of_a_version_that_is_too_old():
+    refused(edited(2, ALONE[3], USE, CHANGE, cut=3), "compute[3]", "kernel use finds a wrong version of block a")
+
+
+def test_a_read_of_a_version_that_is_too_new():
+    refused([ALONE[0], MAKE, CHANGE, Launch(1, recompute=True), *ALONE[3:]], "kernel change finds a wrong version", "a")
+
+
+def test_kernels_in_the_wrong_order():
+    refused(edited(1, CHANGE, MAKE, cut=2), "compute[1]", "block a holds no value")
+
+
+def test_a_write_into_an_absent_block():
+    refused(edited(3), "compute[3]", "block b holds no device memory")
+
+
+def test_a_weight_that_is_not_there_at_the_start():
+    refused(ALONE, "compute[1]", "block w holds no device memory", resident=())
+
+
+def test_a_block_that_is_resident_but_not_persistent():
+    refused(ALONE, "block a is not persistent", resident=(W, A))
+
+
+def test_a_block_that_is_resident_twice():
+    with pytest.raises(ProgramError, match="block w"):
+        verify(program({COMPUTE: ALONE}, [W, W]), TASKS)
+
+
+def test_the_host_cannot_provide_what_a_kernel_makes():
+    refused(edited(1, Provide((A,)), MAKE), "compute[1]", "block a is made by a kernel")
+
+
+def test_a_weights_update_is_not_lost_between_iterations():
+    """w is put back as it was before the step; the next iteration would read the old value."""
+    code = [
+        *(Acquire((W,), HOST), CopyOut(W), *ALONE),
+        *(Release((W,)), Acquire((W,)), CopyIn(W), Release((W,), HOST)),
+    ]
+    refused(code, "kernel make finds a wrong version of block w")
+
+
+def test_a_weights_value_is_not_lost_between_iterations():
+    refused([*ALONE, Release((W,)), Acquire((W,))], "block w holds no value")
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+OUT = [Acquire((A,), HOST), CopyOut(A)]
+BACK = [Release((A,)), Acquire((A,)), CopyIn(A), Release((A,), HOST)]
+
+
+def test_a_copy_out_and_in_is_legal():
+    verify(program({COMPUTE: edited(2, CHANGE, *OUT, *BACK)}, [W]), TASKS)
+
+
+def test_a_copy_out_before_its_source_is_written():
+    refused([ALONE[0], *OUT, MAKE, *ALONE[2:], Release((A,), HOST)], "compute[2]", "block a holds no value")
+
+
+def test_a_copy_out_without_host_memory():
+    refused(edited(2, CHANGE, CopyOut(A)), "compute[3]", "block a holds no host memory")
+
+
+def test_a_copy_out_of_an_absent_block():
+    refused([OUT[0], CopyOut(A), *ALONE], "compute[1]", "block a holds no device memory")
+
+
+def test_a_copy_in_without_device_memory():
+    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "CopyIn", "block a holds no device memory")
+
+
+def test_a_copy_in_of_what_never_left():
+    refused(edited(2, CHANGE, Acquire((A,), HOST), CopyIn(A)), "compute[4]", "block a holds no value in host memory")
+
+
+def test_a_stale_host_copy():
+    """a leaves before `change` and comes back after it."""
+    refused(edited(2, *OUT, CHANGE, *BACK), "kernel use finds a wrong version of block a")
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def test_a_use_after_release():
+    refused(edited(4, Release((A,)), USE, cut=2), "compute[5]", "block a holds no device memory")
+
+
+def test_a_double_release():
+    refused(edited(5, Release((A,)), Release((A,))), "compute[6]", "block a holds no device memory")
+
+
+def test_a_release_of_host_memory_that_was_never_taken():
+    refused(edited(2, CHANGE, Release((A,), HOST)), "compute[3]", "block a holds no host memory")
+
+
+def test_memory_taken_twice():
+    refused(edited(0, Acquire((A,)), Acquire((A,))), "compute[1]", "block a already holds device memory")
+
+
+def test_memory_taken_twice_in_one_request():
+    refused(edited(0, Acquire((A, A))), "compute[0]", "block a already holds device memory")
+
+
+def test_a_block_left_behind_at_the_end():
+    refused(edited(7), "leaves block b in device memory at its end")
+
+
+def test_a_block_lost_at_the_end():
+    refused([*ALONE, Release((W,))], "loses block w in device memory at its end")
+
+
+def test_host_memory_left_behind_at_the_end():
+    refused(edited(2, CHANGE, Acquire((A,), HOST)), "leaves block a in host memory at its end")
+
+
+def test_a_segment_may_hand_memory_to_the_next():
+    segments = (Segment({COMPUTE: tuple(ALONE[:4])}), Segment({COMPUTE: tuple(ALONE[4:])}))
+    verify(Program(segments, (W,)), TASKS)
+
+
+def test_a_segment_that_repeats_leaves_memory_as_it_found_it():
+    segments = (Segment({COMPUTE: tuple(ALONE[:4])}, repeat=2), Segment({COMPUTE: tuple(ALONE[4:])}))
+    with pytest.raises(ProgramError, match="block a"):
+        verify(Program(segments, (W,)), TASKS)
+
+
+def test_a_kernel_larger_than_the_memory_is_out_of_memory_before_anything_runs():
+    verify(program({COMPUTE: ALONE}, [W]), TASKS, capacity=12)
+    with pytest.raises(OutOfMemoryError) as caught:
+        verify(program({COMPUTE: ALONE}, [W]), TASKS, capacity=11)
+    assert (caught.value.kernel, caught.value.requested, caught.value.capacity) == ("make", 12, 11)
+    assert caught.value.holders == (("a", 8), ("w", 4))
+
+
+def test_a_kernels_padding_counts_too():
+    with pytest.raises(OutOfMemoryError):
+        verify(program({COMPUTE: ALONE}, [W]), TASKS, capacity=31, alignment=16)
+
+
+# --- events and several streams -----------------------------------------------------------------------------
+
+
+def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:
+    """a leaves on d2h after `change` and comes back on h2d before `use`; events may be left out by name."""
+
+    def unless(name: str, instruction: Instruction) -> list[Instruction]:
+        return [] if without.get(name) else [instruction]
+
+    return {
+        COMPUTE: [*ALONE[:3], Signal(0), *unless("came_back", Await(2)), *ALONE[3:]],
+        D2H: [*unless("changed", Await(0)), *OUT, Release((A,)), Signal(1)],
+        H2D: [*unless("left", Await(1)), *BACK[1:], Signal(2)],
+    }
+
+
+def test_the_swap_that_the_others_are_made_from_is_legal():
+    verify(program(swapping(), [W]), TASKS)
+
+
+def test_an_event_that_is_never_signalled():
+    code = swapping()
+    code[D2H].pop()
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_an_event_that_is_signalled_at_two_places():
+    code = swapping()
+    code[H2D].append(Signal(1))
+    assert "h2d[5]: event 1 is signalled at a second place" in refusal(code)
+
+
+def test_streams_that_wait_for_each_other_in_a_circle():
+    code = swapping()
+    code[D2H].insert(0, Await(2))
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_an_event_cannot_be_awaited_from_the_future():
+    code = swapping()
+    code[COMPUTE][4] = Await(2, lag=-1)
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_a_copy_that_does_not_wait_for_its_source():
+    message = refusal(swapping(changed=True))
+    assert "d2h" in message
+    assert "block a" in message
+
+
+def test_a_copy_back_that_does_not_wait_for_the_copy_out():
+    message = refusal(swapping(left=True))
+    assert "h2d" in message
+    assert "block a" in message
+
+
+def test_a_kernel_that_does_not_wait_for_the_copy_back():
+    message = refusal(swapping(came_back=True))
+    assert "block a" in message
+
+
+@pytest.mark.parametrize("names", [(COMPUTE, OTHER), (OTHER, COMPUTE)])
+def test_a_missing_await_is_a_race_whichever_stream_is_looked_at_first(names: tuple[StreamId, StreamId]):
+    tasks = graph([kernel("write", 9, "", "w"), kernel("read", 1, "w")], [held("w", 1)])
+    writer, reader = names
+    good = {writer: [Await(1, lag=1), Launch(0), Signal(0)], reader: [Await(0), Launch(1), Signal(1)]}
+    verify(program(good, [0]), tasks)
+    for stream, position in ((reader, 0), (writer, 0)):
+        bad = {name: list(code) for name, code in good.items()}
+        del bad[stream][position]
+        with pytest.raises(ProgramError, match="block w"):
+            verify(program(bad, [0]), tasks)
+
+
+def test_a_release_while_another_stream_may_still_read():
+    tasks = graph([kernel("make", 1, "", "a"), kernel("k1", 1, "a"), kernel("k2", 1, "a")], [block("a", 1)])
+    code = {
+        COMPUTE: [Await(1, lag=1), Acquire((0,)), Launch(0), Signal(0), Launch(1), Await(1), Release((0,))],
+        OTHER: [Await(0), Launch(2), Signal(1)],
+    }
+    verify(program(code), tasks)
+    del code[COMPUTE][5]
+    with pytest.raises(ProgramError, match="block a"):
+        verify(program(code), tasks)
+
+
+def test_a_release_while_a_copy_may_still_read():
+    code = swapping()
+    code[D2H].remove(Release((A,)))
+    code[COMPUTE][4:4] = [Release((A,))]
+    assert "block a" in refusal(code)
+
+
+def test_an_acquire_while_another_stream_may_still_hold_the_memory():
+    """The release on d2h comes first in any round-robin walk, but nothing orders it before the acquire on h2d."""
+    code = swapping()
+    code[D2H].remove(Release((A,)))
+    code[D2H].append(Release((A,)))
+    message = refusal(code)
+    assert "block a may still hold device memory" in message or "block a already holds" in message
+
+
+def test_an_overwrite_while_another_stream_may_still_read():
+    tasks = graph([kernel("read", 9, "w"), kernel("write", 1, "", "w")], [held("w", 1)])
+    code = {COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)], OTHER: [Await(0), Launch(1), Signal(1)]}
+    verify(program(code, [0]), tasks)
+    del code[OTHER][0]
+    with pytest.raises(ProgramError, match="block w"):
+        verify(program(code, [0]), tasks)
+
+
+def test_an_overwrite_while_a_copy_out_may_still_read():
+    code = {
+        COMPUTE: [*ALONE[:2], Signal(0), *ALONE[2:6], Await(1), *ALONE[6:]],
+        D2H: [Await(0), *OUT, Release((A,), HOST), Signal(1)],
+    }
+    assert "block a" in refusal(code)
+
+
+def test_what_one_iteration_leaves_undone_and_the_next_one_touches_is_a_race():
+    """d2h copies w out after the step, and nobody waits for it before the next iteration's step."""
+    code = {
+        COMPUTE: [*ALONE, Signal(0)],
+        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+    }
+    assert "block w" in refusal(code)
+    verify(program({**code, COMPUTE: [Await(1, lag=1), *code[COMPUTE]]}, [W]), TASKS)
+
+
+def test_repetitions_of_a_segment_race_as_iterations_do():
+    code = {
+        COMPUTE: [*ALONE, Signal(0)],
+        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+    }
+    with pytest.raises(ProgramError, match="block w"):
+        verify(program(code, [W], repeat=2), TASKS)
+
+
+def test_a_second_segment_may_read_what_the_first_left_in_a_persistent_block():
+    """Backward writes the gradient in one segment, the optimizer reads it in the next."""
+    tasks = graph([kernel("backward", 1, "", "g"), kernel("step", 1, "g w", "w")], [held("g", 1), held("w", 1)])
+    segments = (Segment({COMPUTE: (Launch(0),)}, repeat=3), Segment({COMPUTE: (Launch(1),)}))
+    verify(Program(segments, (0, 1)), tasks)

@@ -1,0 +1,99 @@
+"""Random legal traces, nodes and placements for properties that must hold on all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.program.placement import Placement, Swap
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
+from tests.semantics.hand_made import INFO, node
+
+KINDS = (BlockKind.FEATURE_MAP, BlockKind.INPUT, BlockKind.GRADIENT, BlockKind.WEIGHT, BlockKind.OTHER)
+# Mostly tiny numbers, so that many things happen at one instant.
+_TIMES = st.one_of(st.integers(0, 3), st.integers(0, 3), st.integers(0, 30), st.integers(0, 2000))
+_SIZES = st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2000))
+
+
+@st.composite
+def traces(draw: st.DrawFn, max_kernels: int = 10, streams: int = 1) -> Trace:
+    """Kernels that read, write and change blocks at will; blocks become what their first use allows."""
+    names = [f"b{index}" for index in range(draw(st.integers(1, 7)))]
+    some = st.lists(st.sampled_from(names), unique=True, max_size=3).map(tuple)
+    count = draw(st.integers(1, max_kernels))
+    phases = sorted(draw(st.lists(st.sampled_from(range(3)), min_size=count, max_size=count)))
+    tags = draw(st.sampled_from([(None,), ("A", "B", "C"), ("A", "B", "C", "D", "E")]))
+    kernels = tuple(
+        Kernel(
+            f"k{index}",
+            draw(st.sampled_from(["conv2d", "relu", "add"])),
+            tuple(Phase)[phases[index]],
+            draw(_TIMES),
+            draw(some),
+            draw(some),
+            draw(st.sampled_from(tags)),
+            draw(st.integers(0, streams - 1)),
+            pure=draw(st.sampled_from([True, False, None])),
+        )
+        for index in range(count)
+    )
+    trace = Trace(INFO, kernels, tuple(draw(_block(name, kernels, streams == 1)) for name in names))
+    assert not check_trace(trace), [str(problem) for problem in check_trace(trace)]
+    return trace
+
+
+@st.composite
+def _block(draw: st.DrawFn, name: str, kernels: tuple[Kernel, ...], may_be_born: bool) -> Block:
+    uses = [index for index, kernel in enumerate(kernels) if name in kernel.reads + kernel.writes]
+    block = Block(name, draw(_SIZES), draw(st.sampled_from(KINDS)))
+    last = uses[-1] if uses else 0
+    read_first = bool(uses) and name in kernels[uses[0]].reads
+    if not uses or draw(st.booleans()) or (read_first and not may_be_born):
+        block = replace(block, persistent=True)
+    elif read_first or (may_be_born and draw(st.integers(0, 3)) == 0):
+        block = replace(block, born=kernels[draw(st.integers(0, uses[0]))].id)
+    releases = [None, RELEASED_AT_END, *(kernel.id for kernel in kernels[last:])]
+    return replace(block, release=draw(st.sampled_from(releases)))
+
+
+@st.composite
+def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Placement:
+    """Any swaps that the lowering may be asked for."""
+    swaps = []
+    for b, uses in enumerate(graph.uses):
+        for after, before in pairwise(uses):
+            choices = _fetches(graph, b, after, before, layer_barrier)
+            if choices and draw(st.sampled_from([True, True, True, False])):
+                swaps.append(Swap(b, after, before, draw(st.sampled_from(choices))))
+    return Placement(tuple(swaps), layer_barrier)
+
+
+def _fetches(graph: TaskGraph, b: int, after: int, before: int, layer_barrier: bool) -> list[int]:
+    """Kernels with which a copy back may be issued."""
+    if not layer_barrier:
+        return list(range(after + 1, before + 1))
+    step_of = graph.layers.step_of
+    first = graph.layers.steps[step_of[after]].first
+    if any(b in graph.writes[k] or graph.births[b] == k for k in range(first, after + 1)):
+        return []
+    return [k for k in range(after + 1, before) if step_of[after] < step_of[k] < step_of[before]]
+
+
+@st.composite
+def nodes(draw: st.DrawFn, duplex: Duplex | None = None) -> NodeSpec:
+    """One or two engines, full or half duplex, any latency and bandwidths; rates about a byte a nanosecond."""
+    bandwidth = st.one_of(st.sampled_from([10**9, 10**9, 2 * 10**9]), st.integers(10**8, 10**10))
+    return node(
+        10**9,
+        engines=draw(st.sampled_from([1, 2])),
+        out=draw(bandwidth),
+        back=draw(bandwidth),
+        latency=draw(st.sampled_from([0, 0, 1, 10, 350])),
+        duplex=duplex or draw(st.sampled_from(Duplex)),
+        alignment=draw(st.sampled_from([1, 1, 16, 512])),
+    )

@@ -1,0 +1,354 @@
+"""A second machine, slow and plain, that also remembers what every piece of memory holds.
+
+It shares no code with the real one: it looks at every stream again and again, counts in fractions, and knows of
+memory only how many bytes are taken. A run tells when everything happened, and which reads found a wrong value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.timeline.streams import StreamId
+
+Token = tuple[int, int] | None
+
+
+@dataclass
+class Line:
+    """A stream: its instructions for all iterations, and what it is doing."""
+
+    rank: int
+    stream: StreamId
+    code: list[tuple[Instruction, int, int]]
+    """instruction, iteration, repetitions of its segment before this one"""
+    position: int = 0
+    doing: str = "ready"
+    until: int = 0
+    begun: int = 0
+
+    @property
+    def here(self) -> tuple[Instruction, int, int] | None:
+        return self.code[self.position] if self.position < len(self.code) else None
+
+
+@dataclass
+class Flow:
+    line: Line
+    cap: int
+    left: Fraction
+    since: int
+    rate: int = 0
+
+
+@dataclass
+class Contents:
+    """What one space holds: a value per block that has memory, and who is at it."""
+
+    value: dict[int, Token] = field(default_factory=dict)
+    readers: dict[int, int] = field(default_factory=dict)
+    writers: dict[int, int] = field(default_factory=dict)
+
+
+class ReferenceMachine:
+    """Run a program of one GPU. `works`: (stream, kind, number, start, end, iteration); `wrong`: what went wrong."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: TaskGraph,
+        node: NodeSpec,
+        *,
+        budget: int | None = None,
+        iterations: int = 2,
+        durations: Sequence[int] | None = None,
+    ) -> None:
+        self.graph, self.node, self.program = graph, node, program
+        self.durations = durations or graph.durations
+        self.now = 0
+        self.lines = [Line(rank, stream, self._flat(stream, iterations)) for rank, stream in enumerate(program.streams)]
+        self.repeat_of = {
+            instruction.event: (index, segment.repeat)
+            for index, segment in enumerate(program.segments)
+            for code in segment.streams.values()
+            for instruction in code
+            if isinstance(instruction, Signal)
+        }
+        self.counts: dict[int, int] = {}
+        limit = None if program.unlimited_memory else budget
+        self.limit = {Space.DEVICE: limit, Space.HOST: node.host.pinned_memory}
+        self.used = {Space.DEVICE: 0, Space.HOST: 0}
+        self.queue: dict[Space, list[Line]] = {Space.DEVICE: [], Space.HOST: []}
+        self.engine_queue: dict[str, list[Line]] = {}
+        self.engine_holder: dict[str, Line | None] = {}
+        self.flows: list[Flow] = []
+        self.space = {Space.DEVICE: Contents(), Space.HOST: Contents()}
+        self.works: list[tuple[str, str, int, int, int, int]] = []
+        self.wrong: list[str] = []
+        self.peak = 0
+        for b in program.resident:
+            self._take(Space.DEVICE, (b,))
+            self.space[Space.DEVICE].value[b] = (0, 0)
+
+    def _flat(self, stream: StreamId, iterations: int) -> list[tuple[Instruction, int, int]]:
+        return [
+            (instruction, iteration, index)
+            for iteration in range(iterations)
+            for index, segment in enumerate(self.program.segments)
+            for _ in range(segment.repeat)
+            for instruction in segment.streams.get(stream, ())
+        ]
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Run until nothing can happen; whether everything was done."""
+        while True:
+            self._settle()
+            ends = [line.until for line in self.lines if line.doing in ("kernel", "copy", "latency")]
+            ends += [self._finish(flow) for flow in self.flows]
+            if not ends:
+                return all(line.here is None for line in self.lines)
+            self.now = min(ends)
+            self._complete()
+
+    def _complete(self) -> None:
+        for line in self.lines:
+            if line.doing == "latency" and line.until == self.now:
+                out = isinstance(line.here[0], CopyOut)  # type: ignore[index]
+                cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
+                size = self.graph.sizes[line.here[0].block]  # type: ignore[index, union-attr]
+                line.doing = "flow"
+                self.flows.append(Flow(line, cap, Fraction(size), self.now))
+                self._share()
+        done = [flow for flow in self.flows if self._finish(flow) <= self.now]
+        for flow in done:
+            flow.line.doing, flow.line.until = "copy", self.now
+            self.flows.remove(flow)
+        if done:
+            self._share()
+        for line in self.lines:
+            if line.doing in ("kernel", "copy") and line.until == self.now:
+                self._end(line)
+
+    def _finish(self, flow: Flow) -> int:
+        return flow.since + ceil(flow.left * 10**9 / flow.rate)
+
+    def _share(self) -> None:
+        """Two flows at most: each gets half, and what the other cannot use."""
+        capacity = max(self.node.link.d2h_bandwidth, self.node.link.h2d_bandwidth)
+        half = self.node.link.duplex is Duplex.HALF
+        for flow in self.flows:
+            others = [other.cap for other in self.flows if other is not flow] if half else []
+            fair = capacity // (1 + len(others))
+            rate = min(flow.cap, capacity - others[0] if others and others[0] < fair else fair)
+            if rate != flow.rate:
+                flow.left -= Fraction(flow.rate * (self.now - flow.since), 10**9)
+                flow.since, flow.rate = self.now, rate
+
+    # --- one instant ----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Releases, then signals, then acquires, then starts; each time looking at every stream anew."""
+        while True:
+            self._step_past()
+            kinds: tuple[tuple[type, ...], ...] = ((Release,), (Signal,))
+            found = next((line for kind in kinds if (line := self._first(kind))), None)
+            if found:
+                self._effect(found)
+            elif not (self._grant() or self._ask() or self._start()):
+                return
+
+    def _first(self, kinds: tuple[type, ...]) -> Line | None:
+        return next((x for x in self.lines if x.doing == "ready" and x.here and isinstance(x.here[0], kinds)), None)
+
+    def _step_past(self) -> None:
+        for line in self.lines:
+            while line.doing == "ready" and line.here:
+                instruction, iteration, index = line.here
+                if isinstance(instruction, Provide):
+                    for b in instruction.blocks:
+                        self.space[Space.DEVICE].value[b] = (iteration, 0)
+                elif not (isinstance(instruction, Await) and self._heard(line, instruction, iteration, index)):
+                    break
+                line.position += 1
+
+    def _heard(self, line: Line, wait: Await, iteration: int, index: int) -> bool:
+        if wait.event not in self.repeat_of:
+            return False
+        where, repeat = self.repeat_of[wait.event]
+        if where == index:
+            passed = [c for c in line.code[: line.position] if c[2] == index]
+            begun = len(passed) // len(self.program.segments[index].streams[line.stream])
+            target = begun + 1 - wait.lag
+        else:
+            target = (iteration + 1) * repeat - wait.lag
+        return self.counts.get(wait.event, 0) >= target
+
+    def _effect(self, line: Line) -> None:
+        instruction = line.here[0]  # type: ignore[index]
+        line.position += 1
+        if isinstance(instruction, Signal):
+            self.counts[instruction.event] = self.counts.get(instruction.event, 0) + 1
+        if isinstance(instruction, Release):
+            space = self.space[instruction.space]
+            for b in instruction.blocks:
+                if b not in space.value:
+                    self.wrong.append(f"release of absent {b}")
+                if space.readers.get(b) or space.writers.get(b):
+                    self.wrong.append(f"release of {b} in use")
+                space.value.pop(b, None)
+                self.used[instruction.space] -= self._size(instruction.space, b)
+
+    def _size(self, space: Space, b: int) -> int:
+        unit = self.node.gpu.alignment if space is Space.DEVICE else 1
+        return ceil(Fraction(self.graph.sizes[b], unit)) * unit
+
+    def _take(self, space: Space, blocks: Sequence[int]) -> bool:
+        need = sum(self._size(space, b) for b in blocks)
+        limit = self.limit[space]
+        if limit is not None and self.used[space] + need > limit:
+            return False
+        self.used[space] += need
+        self.peak = max(self.peak, self.used[Space.DEVICE])
+        for b in blocks:
+            if b in self.space[space].value:
+                self.wrong.append(f"{b} taken twice")
+            self.space[space].value[b] = None
+        return True
+
+    def _grant(self) -> bool:
+        for space, queue in self.queue.items():
+            if queue and self._take(space, queue[0].here[0].blocks):  # type: ignore[index, union-attr]
+                line = queue.pop(0)
+                line.doing = "ready"
+                line.position += 1
+                return True
+        return False
+
+    def _ask(self) -> bool:
+        line = self._first((Acquire,))
+        if line is None:
+            return False
+        instruction: Acquire = line.here[0]  # type: ignore[index, assignment]
+        if not self.queue[instruction.space] and self._take(instruction.space, instruction.blocks):
+            line.position += 1
+        else:
+            line.doing = "memory"
+            self.queue[instruction.space].append(line)
+        return True
+
+    def _start(self) -> bool:
+        line = self._first((Launch, CopyOut, CopyIn))
+        if line is None:
+            return False
+        if isinstance(line.here[0], Launch):  # type: ignore[index]
+            duration = self.durations[line.here[0].kernel]  # type: ignore[index, union-attr]
+            line.doing, line.until, line.begun = "kernel", self.now + duration, self.now
+            self._begin_access(line)
+        else:
+            engine = self._engine(line)
+            if self.engine_holder.get(engine):
+                line.doing = "queued"
+                self.engine_queue.setdefault(engine, []).append(line)
+            else:
+                self._serve(line)
+        return True
+
+    def _engine(self, line: Line) -> str:
+        both = self.node.gpu.copy_engines == 1
+        return "both" if both else type(line.here[0]).__name__  # type: ignore[index]
+
+    def _serve(self, line: Line) -> None:
+        self.engine_holder[self._engine(line)] = line
+        line.doing, line.until, line.begun = "latency", self.now + self.node.link.latency_ns, self.now
+        self._begin_access(line)
+
+    def _end(self, line: Line) -> None:
+        instruction, iteration, _ = line.here  # type: ignore[misc]
+        self._end_access(line)
+        number = instruction.kernel if isinstance(instruction, Launch) else instruction.block  # type: ignore[union-attr]
+        kind = type(instruction).__name__
+        self.works.append((str(line.stream), kind, number, line.begun, self.now, iteration))
+        if not isinstance(instruction, Launch):
+            engine = self._engine(line)
+            self.engine_holder[engine] = None
+            if self.engine_queue.get(engine):
+                self._serve(self.engine_queue[engine].pop(0))
+        line.position += 1
+        line.doing = "ready"
+
+    # --- values ---------------------------------------------------------------------------------------------
+
+    def _accesses(self, instruction: Instruction) -> tuple[list[tuple[Space, int]], list[tuple[Space, int]]]:
+        if isinstance(instruction, Launch):
+            k = instruction.kernel
+            return [(Space.DEVICE, b) for b in self.graph.reads[k]], [(Space.DEVICE, b) for b in self.graph.writes[k]]
+        b = instruction.block  # type: ignore[union-attr]
+        here, there = (Space.DEVICE, b), (Space.HOST, b)
+        return ([here], [there]) if isinstance(instruction, CopyOut) else ([there], [here])
+
+    def _begin_access(self, line: Line) -> None:
+        instruction, iteration, _ = line.here  # type: ignore[misc]
+        reads, writes = self._accesses(instruction)
+        for space, b in reads:
+            self._check_read(instruction, iteration, space, b)
+            self.space[space].readers[b] = self.space[space].readers.get(b, 0) + 1
+            if self.space[space].writers.get(b):
+                self.wrong.append(f"{instruction} reads {b} while it is written")
+        for space, b in writes:
+            if b not in self.space[space].value:
+                self.wrong.append(f"{instruction} writes absent {b}")
+            own = (space, b) in reads
+            if self.space[space].readers.get(b, 0) > own or self.space[space].writers.get(b):
+                self.wrong.append(f"{instruction} writes {b} while it is in use")
+            self.space[space].writers[b] = self.space[space].writers.get(b, 0) + 1
+
+    def _check_read(self, instruction: Instruction, iteration: int, space: Space, b: int) -> None:
+        value = self.space[space].value.get(b)
+        if value is None:
+            self.wrong.append(f"{instruction} in iteration {iteration} finds no value of {b}")
+        elif isinstance(instruction, Launch):
+            k = instruction.kernel
+            version = self.graph.read_versions[k][self.graph.reads[k].index(b)]
+            if value not in self._expected(b, version, iteration):
+                self.wrong.append(f"{instruction} in iteration {iteration} finds {value} of {b}, not version {version}")
+
+    def _expected(self, b: int, version: int, iteration: int) -> set[Token]:
+        last = self.graph.last_version[b]
+        if version or not iteration:
+            return {(iteration, version)}
+        carried: set[Token] = {(iteration - 1, last)} if last else {(before, 0) for before in range(iteration)}
+        return {(iteration, 0)} | (carried if self.graph.blocks[b].persistent else set())
+
+    def _end_access(self, line: Line) -> None:
+        instruction, iteration, _ = line.here  # type: ignore[misc]
+        reads, writes = self._accesses(instruction)
+        for space, b in reads:
+            self.space[space].readers[b] -= 1
+        for space, b in writes:
+            self.space[space].writers[b] -= 1
+            if isinstance(instruction, Launch):
+                k = instruction.kernel
+                value: Token = (iteration, self.graph.write_versions[k][self.graph.writes[k].index(b)])
+            else:
+                value = self.space[reads[0][0]].value.get(b)
+            if b in self.space[space].value:
+                self.space[space].value[b] = value

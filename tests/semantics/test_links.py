@@ -1,0 +1,149 @@
+"""Engines and links: who is served when, how long a copy takes, and how a link is shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.memory.transfer import copy_ns
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.timeline.model import SpanKind
+from simgpu.timeline.streams import StreamId
+from tests.semantics.hand_made import GB, block, graph, held, kernel, node, program, run, stalls, times
+
+HOST = Space.HOST
+
+
+def there_and_back(out: int, back: int, *, begin_back: int) -> tuple[Program, object]:
+    """A copy-out of `out` bytes from 0 on; `begin_back` ns later a copy-in of `back` bytes begins.
+
+    The block that comes back left for the host a long time before.
+    """
+    tasks = graph(
+        [kernel("k0", 10**12), kernel("wait", begin_back), kernel("last", 1, "x y")],
+        [held("x", out), held("y", back)],
+    )
+    code: dict[StreamId, list[Instruction]] = {
+        COMPUTE: [Signal(9), Launch(0), Signal(1), Launch(1), Signal(2), Await(3), Await(4), Launch(2)],
+        D2H: [
+            Await(9),
+            Acquire((0, 1), HOST),
+            CopyOut(1),
+            Signal(0),
+            Await(1),
+            CopyOut(0),
+            Release((0,), HOST),
+            Signal(3),
+        ],
+        H2D: [Await(0), Await(2), CopyIn(1), Release((1,), HOST), Signal(4)],
+    }
+    return program(code, [0, 1]), tasks
+
+
+def lengths(on: NodeSpec, out: int, back: int, begin_back: int) -> tuple[int, int]:
+    """Nanoseconds from the issue of each copy to its end."""
+    code, tasks = there_and_back(out, back, begin_back=begin_back)
+    result = run(code, tasks, on)  # type: ignore[arg-type]
+    ends = {s.kind: s.end_ns for s in result.timeline if not s.kind.is_stall}
+    zero = times(result)["wait"][0]
+    return ends[SpanKind.COPY_OUT] - zero, ends[SpanKind.COPY_IN] - zero - begin_back
+
+
+@pytest.mark.parametrize(
+    ("size", "bandwidth", "latency", "expected"),
+    [(0, GB, 0, 0), (0, GB, 7, 7), (1, 3 * GB, 0, 1), (4, 3 * GB, 0, 2), (3, 3 * GB, 5, 6), (1000, GB, 350, 1350)],
+)
+def test_a_lone_copy_takes_the_latency_and_its_bytes_rounded_up(size: int, bandwidth: int, latency: int, expected: int):
+    assert copy_ns(size, bandwidth, latency) == expected
+    tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 0), kernel("k2", 9, "a")], [block("a", size)])
+    code = lower(tasks, Placement((Swap(0, 0, 2, 2),)))
+    for duplex in Duplex:
+        for engines in (1, 2):
+            on = node(out=bandwidth, back=bandwidth, latency=latency, duplex=duplex, engines=engines)
+            found = times(run(code, tasks, on))
+            assert found["out:a"] == (10, 10 + expected)
+            assert found["in:a"] == (10 + expected, 10 + 2 * expected)
+
+
+def test_directions_have_their_own_bandwidth():
+    tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 0), kernel("k2", 9, "a")], [block("a", 100)])
+    found = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(out=2 * GB, back=GB)))
+    assert (found["out:a"], found["in:a"]) == ((10, 60), (60, 160))
+
+
+def test_two_engines_copy_both_ways_at_once():
+    assert lengths(node(), 100, 100, 10) == (100, 100)
+
+
+def test_one_engine_serves_one_direction_after_the_other():
+    assert lengths(node(engines=1), 100, 100, 10) == (100, 190)
+
+
+def test_an_engine_serves_first_in_first_out_by_issue():
+    """The copy-in asks at 10, while a copy-out runs; the next copy-out asks at its end and comes after it."""
+    tasks = graph([kernel("k0", 10, "z"), kernel("last", 1, "x y z")], [held("x", 50), held("y", 20), held("z", 5)])
+    code: dict[StreamId, list[Instruction]] = {
+        COMPUTE: [Signal(9), Await(0), Launch(0), Signal(1), Await(2), Await(3), Launch(1)],
+        D2H: [
+            *(Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0)),
+            *(CopyOut(0), CopyOut(2), Release((0, 2), HOST), Signal(2)),
+        ],
+        H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
+    }
+    result = run(program(code, [0, 1, 2]), tasks, node(engines=1))
+    found = times(result)
+    assert (found["out:x"], found["in:y"], found["out:z"]) == ((20, 70), (70, 90), (90, 95))
+    assert ("h2d", SpanKind.STALL_ENGINE, 30, 70) in stalls(result)
+
+
+def test_during_latency_the_engine_is_busy():
+    assert lengths(node(engines=1, latency=40), 100, 100, 10) == (140, 270)
+
+
+def test_during_latency_the_link_is_idle():
+    """While the copy-in waits out its latency, 40 bytes of the copy-out pass alone; then they share."""
+    assert lengths(node(latency=40, duplex=Duplex.HALF), 100, 100, 40) == (200, 200)
+
+
+def test_a_half_duplex_link_has_one_capacity_for_both_directions():
+    assert lengths(node(duplex=Duplex.HALF), 100, 100, 0) == (200, 200)
+
+
+def test_a_half_duplex_link_carries_the_larger_of_the_two_bandwidths():
+    """Out alone could take 2 GB/s; back never more than 1: they share 1 and 1, then out has 2."""
+    assert lengths(node(out=2 * GB, back=GB, duplex=Duplex.HALF), 300, 100, 0) == (200, 100)
+
+
+def test_what_a_slow_flow_cannot_use_goes_to_the_other():
+    """Back is held to 1 byte in 4 ns, so out gets the other three quarters."""
+    assert lengths(node(back=GB // 4, duplex=Duplex.HALF), 75, 25, 0) == (100, 100)
+
+
+def test_a_flow_speeds_up_when_the_other_ends():
+    assert lengths(node(duplex=Duplex.HALF), 100, 10, 0) == (110, 20)
+
+
+def test_a_finish_rounds_up():
+    """At 3 GB/s shared, 10 bytes at 1.5 take 6.67 ns."""
+    assert lengths(node(out=3 * GB, back=3 * GB, duplex=Duplex.HALF), 10, 10, 0) == (7, 7)
+
+
+def test_rates_are_whole_numbers_and_what_does_not_divide_is_lost():
+    """At 3 bytes a second together each gets one; without rounding 2 s would be enough."""
+    assert lengths(node(out=3, back=3, duplex=Duplex.HALF), 3, 3, 0) == (3 * GB, 3 * GB)
