@@ -1,0 +1,198 @@
+"""The trace as tasks: versions, uses, births and releases, gaps, dependencies, and the ideal time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import BEFORE, Gap, TaskGraph
+from simgpu.simulate import simulate
+from simgpu.trace.model import RELEASED_AT_END, Phase, Trace
+from tests.semantics.hand_made import block, graph, held, kernel, node
+from tests.semantics.random_traces import traces
+
+RESIDUAL = graph(
+    [
+        kernel("conv", 10, "x w", "y", op="conv2d"),
+        kernel("relu_", 5, "y", "y", op="relu_"),
+        kernel("add", 5, "x y", "z", op="add"),
+        kernel("loss", 5, "z", "l", op="nll_loss"),
+        kernel("add_b", 5, "l", "gz", phase=Phase.BACKWARD, op="add_backward"),
+        kernel("relu_b", 5, "gz y", "gy", phase=Phase.BACKWARD, op="threshold_backward"),
+        kernel("conv_b", 20, "gy x w", "gw", phase=Phase.BACKWARD, op="convolution_backward"),
+        kernel("sgd", 5, "gw w", "w", phase=Phase.OPTIMIZER, op="sgd"),
+    ],
+    [
+        *(held("x", 9), held("w", 3), block("y", 7), block("z", 7), block("l", 1)),
+        *(block("gz", 7), block("gy", 7), block("gw", 3, release=RELEASED_AT_END), held("t", 2, release="add")),
+    ],
+)
+B, K = RESIDUAL.block, RESIDUAL.kernel
+
+
+def versions(k: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Versions that a kernel reads and writes, by block."""
+    tasks, at = RESIDUAL, K(k)
+    names = [b.id for b in tasks.blocks]
+    read = dict(zip((names[b] for b in tasks.reads[at]), tasks.read_versions[at], strict=True))
+    return read, dict(zip((names[b] for b in tasks.writes[at]), tasks.write_versions[at], strict=True))
+
+
+def test_what_is_there_at_the_start_is_version_zero():
+    assert versions("conv")[0] == {"x": 0, "w": 0}
+
+
+def test_a_change_in_place_reads_one_version_and_writes_the_next():
+    assert versions("relu_") == ({"y": 1}, {"y": 2})
+
+
+def test_later_readers_see_the_last_version_written():
+    assert versions("add")[0] == {"x": 0, "y": 2}
+    assert versions("relu_b")[0]["y"] == 2
+
+
+def test_the_last_version_counts_all_writes():
+    assert [RESIDUAL.last_version[B(name)] for name in ("x", "y", "z", "w")] == [0, 2, 1, 1]
+
+
+def test_uses_are_the_kernels_that_touch_a_block_each_once():
+    assert RESIDUAL.uses[B("y")] == (K("conv"), K("relu_"), K("add"), K("relu_b"))
+
+
+# --- lifetimes ----------------------------------------------------------------------------------------------
+
+
+def test_births_are_the_first_write_or_before_everything():
+    assert [RESIDUAL.births[B(name)] for name in ("x", "y", "gw")] == [BEFORE, K("conv"), K("conv_b")]
+
+
+def test_a_block_put_there_by_the_host_is_born_where_the_recording_says():
+    tasks = graph([kernel("k0"), kernel("k1"), kernel("k2", 1, "s")], [block("s", 1, born="k1")])
+    assert tasks.births == (1,)
+
+
+def test_an_unused_block_that_the_host_made_dies_where_it_was_born():
+    tasks = graph([kernel("k0"), kernel("k1")], [block("s", 1, born="k1")])
+    assert (tasks.births, tasks.recorded_releases, tasks.needed_releases) == ((1,), (1,), (1,))
+
+
+def test_the_recorded_release_is_what_the_framework_did():
+    tasks = graph(
+        [kernel("k0", 1, "", "a b c d"), kernel("k1"), kernel("k2")],
+        [block("a", 1, release="k1"), block("b", 1, release=RELEASED_AT_END), block("c", 1), held("d", 1)],
+    )
+    assert tasks.recorded_releases == (1, None, 0, None)
+    assert tasks.needed_releases == (0, 0, 0, None)
+    assert tasks.lifetimes_recorded
+
+
+def test_without_recorded_releases_the_last_use_stands_in():
+    tasks = graph(
+        [kernel("k0", 1, "", "a"), kernel("k1", 1, "a"), kernel("k2")], [block("a", 1), held("w", 1, release="k2")]
+    )
+    assert tasks.recorded_releases[0] == tasks.needed_releases[0] == 1
+    assert not tasks.lifetimes_recorded
+
+
+def test_a_persistent_block_that_was_let_go_is_needed_to_its_last_use():
+    tasks = graph([kernel("k0", 1, "c"), kernel("k1"), kernel("k2")], [held("c", 1, release="k1")])
+    assert (tasks.recorded_releases, tasks.needed_releases) == ((1,), (0,))
+
+
+def test_gaps_are_between_uses_with_a_kernel_in_between():
+    assert list(RESIDUAL.gaps(B("y"))) == [Gap(B("y"), K("add"), K("relu_b"))]
+    assert list(RESIDUAL.gaps(B("x"))) == [Gap(B("x"), 0, K("add")), Gap(B("x"), K("add"), K("conv_b"))]
+
+
+def test_neighbouring_uses_leave_no_gap():
+    assert list(RESIDUAL.gaps(B("z"))) == []
+
+
+def test_the_next_use_is_strictly_later():
+    assert [RESIDUAL.next_use(B("y"), k) for k in (-1, 0, 1, 2, 5)] == [0, 1, 2, 5, None]
+
+
+# --- dependencies -------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_follows_the_writers_of_what_it_reads():
+    assert RESIDUAL.predecessors[K("add")] == (K("relu_"),)
+
+
+def test_a_kernel_follows_the_users_of_what_it_overwrites():
+    assert RESIDUAL.predecessors[K("sgd")] == (K("conv"), K("conv_b"))
+
+
+@given(traces(streams=3))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+def test_any_two_kernels_that_touch_a_block_one_of_them_writing_are_ordered(trace: Trace):
+    tasks = TaskGraph.of(trace)
+    after: list[set[int]] = []
+    for before in tasks.predecessors:
+        after.append(set(before).union(*(after[p] for p in before)))
+    for late, k in enumerate(trace.kernels):
+        for early, other in enumerate(trace.kernels[:late]):
+            touched = {*k.writes} & {*other.reads, *other.writes} | {*k.reads} & {*other.writes}
+            if touched:
+                assert early in after[late]
+
+
+def test_the_networkx_graph_has_the_same_edges_and_says_what_each_kernel_is():
+    drawn = RESIDUAL.to_networkx()
+    edges = {(RESIDUAL.kernels[p].id, RESIDUAL.kernels[k].id) for k, b in enumerate(RESIDUAL.predecessors) for p in b}
+    assert set(drawn.edges) == edges
+    assert drawn.nodes["conv"]["duration_ns"] == 10
+    assert drawn.nodes["sgd"]["phase"] == "optimizer"
+
+
+# --- ideal time ---------------------------------------------------------------------------------------------
+
+
+def test_on_one_stream_the_ideal_time_is_the_sum():
+    assert RESIDUAL.ideal_ns() == 60
+
+
+def forked(*kernels: object) -> TaskGraph:
+    return graph(kernels, [block(name, 1) for name in "abcde"])  # type: ignore[arg-type]
+
+
+FORKS = {
+    "independent": forked(kernel("k0", 10, "", "a b"), kernel("k1", 30, "", "c", stream=1), kernel("k2", 5, "", "d e")),
+    "joined": forked(
+        kernel("k0", 10, "", "a b"), kernel("k1", 30, "a", "c", stream=1), kernel("k2", 5, "b", "d"), kernel("k3", 1, "c d", "e")
+    ),
+    "overwritten": forked(kernel("k0", 10, "", "a b"), kernel("k1", 30, "a", "c d", stream=1), kernel("k2", 5, "b", "a e")),
+    "read late elsewhere": forked(
+        kernel("k0", 5, "", "a e"), kernel("slow", 100, "a", "b", stream=1), kernel("k1", 5, "a", "c"), kernel("k2", 50, "c", "d")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("independent", 30), ("joined", 41), ("overwritten", 45), ("read late elsewhere", 105)]
+)
+def test_on_several_streams_a_kernel_starts_when_its_stream_and_what_it_needs_are_ready(name: str, expected: int):
+    assert FORKS[name].ideal_ns() == expected
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_ideal_runs_in_the_ideal_time_on_several_streams(name: str):
+    """Giving memory back must not hold up the stream that happens to touch a block last in the recording."""
+    assert simulate(FORKS[name].trace, node(), "ideal").iteration_ns == FORKS[name].ideal_ns()
+
+
+def test_a_value_from_the_host_may_be_read_on_another_stream_than_it_was_born_on():
+    tasks = graph(
+        [kernel("k0", 5, "", "a"), kernel("k1", 5, "s", "b", stream=1)],
+        [block("s", 4, born="k0"), block("a", 1), block("b", 1)],
+    )
+    assert simulate(tasks.trace, node(), "ideal").iteration_ns in (5, 10)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@given(st.data())
+def test_the_ideal_time_lies_between_the_longest_stream_and_the_sum(data: st.DataObject):
+    tasks = TaskGraph.of(data.draw(traces(streams=3)))
+    streams = [sum(d for d, s in zip(tasks.durations, tasks.streams, strict=True) if s == n) for n in range(3)]
+    assert max(streams) <= tasks.ideal_ns() <= sum(streams)
