@@ -16,6 +16,7 @@ as whole numbers in lists; names and sizes are filled in afterwards.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import simpy
 from simpy.events import NORMAL
@@ -72,18 +73,14 @@ class Stream:
         self.starts = array("q")
         self.ends = array("q")
         self._executor = executor
-        self._timer: simpy.Timeout | None = None
-        self._callbacks = (self.fire,)
+        self._timer = _Timer(executor.env)
+        self._callbacks: Any = (self.fire,)
         self._schedule = executor.env.schedule
 
     def arm(self, delay: int) -> None:
-        """Let `fire` be called after a delay in nanoseconds. The stream's one timer is used again and again."""
-        timer = self._timer
-        if timer is None:
-            self._timer = timer = self._executor.env.timeout(delay)
-        else:
-            self._schedule(timer, NORMAL, delay)
-        timer.callbacks = self._callbacks  # type: ignore[assignment]
+        """Let `fire` be called after a delay in nanoseconds."""
+        self._schedule(self._timer, NORMAL, delay)
+        self._timer.callbacks = self._callbacks
 
     def fire(self, _: simpy.Event | None = None) -> None:
         """The work under way has ended; settle the instant unless more ends at it."""
@@ -91,13 +88,22 @@ class Stream:
         executor.running -= 1
         env = executor.env
         # With nothing under way, what is left of the instant are timers that no longer mean anything.
-        last = not executor.running or env.peek() > env.now
-        if last and not executor.completed:
-            executor.go_on(self)
-            return
-        executor.completed.append(self)
-        if last:
+        if executor.running and env.peek() <= env.now:
+            executor.completed.append(self)
+        elif executor.completed:
+            executor.completed.append(self)
             executor.settle()
+        else:
+            executor.go_on(self, env.now)  # type: ignore[arg-type]
+
+
+class _Timer(simpy.Event):
+    """An event that can be scheduled again and again, unlike SimPy's timeouts."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
 
 
 class Executor:
@@ -172,9 +178,8 @@ class Executor:
             if not self._run(stream, limit, now):
                 ready.remove(stream)
 
-    def go_on(self, stream: Stream) -> None:
+    def go_on(self, stream: Stream, now: int) -> None:
         """Settle an instant at which one kernel or copy ends and no other."""
-        now: int = self.env.now  # type: ignore[assignment]
         stream.ends.append(now)
         if stream.direction >= 0:
             self._end_copy(stream, now)

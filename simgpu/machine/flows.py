@@ -90,8 +90,10 @@ class FlowNetwork:
             if rate != flow.rate:
                 flow.rate = rate
                 flow.timer += 1
-                timeout = self.env.timeout(-(-max(flow.left, 0) // rate))
-                timeout.callbacks.append(self._expiry(flow, flow.timer))
+                # A link too slow to give every flow a whole byte per second lets some of them wait.
+                if rate:
+                    timeout = self.env.timeout(-(-max(flow.left, 0) // rate))
+                    timeout.callbacks.append(self._expiry(flow, flow.timer))
 
     def _expiry(self, flow: Flow, timer: int) -> Callable[[simpy.Event], None]:
         def expire(_: simpy.Event) -> None:

@@ -95,8 +95,8 @@ def _steady(timeline: Timeline, executor: Executor) -> bool:
 
 
 def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exception:
-    """Why a run came to a halt."""
-    now = int(executor.env.now)
+    """Why a run came to a halt. Nothing has happened since the last work ended, whatever old timers ran out later."""
+    now = max((stream.ends[-1] for stream in executor.streams if stream.ends), default=0)
     for memory, space in zip(executor.memories, Space, strict=True):
         if memory.waiting:
             stream = memory.waiting[0]

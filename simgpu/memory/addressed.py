@@ -54,24 +54,28 @@ class AddressedPool:
         if self.alignment > 1:
             padded = [aligned(size, self.alignment) for size in sizes]
             used = sum(padded)
-        if len(blocks) == 1 and offsets is None:
-            return live, used, ((blocks[0], padded[0], None),) if live else ()
-        places: Sequence[int | None] = offsets if offsets is not None else [None] * len(blocks)
-        pieces = [piece for piece in zip(blocks, padded, places, strict=True) if piece[1]]
-        return live, used, tuple(pieces)
+        if offsets is not None:
+            offsets = tuple(offset for offset, size in zip(offsets, padded, strict=True) if size)
+        pieces = tuple([piece for piece in zip(blocks, padded, strict=True) if piece[1]])
+        return live, used, pieces, offsets
 
     def acquire(self, request: Request) -> bool:
-        live, used, pieces = request
-        placed = self._holes.take_all(pieces, self._addresses)
+        live, used, pieces, offsets = request
+        high_water = self._holes.high_water
+        if offsets is None:
+            placed = self._holes.take_all(pieces, self._addresses)
+        else:
+            placed = self._holes.take_all_at(pieces, offsets, self._addresses)
         if placed < len(pieces):
             self._holes.free_all(pieces[:placed], self._addresses)
+            self._holes.high_water = high_water
             return False
         self.live += live
         self.used += used
         return True
 
     def release(self, request: Request) -> None:
-        live, used, pieces = request
+        live, used, pieces, _ = request
         try:
             self._holes.free_all(pieces, self._addresses)
         except KeyError as error:

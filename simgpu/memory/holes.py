@@ -58,7 +58,7 @@ class Holes:
     def take(self, size: int) -> int | None:
         """Take `size` bytes: the lowest hole of exactly that size, else from the lowest hole that is larger."""
         addresses: dict[int, int] = {}
-        self.take_all(((0, size, None),), addresses)
+        self.take_all(((0, size),), addresses)
         return addresses.get(0)
 
     def take_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
@@ -68,29 +68,39 @@ class Holes:
         """
         several = self._by_size is not None
         starts, sizes = self._starts[0], self._sizes[0]
-        high = self.high_water
-        for block, size, offset in pieces:
-            if several or offset is not None:
-                found = self._take_from_runs(size) if offset is None else self._take_at(offset, size)
+        for block, size in pieces:
+            if several:
+                found = self._take_from_runs(size)
                 if found is None:
-                    return pieces.index((block, size, offset))
+                    return pieces.index((block, size))
                 start = found
             elif size in sizes:
                 index = sizes.index(size)
                 del sizes[index]
                 start = starts.pop(index)
             else:
-                for index, hole in enumerate(sizes):
+                index = 0
+                for hole in sizes:
                     if hole > size:
-                        start = starts[index]
-                        starts[index] = start + size
-                        sizes[index] = hole - size
                         break
+                    index += 1
                 else:
-                    return pieces.index((block, size, offset))
+                    return pieces.index((block, size))
+                start = starts[index]
+                starts[index] = start + size
+                sizes[index] = hole - size
             addresses[block] = start
-            if start + size > high:
-                high = self.high_water = start + size
+            if start + size > self.high_water:
+                self.high_water = start + size
+        return len(pieces)
+
+    def take_all_at(self, pieces: Sequence[Piece], offsets: Sequence[int], addresses: dict[int, int]) -> int:
+        """Take memory for each piece at its offset; otherwise like `take_all`."""
+        for done, ((block, size), offset) in enumerate(zip(pieces, offsets, strict=True)):
+            if not self._take_at(offset, size):
+                return done
+            addresses[block] = offset
+            self.high_water = max(self.high_water, offset + size)
         return len(pieces)
 
     def _take_from_runs(self, size: int) -> int | None:
@@ -122,36 +132,36 @@ class Holes:
             del by_size[size]
         return None
 
-    def _take_at(self, offset: int, size: int) -> int | None:
-        """Take `size` bytes at an address; returns it, None if they are not all free."""
+    def _take_at(self, offset: int, size: int) -> bool:
+        """Take `size` bytes at an address, if they are all free."""
         run = self._run_of(offset)
         index = bisect_right(self._starts[run], offset) - 1
         if index < 0:
-            return None
+            return False
         start, hole = self._starts[run][index], self._sizes[run][index]
         if start + hole < offset + size:
-            return None
+            return False
         self._remove(run, index)
         if offset > start:
             self.free(start, offset - start)
         if offset + size < start + hole:
             self.free(offset + size, start + hole - offset - size)
-        return offset
+        return True
 
     # --- giving back ----------------------------------------------------------------------------------------
 
     def free(self, start: int, size: int) -> None:
         """These bytes are free again; joins them with the holes beside them."""
-        self.free_all(((0, size, None),), {0: start})
+        self.free_all(((0, size),), {0: start})
 
     def free_all(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> None:
         """Free the memory of pieces and forget their addresses. Raises `KeyError` for a piece that has none."""
         if self._by_size is not None:
-            for block, size, _ in pieces:
+            for block, size in pieces:
                 self._free_in_runs(addresses.pop(block), size)
             return
         starts, sizes = self._starts[0], self._sizes[0]
-        for block, size, _ in pieces:
+        for block, size in pieces:
             start = addresses.pop(block)
             index = bisect_right(starts, start)
             left = index - 1
@@ -191,8 +201,8 @@ class Holes:
         self._join_runs(run)
 
     def _join_runs(self, run: int) -> None:
-        """Join holes that touch across the borders of a run."""
-        for left in (run, run - 1):
+        """Join holes that touch across the borders of a run, or of the two that it was just split into."""
+        for left in (run + 1, run, run - 1):
             if 0 <= left < len(self._starts) - 1 and self._starts[left] and self._starts[left + 1]:
                 start, size = self._starts[left][-1], self._sizes[left][-1]
                 if start + size == self._starts[left + 1][0]:

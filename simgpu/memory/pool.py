@@ -24,12 +24,12 @@ def aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-#: One block of a request: its number, its bytes with padding, and the offset asked for, None for any.
-Piece = tuple[int, int, int | None]
+#: One block of a request: its number and its bytes with padding.
+Piece = tuple[int, int]
 
-#: Memory for some blocks, all or nothing: their bytes together, the same with padding, and each of them where the pool
-#: gives addresses.
-Request = tuple[int, int, tuple[Piece, ...]]
+#: Memory for some blocks, all or nothing: their bytes together, the same with padding; where the pool gives addresses,
+#: each block of more than zero bytes, and the offsets asked for, None for any.
+Request = tuple[int, int, tuple[Piece, ...], tuple[int, ...] | None]
 
 
 class Pool(Protocol):
@@ -95,8 +95,8 @@ class CountingPool:
             raise ProgramError("a program that gives offsets needs the addressed pool, not the counting one")
         live = sum(sizes)
         if self.alignment == 1:
-            return live, live, ()
-        return live, sum(aligned(size, self.alignment) for size in sizes), ()
+            return live, live, (), None
+        return live, sum(aligned(size, self.alignment) for size in sizes), (), None
 
     def acquire(self, request: Request) -> bool:
         total = self.used + request[1]
