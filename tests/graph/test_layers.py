@@ -53,6 +53,19 @@ def test_a_kernel_that_makes_what_others_read_begins_a_layer():
     assert list(by_layer(RESIDUAL))[:3] == ["001-conv2d", "002-add", "003-nll_loss"]
 
 
+def test_a_kernel_that_only_updates_what_was_there_begins_no_layer():
+    tasks = graph(
+        [
+            kernel("conv", 1, "x", "y", op="conv2d"),
+            kernel("stats", 1, "y", "mean"),
+            kernel("next", 1, "y mean", "z"),
+            kernel("l", 1, "z"),
+        ],
+        [held("x", 1), held("mean", 1), block("y", 1), block("z", 1)],
+    )
+    assert by_layer(tasks)["001-conv2d"] == ["conv", "stats"]
+
+
 def test_backward_joins_the_forward_layer_whose_blocks_it_reads():
     assert "conv_b" in by_layer(RESIDUAL)["001-conv2d"]
     assert "relu_b" in by_layer(RESIDUAL)["001-conv2d"]

@@ -160,13 +160,21 @@ def forked(*kernels: object) -> TaskGraph:
 FORKS = {
     "independent": forked(kernel("k0", 10, "", "a b"), kernel("k1", 30, "", "c", stream=1), kernel("k2", 5, "", "d e")),
     "joined": forked(
-        kernel("k0", 10, "", "a b"), kernel("k1", 30, "a", "c", stream=1), kernel("k2", 5, "b", "d"), kernel("k3", 1, "c d", "e")
+        kernel("k0", 10, "", "a b"),
+        kernel("k1", 30, "a", "c", stream=1),
+        kernel("k2", 5, "b", "d"),
+        kernel("k3", 1, "c d", "e"),
     ),
-    "overwritten": forked(kernel("k0", 10, "", "a b"), kernel("k1", 30, "a", "c d", stream=1), kernel("k2", 5, "b", "a e")),
+    "overwritten": forked(
+        kernel("k0", 10, "", "a b"), kernel("k1", 30, "a", "c d", stream=1), kernel("k2", 5, "b", "a e")
+    ),
     "read late elsewhere": forked(
-        kernel("k0", 5, "", "a e"), kernel("slow", 100, "a", "b", stream=1), kernel("k1", 5, "a", "c"), kernel("k2", 50, "c", "d")
+        kernel("k0", 5, "", "a e"),
+        kernel("slow", 100, "a", "b", stream=1),
+        kernel("k1", 5, "a", "c"),
+        kernel("k2", 50, "c", "d"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

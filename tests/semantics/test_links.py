@@ -112,6 +112,21 @@ def test_an_engine_serves_first_in_first_out_by_issue():
     assert ("h2d", SpanKind.STALL_ENGINE, 30, 70) in stalls(result)
 
 
+def test_of_two_that_wait_for_an_engine_the_one_that_asked_first_is_served_first():
+    """The copy-in asks at 22, a copy-out on a second compute stream at 21, both while another copy-out runs."""
+    tasks = graph(
+        [kernel("k1", 1), kernel("k2", 2), kernel("last", 1, "x y z")], [held("x", 50), held("y", 20), held("z", 5)]
+    )
+    code: dict[StreamId, list[Instruction]] = {
+        COMPUTE: [Signal(9), Await(0), Launch(1), Signal(1), Await(2), Await(3), Await(4), Launch(2)],
+        StreamId(0, "compute1"): [Await(9), Await(0), Launch(0), CopyOut(2), Release((2,), HOST), Signal(4)],
+        D2H: [Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0), CopyOut(0), Release((0,), HOST), Signal(2)],
+        H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
+    }
+    found = times(run(program(code, [0, 1, 2]), tasks, node(engines=1)))
+    assert (found["out:x"], found["out:z"], found["in:y"]) == ((20, 70), (70, 75), (75, 95))
+
+
 def test_during_latency_the_engine_is_busy():
     assert lengths(node(engines=1, latency=40), 100, 100, 10) == (140, 270)
 

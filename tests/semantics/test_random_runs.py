@@ -31,8 +31,8 @@ class Placed(Policy):
     summary = "carries out a given placement"
     source = "tests"
 
-    placement: Placement = Placement()
-    recorded: bool = False
+    placement: Placement
+    recorded: bool
 
     def plan(self, context: PlanContext) -> Program:
         return lower(context.graph, self.placement, recorded_lifetimes=self.recorded)
