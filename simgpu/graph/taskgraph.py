@@ -199,12 +199,18 @@ class TaskGraph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """For each kernel, the kernels it must follow: writers of what it reads, users of what it overwrites."""
+        """For each kernel, the kernels it must follow.
+
+        They are the writers of what it reads, the users of what it overwrites, and for a value that the host puts there
+        in mid-iteration the kernel that the recording ties that to.
+        """
+        births = [BEFORE if birth is None else birth for birth in self.births]
         writer = [BEFORE] * len(self.sizes)
         readers: list[list[int]] = [[] for _ in self.sizes]
         result = []
         for k, (reads, writes) in enumerate(zip(self.reads, self.writes, strict=True)):
             before = {writer[b] for b in reads}
+            before.update(births[b] for b in reads if self.blocks[b].born is not None)
             for b in writes:
                 before.add(writer[b])
                 before.update(readers[b])

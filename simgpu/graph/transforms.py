@@ -62,7 +62,7 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
     table = {(graph.kernel_number[c.kernel], c.algorithm): c for c in graph.trace.algorithms}
     durations, sizes = list(graph.durations), list(graph.sizes)
     kernels, blocks = list(graph.kernels), list(graph.blocks)
-    for k, name in chosen.items():
+    for k, name in sorted(chosen.items()):
         choice = table.get((k, name))
         if choice is None:
             raise ProgramError(f"kernel {kernels[k].id} has no algorithm '{name}'")

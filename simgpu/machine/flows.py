@@ -86,11 +86,13 @@ class FlowNetwork:
 
     def _share(self) -> None:
         rates = max_min_rates([f.path for f in self.flows], [f.cap for f in self.flows], self.capacities)
+        if not any(rates):
+            # A link too slow to give every flow a whole byte per second serves the first and lets the others wait.
+            rates[0] = 1
         for flow, rate in zip(self.flows, rates, strict=True):
             if rate != flow.rate:
                 flow.rate = rate
                 flow.timer += 1
-                # A link too slow to give every flow a whole byte per second lets some of them wait.
                 if rate:
                     timeout = self.env.timeout(-(-max(flow.left, 0) // rate))
                     timeout.callbacks.append(self._expiry(flow, flow.timer))

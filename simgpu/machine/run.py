@@ -81,7 +81,7 @@ def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
         capacity = device.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
         hole = device.pool.largest_hole
-        raise OutOfMemoryError(what, device.name, sum(sizes), capacity, hole, capacity, 0, tuple(held))
+        raise OutOfMemoryError(what, device.name, request[1], capacity, hole, capacity, 0, tuple(held))
     device.log(0, number)
 
 

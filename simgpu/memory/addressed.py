@@ -93,7 +93,7 @@ class AddressedPool:
         held = {start: block for block, start in self._addresses.items()}
         bounds = sorted([*free, *held])
         end = UNLIMITED if self.capacity is None else self.capacity
-        for start, stop in zip(bounds, [*bounds[1:], end], strict=True):
+        for start, stop in zip(bounds, [*bounds[1:], end][: len(bounds)], strict=True):
             yield Segment(start, stop - start, held.get(start))
 
     @property

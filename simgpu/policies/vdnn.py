@@ -121,12 +121,13 @@ def place(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
 
 
 def _last_forward_reader(graph: TaskGraph, b: int) -> int | None:
-    """The last forward kernel that uses a block, if it only reads it and its layer step does not write it."""
+    """The last forward kernel that uses a block, if it had its value before that kernel's layer step began."""
     forward = [k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD]
     if not forward:
         return None
     step = graph.layers.steps[graph.layers.step_of[forward[-1]]]
-    if any(k >= step.first and b in graph.writes[k] for k in forward):
+    birth = graph.births[b]
+    if (birth is not None and birth >= step.first) or any(k >= step.first and b in graph.writes[k] for k in forward):
         return None
     return forward[-1]
 

@@ -18,6 +18,7 @@ from simgpu.timeline.streams import StreamId
 COMPUTE = StreamId(0, "compute")
 D2H = StreamId(0, "d2h")
 H2D = StreamId(0, "h2d")
+HOST = StreamId(0, "host")
 
 
 class Space(StrEnum):

@@ -17,6 +17,7 @@ from simgpu.program.instructions import (
     COMPUTE,
     D2H,
     H2D,
+    HOST,
     Acquire,
     Await,
     CopyIn,
@@ -64,8 +65,11 @@ def _check_swaps(graph: TaskGraph, placement: Placement) -> None:
 
 
 def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
+    """Whether the block gets a value, from a kernel or the host, after its step has begun."""
     step = graph.layers.steps[graph.layers.step_of[swap.after]]
-    return any(swap.block in graph.writes[k] for k in range(step.first, swap.after + 1))
+    birth = graph.births[swap.block]
+    born = birth is not None and birth >= step.first
+    return born or any(swap.block in graph.writes[k] for k in range(step.first, swap.after + 1))
 
 
 @dataclass
@@ -140,7 +144,8 @@ class _Lowering:
                 self.code[stream].append(Await(start))
 
     def _end(self, survivors: list[int], order: StreamOrder) -> None:
-        for stream in order.others:
+        helpers = (*order.others, HOST) if HOST in self.code else order.others
+        for stream in helpers:
             event = self._event(order.events)
             self.code[stream].append(Signal(event))
             self.code[COMPUTE].append(Await(event))
@@ -184,11 +189,14 @@ class _Lowering:
                 self._copy_in(swap)
         code += [Await(self.copied_in[swap]) for swap in awaited]
         code += self._kernel(k, births)
-        code += [Await(event) for event in order.after[k]]
-        if deaths:
-            code.append(Release(tuple(deaths)))
+        shared, events = order.shared[k]
+        own = tuple(b for b in deaths if b not in shared)
+        if own:
+            code.append(Release(own))
         if k in order.signals:
             code.append(Signal(order.signals[k]))
+        if shared:
+            self.code[HOST] += [*(Await(event) for event in events), Release(shared)]
         if leaving:
             ended = self._event(order.events)
             code.append(Signal(ended))

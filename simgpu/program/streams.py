@@ -5,9 +5,10 @@ Lives here: the events that a trace with several compute streams needs. On one s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.program.instructions import COMPUTE
 from simgpu.timeline.streams import StreamId
 
@@ -21,13 +22,14 @@ def compute_stream(number: int) -> StreamId:
 class StreamOrder:
     """Events between compute streams.
 
-    before[k], after[k]: events that kernel k's stream awaits before its launch, and before releasing what dies with
-    it. signals[k]: event signalled when kernel k has ended. others: compute streams besides the first.
-    events: how many event numbers are taken.
+    before[k]: events that kernel k's stream awaits before its launch. shared[k]: blocks that die with kernel k but
+    were used on other streams too, with the events after which they are free; their memory is given back by the host
+    stream, in the trace's order, so that no compute stream waits for another only to give memory back.
+    signals[k]: event signalled when kernel k has ended. others: compute streams besides the first.
     """
 
     before: list[list[int]]
-    after: list[list[int]]
+    shared: list[tuple[tuple[int, ...], list[int]]]
     signals: dict[int, int] = field(default_factory=dict)
     others: tuple[StreamId, ...] = ()
 
@@ -42,26 +44,28 @@ class StreamOrder:
 def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
     """The events that keep true dependencies, and every use of a block before its release, across streams."""
     count = len(graph.kernels)
-    order = StreamOrder([[] for _ in range(count)], [[] for _ in range(count)])
+    order = StreamOrder([[] for _ in range(count)], [((), []) for _ in range(count)])
     names = [compute_stream(number) for number in graph.compute_streams]
     order.others = tuple(name for name in names if name != COMPUTE)
     if not order.others:
         return order
-    seen: dict[tuple[int, int], int] = {}
+    heard: dict[tuple[int, int], int] = {}
 
-    def wait(k: int, others: set[int], into: list[int]) -> None:
-        """Make kernel k's stream wait for the latest of these kernels on each other stream, once."""
+    def wait(waiter: int, kernels: Iterable[int]) -> list[int]:
+        """Events of the latest of these kernels on each stream that the waiter has not heard of yet."""
         latest: dict[int, int] = {}
-        for other in others:
-            stream = graph.streams[other]
-            if stream != graph.streams[k]:
-                latest[stream] = max(latest.get(stream, -1), other)
-        for stream, other in sorted(latest.items()):
-            if seen.get((graph.streams[k], stream), -1) < other:
-                seen[graph.streams[k], stream] = other
-                into.append(order.event_of(other))
+        for k in kernels:
+            latest[graph.streams[k]] = max(latest.get(graph.streams[k], -1), k)
+        news = [k for stream, k in sorted(latest.items()) if stream != waiter and heard.get((waiter, stream), -1) < k]
+        for k in news:
+            heard[waiter, graph.streams[k]] = k
+        return [order.event_of(k) for k in news]
 
+    host = -1
+    births = [BEFORE if birth is None else birth for birth in graph.births]
     for k in range(count):
-        wait(k, set(graph.predecessors[k]), order.before[k])
-        wait(k, {use for b in deaths[k] for use in graph.uses[b] if use < k}, order.after[k])
+        order.before[k] = wait(graph.streams[k], graph.predecessors[k])
+        users = {b: {u for u in (*graph.uses[b], births[b]) if 0 <= u <= k} | {k} for b in deaths[k]}
+        shared = tuple(b for b in deaths[k] if {graph.streams[u] for u in users[b]} != {graph.streams[k]})
+        order.shared[k] = shared, wait(host, (u for b in shared for u in users[b]))
     return order

@@ -98,6 +98,8 @@ class _Walk:
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
         self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.signalled_in: dict[int, int] = {}
+        self.copies = False
+        self._look_over()
         # Per block: writes before this repetition, and those of them that the trace has before this segment.
         self.written = [0] * len(graph.sizes)
         self.earlier = [0] * len(graph.sizes)
@@ -115,13 +117,14 @@ class _Walk:
         }
 
     def run(self) -> None:
-        self._find_events()
         for b in self.program.resident:
+            if self.device.resident[b]:
+                raise ProgramError(f"block {self.graph.blocks[b].id} is resident twice at the start")
             if not self.graph.blocks[b].persistent:
                 raise ProgramError(f"block {self.graph.blocks[b].id} is not persistent but resident at the start")
             self.device.resident[b] = True
             self.device.value[b] = 0
-        plain = self.count == 1 and not self._copies()
+        plain = self.count == 1 and not self.copies
         for iteration in range(1 if plain else 2):
             start = self.device.resident[:], self.host.resident[:]
             for index, segment in enumerate(self.program.segments):
@@ -131,10 +134,9 @@ class _Walk:
             if missing >= 0:
                 raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
             self._check_residency("the iteration", *start)
-
-    def _copies(self) -> bool:
-        codes = (code for segment in self.program.segments for code in segment.streams.values())
-        return any(type(instruction) in (CopyOut, CopyIn) for code in codes for instruction in code)
+            for b in self.program.resident:
+                if self.device.value[b] < 0:
+                    raise ProgramError(f"block {self.graph.blocks[b].id} holds no value when the iteration ends")
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
         """How often each block is written before a segment and in it, by the trace's order of kernels."""
@@ -161,15 +163,30 @@ class _Walk:
                 (own if k >= first else earlier)[b] += 1
         return earlier, own
 
-    def _find_events(self) -> None:
+    def _look_over(self) -> None:
+        """Every number stands for something, and every event has one place."""
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
                 for position, instruction in enumerate(code):
-                    if type(instruction) is Signal:
-                        if instruction.event in self.signalled_in:
-                            place = f"{stream}[{position}]"
-                            raise ProgramError(f"{place}: event {instruction.event} is signalled at a second place")
-                        self.signalled_in[instruction.event] = index
+                    kind = type(instruction)
+                    if kind is Launch:
+                        known = 0 <= instruction.kernel < len(self.graph.kernels)  # type: ignore[union-attr]
+                    elif kind is Acquire or kind is Release or kind is Provide:
+                        blocks = instruction.blocks  # type: ignore[union-attr]
+                        known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
+                    elif kind is CopyOut or kind is CopyIn:
+                        known = 0 <= instruction.block < len(self.graph.blocks)  # type: ignore[union-attr]
+                        self.copies = True
+                    elif kind is Signal:
+                        known = instruction.event not in self.signalled_in  # type: ignore[union-attr]
+                        self.signalled_in[instruction.event] = index  # type: ignore[union-attr]
+                    else:
+                        continue
+                    if not known:
+                        why = (
+                            "is signalled at a second place" if kind is Signal else "names what the graph does not have"
+                        )
+                        raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
 
     # --- one repetition of a segment ------------------------------------------------------------------------
 
