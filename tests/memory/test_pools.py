@@ -173,6 +173,10 @@ def test_giving_back_what_is_not_held_is_an_error():
         give(AddressedPool(10), 3, 5)
 
 
+def test_a_memory_of_no_bytes_has_no_segments():
+    assert list(AddressedPool(0).segments()) == []
+
+
 # --- against the naive pool ---------------------------------------------------------------------------------
 
 

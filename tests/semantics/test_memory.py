@@ -220,6 +220,13 @@ def test_persistent_blocks_that_do_not_fit_together_run_out_before_the_first_ker
     assert (caught.value.at_ns, caught.value.holders) == (0, (("w", 6), ("v", 5)))
 
 
+def test_persistent_blocks_that_do_not_fit_because_of_their_padding_are_told_with_it():
+    tasks = graph([kernel("k0", 5, "w"), kernel("k1", 5, "v")], [held("w", 6), held("v", 5)])
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(lower(tasks, Placement()), tasks, node(20, alignment=16))
+    assert (caught.value.requested, caught.value.capacity) == (32, 20)
+
+
 def test_host_memory_of_one_iteration_is_free_again_for_the_next():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 9, "a")], [block("a", 30)])
     result = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(host=30), iterations=3)
