@@ -1,0 +1,225 @@
+"""The rules of `verify` that need several streams: events, and races that no order of looking may hide."""
+
+from __future__ import annotations
+
+import pytest
+
+from simgpu.errors import ProgramError
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+)
+from simgpu.program.verify import verify
+from simgpu.timeline.streams import StreamId
+from tests.program.test_verify_rules import ALONE, BACK, HOST, OUT, TASKS, A, W, refusal
+from tests.semantics.hand_made import block, graph, held, kernel, program
+
+OTHER = StreamId(0, "compute1")
+
+
+def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:
+    """a leaves on d2h after `change` and comes back on h2d before `use`; events may be left out by name."""
+
+    def unless(name: str, instruction: Instruction) -> list[Instruction]:
+        return [] if without.get(name) else [instruction]
+
+    return {
+        COMPUTE: [*ALONE[:3], Signal(0), *unless("came_back", Await(2)), *ALONE[3:]],
+        D2H: [*unless("changed", Await(0)), *OUT, Release((A,)), Signal(1)],
+        H2D: [*unless("left", Await(1)), *BACK[1:], Signal(2)],
+    }
+
+
+def test_the_swap_that_the_others_are_made_from_is_legal():
+    verify(program(swapping(), [W]), TASKS)
+
+
+def test_an_event_that_is_never_signalled():
+    code = swapping()
+    code[D2H].pop()
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_an_event_that_is_signalled_at_two_places():
+    code = swapping()
+    code[H2D].append(Signal(1))
+    message = refusal(code)
+    assert "h2d[5]" in message
+    assert "signalled at a second place" in message
+
+
+def test_streams_that_wait_for_each_other_in_a_circle():
+    code = swapping()
+    code[D2H].insert(0, Await(2))
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_an_event_cannot_be_awaited_from_the_future():
+    code = swapping()
+    code[COMPUTE][4] = Await(2, lag=-1)
+    assert "waits for an event that never comes" in refusal(code)
+
+
+def test_a_copy_that_does_not_wait_for_its_source():
+    message = refusal(swapping(changed=True))
+    assert "d2h" in message
+    assert "block a" in message
+
+
+def test_a_copy_back_that_does_not_wait_for_the_copy_out():
+    message = refusal(swapping(left=True))
+    assert "h2d" in message
+    assert "block a" in message
+
+
+def test_a_kernel_that_does_not_wait_for_the_copy_back():
+    message = refusal(swapping(came_back=True))
+    assert "block a" in message
+
+
+@pytest.mark.parametrize("names", [(COMPUTE, OTHER), (OTHER, COMPUTE)])
+def test_a_missing_await_is_a_race_whichever_stream_is_looked_at_first(names: tuple[StreamId, StreamId]):
+    tasks = graph([kernel("write", 9, "", "w"), kernel("read", 1, "w")], [held("w", 1)])
+    writer, reader = names
+    good = {writer: [Await(1, lag=1), Launch(0), Signal(0)], reader: [Await(0), Launch(1), Signal(1)]}
+    verify(program(good, [0]), tasks)
+    for stream, position in ((reader, 0), (writer, 0)):
+        bad = {name: list(code) for name, code in good.items()}
+        del bad[stream][position]
+        with pytest.raises(ProgramError, match="block w"):
+            verify(program(bad, [0]), tasks)
+
+
+def test_a_release_while_another_stream_may_still_read():
+    tasks = graph([kernel("make", 1, "", "a"), kernel("k1", 1, "a"), kernel("k2", 1, "a")], [block("a", 1)])
+    code = {
+        COMPUTE: [Await(1, lag=1), Acquire((0,)), Launch(0), Signal(0), Launch(1), Await(1), Release((0,))],
+        OTHER: [Await(0), Launch(2), Signal(1)],
+    }
+    verify(program(code), tasks)
+    del code[COMPUTE][5]
+    with pytest.raises(ProgramError, match="block a"):
+        verify(program(code), tasks)
+
+
+def test_a_release_by_another_stream_while_a_kernel_may_still_read():
+    tasks = graph([kernel("make", 1, "", "a"), kernel("k1", 1, "a")], [block("a", 1)])
+    code = {
+        COMPUTE: [Acquire((0,)), Launch(0), Launch(1), Signal(0), Await(1)],
+        OTHER: [Await(0), Release((0,)), Signal(1)],
+    }
+    verify(program(code), tasks)
+    code[COMPUTE][2:4] = [Signal(0), Launch(1)]
+    with pytest.raises(ProgramError, match=r"compute1\[1\].*block a is released while compute may still be using it"):
+        verify(program(code), tasks)
+
+
+def test_a_copy_back_over_a_block_that_a_kernel_may_still_read():
+    """The copy brings the same value, but half of it may be there when the kernel reads."""
+    tasks = graph([kernel("make", 1, "", "a"), kernel("use", 1, "a")], [block("a", 1)])
+    code = {
+        COMPUTE: [
+            Acquire((0,)),
+            Launch(0),
+            *(Acquire((0,), HOST), CopyOut(0)),
+            Launch(1),
+            Signal(0),
+            Await(1),
+            Release((0,)),
+        ],
+        H2D: [Await(0), CopyIn(0), Release((0,), HOST), Signal(1)],
+    }
+    verify(program(code), tasks)
+    code[COMPUTE][4:6] = [Signal(0), Launch(1)]
+    with pytest.raises(ProgramError, match=r"h2d\[1\].*block a is overwritten while compute may still be using it"):
+        verify(program(code), tasks)
+
+
+def test_a_copy_out_over_a_host_copy_that_may_still_be_read():
+    tasks = graph([kernel("make", 1, "", "a")], [block("a", 1)])
+    code = {
+        COMPUTE: [
+            Acquire((0,)),
+            Launch(0),
+            *(Acquire((0,), HOST), CopyOut(0)),
+            CopyIn(0),
+            Signal(0),
+            Await(1),
+            Release((0,)),
+        ],
+        D2H: [Await(0), CopyOut(0), Release((0,), HOST), Signal(1)],
+    }
+    verify(program(code), tasks)
+    code[COMPUTE][4:6] = [Signal(0), CopyOut(0)]
+    with pytest.raises(ProgramError, match=r"d2h\[1\].*block a is overwritten on the host while compute may still"):
+        verify(program(code), tasks)
+
+
+def test_a_release_while_a_copy_may_still_read():
+    code = swapping()
+    code[D2H].remove(Release((A,)))
+    code[COMPUTE][4:4] = [Release((A,))]
+    assert "block a" in refusal(code)
+
+
+def test_an_acquire_while_another_stream_may_still_hold_the_memory():
+    """The release on d2h comes first in any round-robin walk, but nothing orders it before the acquire on h2d."""
+    code = swapping()
+    code[D2H].remove(Release((A,)))
+    code[D2H].append(Release((A,)))
+    message = refusal(code)
+    assert "block a may still hold device memory" in message or "block a already holds" in message
+
+
+def test_an_overwrite_while_another_stream_may_still_read():
+    tasks = graph([kernel("read", 9, "w"), kernel("write", 1, "", "w")], [held("w", 1)])
+    code = {COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)], OTHER: [Await(0), Launch(1), Signal(1)]}
+    verify(program(code, [0]), tasks)
+    del code[OTHER][0]
+    with pytest.raises(ProgramError, match="block w"):
+        verify(program(code, [0]), tasks)
+
+
+def test_an_overwrite_while_a_copy_out_may_still_read():
+    code = {
+        COMPUTE: [*ALONE[:2], Signal(0), *ALONE[2:6], Await(1), *ALONE[6:]],
+        D2H: [Await(0), *OUT, Release((A,), HOST), Signal(1)],
+    }
+    assert "block a" in refusal(code)
+
+
+def test_what_one_iteration_leaves_undone_and_the_next_one_touches_is_a_race():
+    """d2h copies w out after the step, and nobody waits for it before the next iteration's step."""
+    code = {
+        COMPUTE: [*ALONE, Signal(0)],
+        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+    }
+    assert "block w" in refusal(code)
+    verify(program({**code, COMPUTE: [Await(1, lag=1), *code[COMPUTE]]}, [W]), TASKS)
+
+
+def test_repetitions_of_a_segment_race_as_iterations_do():
+    code = {
+        COMPUTE: [*ALONE, Signal(0)],
+        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+    }
+    with pytest.raises(ProgramError, match="block w"):
+        verify(program(code, [W], repeat=2), TASKS)
+
+
+def test_a_second_segment_may_read_what_the_first_left_in_a_persistent_block():
+    """Backward writes the gradient in one segment, the optimizer reads it in the next."""
+    tasks = graph([kernel("backward", 1, "", "g"), kernel("step", 1, "g w", "w")], [held("g", 1), held("w", 1)])
+    segments = (Segment({COMPUTE: (Launch(0),)}, repeat=3), Segment({COMPUTE: (Launch(1),)}))
+    verify(Program(segments, (0, 1)), tasks)
