@@ -26,6 +26,40 @@ def test_holes_join_across_the_border_of_a_run_that_is_split_at_that_moment():
     assert (holes.largest(), holes.take(2)) == (2, 287)
 
 
+def test_a_hole_that_reached_over_the_border_of_a_run_is_still_found_when_its_front_is_taken():
+    """The hole at 286 swallows the first one of the next run; taking three bytes moves its start past the border."""
+    holes = full(600)
+    for start in range(0, 600, 6):
+        holes.free(start, 2)
+    holes.free(286, 2)
+    assert holes.take(3) == 286
+    assert holes.take(1) == 289
+
+
+def walk(run: int, seed: int) -> list[int | None]:
+    """Addresses taken in a random walk, with holes kept in runs of that length."""
+    chance = random.Random(seed)
+    holes, held, taken = Holes(2000), {}, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simgpu.memory.holes._RUN", run)
+        for _ in range(1000):
+            if held and chance.random() < 0.5:
+                start = chance.choice(list(held))
+                holes.free(start, held.pop(start))
+            else:
+                size = chance.randint(1, 5)
+                taken.append(start := holes.take(size))
+                if start is not None:
+                    held[start] = size
+    return taken
+
+
+@pytest.mark.parametrize("run", [2, 3, 8])
+def test_how_long_a_run_may_be_changes_nothing_but_speed(run: int):
+    for seed in range(10):
+        assert walk(run, seed) == walk(10**6, seed)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_freeing_everything_in_any_order_leaves_one_hole(seed: int):
     holes = full(3000)
