@@ -209,7 +209,7 @@ def test_short_sequences_agree_with_the_naive_pool(data: st.DataObject, units: i
         check(pool, naive)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["few sizes", "many sizes", "neighbours"])
 def test_thousands_of_holes_agree_with_the_naive_pool(kind: str, seed: int):
     """Fill the memory with small blocks, give back every other one, then take and give at random."""
