@@ -235,9 +235,12 @@ class Holes:
         del self._starts[run][index]
         if self._by_size is None:
             return
-        if not self._starts[run] and len(self._starts) > 1:
+        if self._starts[run]:
+            self._firsts[run] = self._starts[run][0]
+        elif len(self._starts) > 1:
             del self._starts[run], self._sizes[run], self._firsts[run], self._largest[run]
-        elif size == self._largest[run]:
+            return
+        if size == self._largest[run]:
             self._largest[run] = max(self._sizes[run], default=0)
 
     def _split(self, run: int) -> None:
