@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simgpu.analysis.metrics import Metrics, measure
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
@@ -25,7 +25,7 @@ from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace, TraceInfo
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bytes, format_time, parse_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,15 +146,16 @@ def simulate(
     policy: str | Policy = "vdnn",
     *,
     parameters: Mapping[str, object] | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     iterations: int = 3,
     seed: int = 0,
     pool: str | None = None,
-    alignment: int | None = None,
+    alignment: int | str | None = None,
 ) -> Result:
     """Replay a trace on a node under a policy.
 
-    policy: a name with `parameters`, or a policy object. budget: bytes of device memory, by default the node's.
+    policy: a name with `parameters`, or a policy object. budget: bytes of device memory, or a text such as
+    ``"8 GiB"``, by default the node's.
     iterations: how many are run; the last one is reported. pool: ``counting`` or ``addressed``; by default what the
     policy asks for, else counting. alignment: bytes every allocation is rounded up to, by default the node's.
 
@@ -167,29 +168,76 @@ def simulate(
     >>> result.iteration_ns, result.ideal_ns, result.steady
     (83, 63, True)
     """
+    limit, unit = _bytes("budget", budget), _bytes("alignment", alignment)
+    _check_arguments(
+        {
+            "trace": trace,
+            "node": node,
+            "policy": policy,
+            "iterations": iterations,
+            "seed": seed,
+            "budget": limit,
+            "alignment": unit,
+            "pool": pool,
+        }
+    )
     problems = check_trace(trace)
     if problems:
         raise InputError(problems)
-    _check_arguments(iterations, pool, budget, alignment)
-    if alignment is not None:
-        node = replace(node, gpu=replace(node.gpu, alignment=alignment))
+    if unit is not None:
+        node = replace(node, gpu=replace(node.gpu, alignment=unit))
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
-    limit = node.budget if budget is None else budget
+    limit = node.budget if limit is None else limit
     graph = TaskGraph.of(trace)
     shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool)
     context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed))
     return shared.run(chosen.plan(context))
 
 
-def _check_arguments(iterations: int, pool: str | None, budget: int | None, alignment: int | None) -> None:
-    if iterations < 1:
-        raise InputError.single("", "iterations", f"{iterations} is too few", "run at least one, two to see steadiness")
-    if pool is not None and pool not in POOLS:
-        raise InputError.single("", "pool", f"unknown pool '{pool}'", f"known: {', '.join(POOLS)}")
-    if budget is not None and budget < 0:
-        raise InputError.single("", "budget", f"{budget} is negative", "give bytes >= 0")
-    if alignment is not None and alignment < 1:
-        raise InputError.single("", "alignment", f"{alignment} is less than one byte", "give bytes >= 1")
+def _check_arguments(values: Mapping[str, object]) -> None:
+    """Refuse what is no argument of `simulate`; tells all problems together."""
+    least = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1}
+    problems = []
+    for name, value in values.items():
+        place, remedy = f"argument {name}", _REMEDIES[name]
+        if name in least:
+            if value is None and name in ("budget", "alignment"):
+                continue
+            if type(value) is not int or value < least[name]:
+                problems.append(
+                    Problem("", place, f"{value!r} is not a whole number of at least {least[name]}", remedy)
+                )
+        elif name == "pool":
+            if value is not None and value not in POOLS:
+                problems.append(Problem("", place, f"unknown pool {value!r}", did_you_mean(str(value), POOLS)))
+        elif not isinstance(value, _KINDS[name]):
+            problems.append(Problem("", place, f"{str(value)[:60]!r} is no {name}", remedy))
+    if problems:
+        raise InputError(problems)
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
+
+_REMEDIES = {
+    "trace": "load one with simgpu.load_trace",
+    "node": "load one with simgpu.load_node",
+    "policy": "give a policy's name, and its parameters apart",
+    "iterations": "two or more also show whether the iteration is steady",
+    "seed": "give a whole number",
+    "budget": "give bytes, or a text such as '8 GiB'",
+    "alignment": "give bytes, or a text such as '512 B'",
+    "pool": "",
+}
+
+
+def _bytes(name: str, value: int | str | None) -> int | None:
+    """Bytes of a size given as text; anything else is left to the check of the arguments."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise InputError.single("", f"argument {name}", str(error), _REMEDIES[name]) from None
 
 
 @dataclass(frozen=True)

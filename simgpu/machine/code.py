@@ -152,11 +152,13 @@ class _Translator:
         memory, sizes = self.device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes
-        wanted = [sizes[b] for b in instruction.blocks]
-        if type(instruction) is Acquire:
-            return (ACQUIRE, memory, *memory.request(instruction.blocks, wanted, instruction.offsets))
-        request, number = memory.request(instruction.blocks, wanted)
-        return (RELEASE, memory, request, number + 1)
+        blocks = instruction.blocks
+        wanted = [sizes[b] for b in blocks]
+        if type(instruction) is Release:
+            request = memory.pool.prepare(blocks, wanted)
+            return (RELEASE, memory, request, memory.number(request) + 1)
+        request = memory.pool.prepare(blocks, wanted, instruction.offsets)  # type: ignore[union-attr]
+        return (ACQUIRE, memory, request, memory.number(request))
 
     def _await(self, instruction: Await, index: int) -> Op:
         event, where = self.events[instruction.event]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,13 +36,10 @@ class Memory:
         self.changes = array("q")
         self._requests: list[Request] = []
 
-    def request(
-        self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None
-    ) -> tuple[Request, int]:
-        """A request for blocks, with its number in the log; the number after it stands for giving them back."""
-        request = self.pool.prepare(blocks, sizes, offsets)
+    def number(self, request: Request) -> int:
+        """The number of a request in the log; the number after it stands for giving it back."""
         self._requests.append(request)
-        return request, 2 * len(self._requests) - 2
+        return 2 * len(self._requests) - 2
 
     def log(self, now: int, number: int) -> None:
         """Note that a request was granted or given back."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
@@ -63,7 +63,11 @@ def run_program(
     code = translate(program, graph, device, host)
     executor = Executor(env, code, node, (device, host), iterations)
     _take_residents(program, graph, device)
-    executor.run()
+    try:
+        executor.run()
+    except OverflowError:
+        what = "the simulated time passes 292 years, more than its 64-bit count of nanoseconds can hold"
+        raise InputError.single("", "time", what, "look at durations, latency and bandwidths") from None
     if not all(stream.finished for stream in executor.streams):
         raise _stopped(executor, program, graph)
     timeline = timeline_of(executor, graph)
@@ -75,14 +79,14 @@ def run_program(
 
 def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
     sizes = [graph.sizes[b] for b in program.resident]
-    request, number = device.request(program.resident, sizes)
+    request = device.pool.prepare(program.resident, sizes)
     if not device.pool.acquire(request):
         held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in program.resident), key=lambda h: (-h[1], h[0]))
         capacity = device.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
         hole = device.pool.largest_hole
         raise OutOfMemoryError(what, device.name, request[1], capacity, hole, capacity, 0, tuple(held))
-    device.log(0, number)
+    device.log(0, device.number(request))
 
 
 def _steady(timeline: Timeline, executor: Executor) -> bool:

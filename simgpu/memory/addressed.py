@@ -54,6 +54,8 @@ class AddressedPool:
         if self.alignment > 1:
             padded = [aligned(size, self.alignment) for size in sizes]
             used = sum(padded)
+        if offsets is None and len(blocks) == 1:
+            return live, used, ((blocks[0], padded[0]),) if live else (), None
         if offsets is not None:
             offsets = tuple(offset for offset, size in zip(offsets, padded, strict=True) if size)
         pieces = tuple([piece for piece in zip(blocks, padded, strict=True) if piece[1]])
@@ -61,14 +63,12 @@ class AddressedPool:
 
     def acquire(self, request: Request) -> bool:
         live, used, pieces, offsets = request
-        high_water = self._holes.high_water
         if offsets is None:
             placed = self._holes.take_all(pieces, self._addresses)
         else:
             placed = self._holes.take_all_at(pieces, offsets, self._addresses)
         if placed < len(pieces):
             self._holes.free_all(pieces[:placed], self._addresses)
-            self._holes.high_water = high_water
             return False
         self.live += live
         self.used += used

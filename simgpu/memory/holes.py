@@ -23,7 +23,7 @@ class Holes:
     as it is in ordinary traces, a search is a scan of one short list. With more runs, a search by first fit looks
     at the largest hole of each run before it looks into one, and a search by exact size asks a heap of addresses per
     size, from which entries that no longer hold are dropped when they surface. So no search is linear in the number
-    of holes. high_water: the end of the highest range that was ever taken.
+    of holes. high_water: the end of the highest range that was ever taken, by requests that found room for all.
 
     >>> holes = Holes(100)
     >>> holes.take(40), holes.take(30), holes.take(31)
@@ -66,15 +66,12 @@ class Holes:
 
         The first piece that finds none ends it. With `free_all` this is the pool's inner loop.
         """
-        several = self._by_size is not None
+        if self._by_size is not None:
+            return self._take_all_from_runs(pieces, addresses)
         starts, sizes = self._starts[0], self._sizes[0]
+        high = self.high_water
         for block, size in pieces:
-            if several:
-                found = self._take_from_runs(size)
-                if found is None:
-                    return pieces.index((block, size))
-                start = found
-            elif size in sizes:
+            if size in sizes:
                 index = sizes.index(size)
                 del sizes[index]
                 start = starts.pop(index)
@@ -90,17 +87,31 @@ class Holes:
                 starts[index] = start + size
                 sizes[index] = hole - size
             addresses[block] = start
-            if start + size > self.high_water:
-                self.high_water = start + size
+            if start + size > high:
+                high = start + size
+        self.high_water = high
+        return len(pieces)
+
+    def _take_all_from_runs(self, pieces: Sequence[Piece], addresses: dict[int, int]) -> int:
+        high = self.high_water
+        for done, (block, size) in enumerate(pieces):
+            start = self._take_from_runs(size)
+            if start is None:
+                return done
+            addresses[block] = start
+            high = max(high, start + size)
+        self.high_water = high
         return len(pieces)
 
     def take_all_at(self, pieces: Sequence[Piece], offsets: Sequence[int], addresses: dict[int, int]) -> int:
         """Take memory for each piece at its offset; otherwise like `take_all`."""
+        high = self.high_water
         for done, ((block, size), offset) in enumerate(zip(pieces, offsets, strict=True)):
             if not self._take_at(offset, size):
                 return done
             addresses[block] = offset
-            self.high_water = max(self.high_water, offset + size)
+            high = max(high, offset + size)
+        self.high_water = high
         return len(pieces)
 
     def _take_from_runs(self, size: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.program.instructions import Program
@@ -12,11 +12,25 @@ from simgpu.program.placement import Placement
 
 @dataclass(frozen=True)
 class NoPolicy(Policy):
-    """Everything resident over its recorded lifetime; out of memory where that does not fit."""
+    """Everything resident over its recorded lifetime; out of memory where that does not fit.
+
+    Source: the recording itself. A block whose lifetime was not recorded is held until its last use.
+    """
 
     name = "none"
     summary = "a plain framework: everything resident, out of memory when it does not fit"
     source = "the recorded framework's own lifetimes"
 
     def plan(self, context: PlanContext) -> Program:
-        return lower(context.graph, Placement(), recorded_lifetimes=True)
+        """The recorded iteration as it was; says so where the recording leaves lifetimes open."""
+        graph = context.graph
+        passing = [block for block in graph.blocks if not block.persistent]
+        unknown = sum(block.release is None for block in passing)
+        program = lower(graph, Placement(), recorded_lifetimes=True)
+        if not unknown:
+            return program
+        note = (
+            f"{unknown} of {len(passing)} lifetimes are not in the recording: these blocks are held to their last use, "
+            "a real framework may hold them longer"
+        )
+        return replace(program, notes=(note,))
