@@ -1,4 +1,4 @@
-"""The figures that count, printed as a table at the end: ratios against bare SimPy in the same run, and their floors."""
+"""The figures that count, as a table at the end: ratios against bare SimPy in the same run, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-_ROWS: list[tuple[str, float, str]] = []
+_ROWS: list[tuple[str, float, str, bool | None]] = []
 
-Report = Callable[[str, float, str], None]
+#: What was measured, the figure, what is asked of it, and whether the figure meets that (None where nothing is asked).
+Report = Callable[[str, float, str, bool | None], None]
 
 
 @pytest.fixture
 def report() -> Iterator[Report]:
-    """Puts one line into the closing table: what was measured, the figure, and what is asked of it."""
-    yield lambda what, figure, asked: _ROWS.append((what, figure, asked))
+    """Puts one line into the closing table."""
+    yield lambda what, figure, asked, met: _ROWS.append((what, figure, asked, met))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _ROWS:
         return
     terminalreporter.section("figures that count")
-    for what, figure, asked in _ROWS:
-        terminalreporter.write_line(f"{what:<58} {figure:>8.3f}   {asked}")
+    for what, figure, asked, met in _ROWS:
+        verdict = {True: "", False: "   MISSED", None: ""}[met]
+        terminalreporter.write_line(f"{what:<62} {figure:>8.3f}   {asked}{verdict}")
