@@ -7,6 +7,8 @@ Does not live here: the checks themselves, or how errors are printed (that is th
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,15 @@ class SimgpuError(Exception):
     """Base class of every error simgpu raises on purpose."""
 
 
+#: Of one kind of problem in one column, so many are written out; the rest are counted.
+_WRITTEN_OUT = 20
+_VARYING = re.compile(r"'[^']*'|\d+")
+
+
 class InputError(SimgpuError):
     """The user's input is wrong. Carries all problems found, not only the first.
+
+    Its text leaves out what only repeats itself (see `lines`); `problems` is complete.
 
     >>> error = InputError([Problem("node.yaml", "gpu.memory", "'8' has no unit", "write for example '8 GiB'")])
     >>> len(error.problems)
@@ -48,12 +57,39 @@ class InputError(SimgpuError):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        r"""The problems as text, one a line; of many that differ in row and value alone, the first 20 and a count.
+
+        >>> rows = [Problem("blocks.csv", f"row {row}, column bytes", f"'-{row}' is negative") for row in range(2, 102)]
+        >>> lines = InputError(rows).lines()
+        >>> print(len(lines), *lines[-2:], sep="\n")
+        21
+        blocks.csv: row 21, column bytes: '-21' is negative
+        blocks.csv: 80 more like that of row 21, column bytes
+        """
+        kinds = [_kind(problem) for problem in self.problems]
+        total, told = Counter(kinds), Counter[tuple[str, str, str]]()
+        lines = []
+        for problem, kind in zip(self.problems, kinds, strict=True):
+            told[kind] += 1
+            if told[kind] <= _WRITTEN_OUT:
+                lines.append(str(problem))
+            if told[kind] == _WRITTEN_OUT < total[kind]:
+                more = f"{total[kind] - _WRITTEN_OUT} more like that"
+                lines.append(str(Problem(problem.file, "", f"{more} of {problem.place}" if problem.place else more)))
+        return lines
 
     @classmethod
     def single(cls, file: str | Path, place: str, what: str, remedy: str = "") -> InputError:
         """An error with one problem."""
         return cls([Problem(str(file), place, what, remedy)])
+
+
+def _kind(problem: Problem) -> tuple[str, str, str]:
+    """What problems have in common that differ in their numbers and quoted words alone."""
+    return problem.file, _VARYING.sub("#", problem.place), _VARYING.sub("#", problem.what)
 
 
 class ProgramError(SimgpuError):

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 
 #: Says where a value stands: (table, position in it or -1 for the table itself, field) -> (file, place).
 #: Tables are named as the fields of `Trace`.
@@ -49,7 +49,7 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     found = Findings(at or _own_places(trace))
     _check_info(trace.info, found)
     _check_kernels(trace.kernels, found)
-    _check_blocks(trace.blocks, found)
+    _check_blocks(trace, found)
     _check_tables(trace, found)
     check_order(trace, found)
     return found.problems
@@ -149,9 +149,13 @@ def _check_kernels(kernels: tuple[Kernel, ...], found: Findings) -> None:
                 found.add("kernels", index, column, f"block '{twice}' is named twice", "name each block once")
 
 
-def _check_blocks(blocks: tuple[Block, ...], found: Findings) -> None:
+def _check_blocks(trace: Trace, found: Findings) -> None:
+    named = (name for kernel in trace.kernels for name in (*kernel.reads, *kernel.writes))
+    if not trace.blocks and (name := next(named, None)) is not None:
+        what = f"no blocks, although kernels name some, '{name}' for one"
+        found.add("blocks", -1, "", what, "add a row for each block that a kernel reads or writes")
     seen: dict[str, int] = {}
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(trace.blocks):
         _check_id(found, "blocks", index, block.id, seen)
         _check_word(found, "blocks", index, block, "kind", BlockKind)
         _check_counts(found, "blocks", index, block, ("bytes",))
@@ -175,13 +179,16 @@ def _check_id(found: Findings, table: str, index: int, name: str, seen: dict[str
 
 
 def _check_tables(trace: Trace, found: Findings) -> None:
-    """The optional tables: algorithms, sparsity, compressibility."""
+    """The optional tables: algorithms, sparsity, compressibility.
+
+    What they name is not looked for where there are no kernels, or no blocks, at all: that is one mistake, told once.
+    """
     kernels = {kernel.id for kernel in trace.kernels}
     blocks = {block.id for block in trace.blocks}
     keys: set[tuple[object, ...]] = set()
 
     def check_owner(table: str, index: int, column: str, name: str, known: set[str]) -> None:
-        if name not in known:
+        if known and name not in known:
             what = f"'{name}' is not a {column} of this trace"
             found.add(table, index, column, what, f"name a {column} that has a row in {column}s")
 

@@ -38,7 +38,7 @@ def read_trace(path: str | Path) -> Trace:
     """The trace in a folder, checked.
 
     Raises `InputError` with every problem found: file, row (the header is row 1) and column, the offending value and
-    what to do. Checks across rows wait until every file could be read.
+    what to do. Checks across rows wait until every file could be read and has the rows that trace.yaml promises.
     """
     folder = Path(path)
     _require_folder(folder)
@@ -49,11 +49,11 @@ def read_trace(path: str | Path) -> Trace:
         file = folder / table.file
         tables[name] = read_table(file, table) if name in _NEEDED or file.exists() else ReadTable()
         problems += tables[name].problems
-    sound = all(table.sound for table in tables.values())
     trace = None
-    if sound:
+    if all(table.sound for table in tables.values()):
         for name, promised in header.counts.items():
             problems += _count_problems(folder, name, promised, tables[name], header.places[name])
+    if all(table.sound for table in tables.values()):
         trace = Trace(
             header.info or _STAND_IN,
             kernels=tuple(tables["kernels"].rows),
@@ -88,8 +88,13 @@ def _unknown_files(folder: Path) -> list[Problem]:
 
 
 def _count_problems(folder: Path, name: str, promised: int, read: ReadTable[Any], place: str) -> list[Problem]:
+    """Fewer rows than promised make a table unsound: what refers to the rows that are gone is no mistake."""
     if promised == len(read.rows):
         return []
+    read.sound = promised < len(read.rows)
+    if not read.rows:
+        what = f"has no rows, and {FILE} promises {promised}: is it cut off?"
+        return [Problem(str(folder / f"{name}.csv"), "", what, f"write it again, or correct the number in {FILE}")]
     what = f"promises {promised} rows in {name}.csv, which has {len(read.rows)}: is {name}.csv cut off?"
     return [Problem(str(folder / FILE), place, what, f"if {name}.csv is whole, correct the number or remove it")]
 

@@ -32,11 +32,15 @@ class _Uses:
 
 
 def check_order(trace: Trace, found: Findings) -> None:
-    """Add the problems that show only in execution order to `found`."""
+    """Add the problems that show only in execution order to `found`.
+
+    Without any kernels, or any blocks, names of them are not looked for: what is missing is told once, by `check`.
+    """
     blocks = {block.id: block for block in trace.blocks}
     position = {kernel.id: index for index, kernel in reversed(list(enumerate(trace.kernels)))}
     _check_starts(trace.kernels, found)
-    _check_known(trace.kernels, blocks, found)
+    if blocks:
+        _check_known(trace.kernels, blocks, found)
     uses = _collect_uses(trace.kernels, blocks)
     _check_early_reads(trace.kernels, uses, found)
     for index, block in enumerate(trace.blocks):
@@ -181,8 +185,10 @@ def _search_cycles(waits_for: list[list[int]], starts: Iterable[int]) -> list[tu
 
 
 def _position_of(name: str | None, column: str, index: int, position: dict[str, int], found: Findings) -> int | None:
-    if name is None or name in position:
-        return None if name is None else position[name]
+    if name is None or not position:
+        return None
+    if name in position:
+        return position[name]
     close = difflib.get_close_matches(name, list(position), n=1) if len(position) <= _MOST_IDS_TO_COMPARE else []
     remedy = f"did you mean '{close[0]}'?" if close else "give the id of a kernel"
     more = f", or '{RELEASED_AT_END}'" if column == "release" else ""

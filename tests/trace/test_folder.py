@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import fields
@@ -251,6 +253,76 @@ def test_zero_kernels(tmp_path):
         (folder / f"{name}.csv").unlink()
     edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 0").replace("blocks: 7", "blocks: 0"))
     assert problems_of(folder) == ["kernels.csv: no kernels; a trace has at least one kernel"]
+
+
+SHIPPED = Path(__file__).parents[2] / "traces" / "resnet20-cifar-cpu"
+
+
+def shipped_copy(tmp_path: Path) -> Path:
+    """A real recording: every block has its release, every feature map its sparsity."""
+    folder = tmp_path / "resnet20"
+    shutil.copytree(SHIPPED, folder)
+    assert (folder / "sparsity.csv").exists()
+    return folder
+
+
+@pytest.mark.parametrize("promised", [True, False])
+@pytest.mark.parametrize(
+    ("file", "told", "told_unpromised"),
+    [
+        ("kernels.csv", "has no rows, and trace.yaml promises ", "no kernels; a trace has at least one kernel"),
+        ("blocks.csv", "has no rows, and trace.yaml promises ", "no blocks, although kernels name some, 'input' for"),
+    ],
+)
+def test_a_table_without_rows_is_one_mistake(tmp_path, file, told, told_unpromised, promised):
+    folder = shipped_copy(tmp_path)
+    edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
+    if not promised:
+        edit(folder, "trace.yaml", lambda text: re.sub(r"(?m)^(kernels|blocks): \d+\n", "", text))
+    (problem,) = problems_of(folder)
+    assert problem.startswith(f"{file}: {told if promised else told_unpromised}")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x89PNG"])
+@pytest.mark.parametrize("file", ["kernels.csv", "blocks.csv"])
+def test_an_unreadable_table_is_one_mistake(tmp_path, file, content):
+    folder = shipped_copy(tmp_path)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    (problem,) = problems_of(folder)
+    assert problem.startswith(f"{file}: ")
+
+
+def test_a_real_table_cut_at_the_end_of_a_line_is_one_mistake(tmp_path):
+    folder = shipped_copy(tmp_path)
+    edit(folder, "kernels.csv", lambda text: "".join(text.splitlines(keepends=True)[:100]))
+    (problem,) = problems_of(folder)
+    assert "which has 99: is kernels.csv cut off?" in problem
+
+
+def test_rows_beyond_those_promised_are_checked_all_the_same(tmp_path):
+    folder = small_folder(tmp_path)
+    edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 4"))
+    edit(folder, "kernels.csv", lambda text: text.replace("k3,loss", "k2,loss", 1))
+    problems = problems_of(folder)
+    assert "promises 4 rows in kernels.csv, which has 5" in problems[0]
+    assert any("duplicate id 'k2'" in problem for problem in problems)
+
+
+def test_one_slip_in_every_row_is_written_out_twenty_times_and_counted(tmp_path):
+    folder = shipped_copy(tmp_path)
+    edit(folder, "kernels.csv", lambda text: re.sub(r"(?m)^k", "q", text))
+    edit(folder, "blocks.csv", lambda text: text.replace(",feature_map,", ",feature map,", 1))
+    with pytest.raises(InputError) as caught:
+        read_trace(folder)
+    problems, lines = caught.value.problems, str(caught.value).splitlines()
+    released = [problem for problem in problems if problem.place.endswith("column release")]
+    assert len(released) > 100
+    shown = [line for line in lines if "column release: 'k" in line]
+    assert shown == [str(problem) for problem in released[:20]]
+    assert f"{folder / 'blocks.csv'}: {len(released) - 20} more like that of {released[19].place}" in lines
+    assert sum("'feature map' is not a kind" in line for line in lines) == 1
 
 
 def test_a_misspelt_table_is_not_ignored_but_other_files_are(tmp_path):
