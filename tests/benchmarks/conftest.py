@@ -1,4 +1,4 @@
-"""The figures that count, as a table at the end: ratios against bare SimPy in the same run, and what is asked of them."""
+"""The figures that count, as a table at the end: ratios against bare SimPy in one run, and what is asked of them."""
 
 from __future__ import annotations
 
