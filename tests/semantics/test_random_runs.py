@@ -125,6 +125,20 @@ def test_with_a_layer_barrier_more_bandwidth_never_slows(data: st.DataObject, ou
 
 
 @many
+@given(st.data(), st.integers(1, 4), st.integers(1, 4))
+def test_with_true_dependencies_only_more_bandwidth_never_delays_the_end(data: st.DataObject, out: int, back: int):
+    """With an engine for each direction nothing can overtake anything, so the whole run ends no later."""
+    trace, node = data.draw(traces()), data.draw(nodes())
+    link = replace(node.link, duplex=Duplex.FULL)
+    node = replace(node, gpu=replace(node.gpu, copy_engines=2), link=link)
+    faster = replace(link, d2h_bandwidth=link.d2h_bandwidth * out, h2d_bandwidth=link.h2d_bandwidth * back)
+    policy = data.draw(placed(trace, barrier=False))
+    before = simulate(trace, node, policy).timeline.iteration_ends_ns
+    after = simulate(trace, replace(node, link=faster), policy).timeline.iteration_ends_ns
+    assert all(then <= now for now, then in zip(before, after, strict=True))
+
+
+@many
 @given(st.data(), st.sampled_from(["all", "conv", "dynamic"]))
 def test_vdnn_runs_any_trace_with_one_compute_stream(data: st.DataObject, mode: str):
     trace = data.draw(traces())
