@@ -13,7 +13,7 @@ from rich.text import Text
 
 from simgpu.analysis.tables import COMPARISON_HEADINGS
 from simgpu.cli.screen import WIDTH, Screen, facts, table
-from simgpu.trace.importers.told import NOT_RECORDED
+from simgpu.trace.importers.provenance import NOT_RECORDED
 from simgpu.trace.model import Origin
 from simgpu.units import format_bandwidth, format_bytes, format_time
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import dtr, triosim
-from simgpu.trace.importers.told import Told
+from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
 
 __all__ = ["IMPORTERS", "Importer", "Told", "detect", "import_trace"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.trace.importers.told import Told
+from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
 from simgpu.trace.tables import read_text

@@ -18,8 +18,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
+from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.storages import Memory, Operator, Resolved, Tensor, resolve
-from simgpu.trace.importers.told import Told
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
 from simgpu.trace.tables import read_text

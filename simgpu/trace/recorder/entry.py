@@ -52,7 +52,7 @@ def record(
 
     What an operator allocates and frees inside itself is a workspace block on a GPU and not seen on a CPU. While
     operators are intercepted PyTorch leaves some in-place shortcuts: sums of gradients are put back to what they are
-    (`simgpu.trace.recorder.sums`), the bias of a linear layer on inputs of three or more dimensions is not.
+    (`simgpu.trace.recorder.gradient_sums`), the bias of a linear layer on inputs of three or more dimensions is not.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
     above, the model fails, or its operators are not the same in every iteration.

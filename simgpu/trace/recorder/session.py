@@ -20,12 +20,12 @@ from simgpu.trace.model import BlockKind, Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.clocks import Clock, CudaClock, HostClock
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
+from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch
 from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.sums import fold_sums
 from simgpu.trace.recorder.timing import Signature, TimingPass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 

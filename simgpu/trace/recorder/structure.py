@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.recorder.gradient_sums import mark_meetings, may_sum
 from simgpu.trace.recorder.layers import LOSS, LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.operators import Access, access, operator_name, operator_purity
 from simgpu.trace.recorder.scratch import Scratch
-from simgpu.trace.recorder.sums import mark_meetings, may_sum
 from simgpu.trace.recorder.timing import Signature, signature
 
 _SPARSITY_DIGITS = 6
