@@ -92,10 +92,12 @@ class TaskGraph:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
+        """The trace's kernels, in order."""
         return self.trace.kernels
 
     @property
     def blocks(self) -> tuple[Block, ...]:
+        """The trace's blocks, in order."""
         return self.trace.blocks
 
     @cached_property

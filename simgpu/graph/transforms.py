@@ -49,6 +49,7 @@ class WithAlgorithms:
     chosen: tuple[tuple[int, str], ...]
 
     def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph with these kernels run by these algorithms."""
         return with_algorithms(graph, dict(self.chosen))
 
 
@@ -58,6 +59,14 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
     chosen: kernel position to algorithm name. A kernel's workspace block gets the new size, which may be zero; a
     kernel that has none gets one, called ``workspace:<kernel>``, at the end of the blocks. Raises `ProgramError`
     for an unknown algorithm.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> choice = AlgorithmChoice("F1", "fft", duration_ns=2, workspace_bytes=50)
+    >>> graph = TaskGraph.of(replace(chain([5], [7], [100]), algorithms=(choice,)))
+    >>> faster = with_algorithms(graph, {0: "fft"})
+    >>> faster.durations, faster.blocks[-1].id, faster.sizes[-1]
+    ((2, 7), 'workspace:F1', 50)
     """
     table = {(graph.kernel_number[c.kernel], c.algorithm): c for c in graph.trace.algorithms}
     durations, sizes = list(graph.durations), list(graph.sizes)

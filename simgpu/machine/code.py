@@ -119,6 +119,7 @@ class _Translator:
         self.repeats = repeats
 
     def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
+        """The code of one stream in segment `index`."""
         ops: list[Op] = []
         works: list[int] = []
         durations, copied = self.graph.durations, self.graph.copy_sizes

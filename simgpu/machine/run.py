@@ -52,7 +52,17 @@ def run_program(
 ) -> Run:
     """Execute a verified program. budget: bytes of device memory, None for unlimited.
 
-    Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory.
+    Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory, `InputError` when the
+    clock runs over.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.program.lowering import lower
+    >>> from simgpu.program.placement import Placement
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> run_program(lower(graph, Placement()), graph, node, budget=1000).timeline.iteration_ends_ns
+    (12, 24, 36)
     """
     graph = transformed(graph, program.transforms)
     limit = None if program.unlimited_memory else budget

@@ -49,6 +49,7 @@ class AddressedPool:
         self._holes = Holes(UNLIMITED if capacity is None else capacity)
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
+        """A request for these blocks; offsets name the address of each."""
         live = used = sum(sizes)
         padded = sizes
         if self.alignment > 1:
@@ -62,6 +63,7 @@ class AddressedPool:
         return live, used, pieces, offsets
 
     def acquire(self, request: Request) -> bool:
+        """Take the memory of all blocks, or of none and return False."""
         live, used, pieces, offsets = request
         if offsets is None:
             placed = self._holes.take_all(pieces, self._addresses)
@@ -75,6 +77,7 @@ class AddressedPool:
         return True
 
     def release(self, request: Request) -> None:
+        """Give the memory of all blocks back. Raises `ProgramError` for a block that holds none."""
         live, used, pieces, _ = request
         try:
             self._holes.free_all(pieces, self._addresses)
@@ -98,11 +101,14 @@ class AddressedPool:
 
     @property
     def largest_hole(self) -> int:
+        """Bytes of the largest hole, -1 in unlimited memory."""
         return -1 if self.capacity is None else self._holes.largest()
 
     @property
     def high_water(self) -> int:
+        """The end of the highest address that was ever taken, bytes."""
         return self._holes.high_water
 
     def state(self) -> Hashable:
+        """Which block lies where."""
         return tuple(sorted(self._addresses.items()))

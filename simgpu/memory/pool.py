@@ -91,6 +91,7 @@ class CountingPool:
         self._high_water = 0
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
+        """A request for these blocks. Raises `ProgramError` for offsets: there are no addresses here."""
         if offsets is not None:
             raise ProgramError("a program that gives offsets needs the addressed pool, not the counting one")
         live = sum(sizes)
@@ -99,6 +100,7 @@ class CountingPool:
         return live, sum(aligned(size, self.alignment) for size in sizes), (), None
 
     def acquire(self, request: Request) -> bool:
+        """Take the memory of all blocks, or of none and return False."""
         total = self.used + request[1]
         if total > self.limit:
             return False
@@ -109,16 +111,20 @@ class CountingPool:
         return True
 
     def release(self, request: Request) -> None:
+        """Give the memory of all blocks back."""
         self.live -= request[0]
         self.used -= request[1]
 
     @property
     def largest_hole(self) -> int:
+        """Bytes that are free, -1 in unlimited memory."""
         return -1 if self.capacity is None else self.capacity - self.used
 
     @property
     def high_water(self) -> int:
+        """The most bytes that were ever taken."""
         return self._high_water
 
     def state(self) -> Hashable:
+        """Bytes taken, without and with padding."""
         return (self.live, self.used)

@@ -24,10 +24,14 @@ class Trial(Protocol):
     """What a trial run tells: the steady iteration's time (ns) and everything that happened."""
 
     @property
-    def iteration_ns(self) -> int: ...
+    def iteration_ns(self) -> int:
+        """Time of the steady iteration, nanoseconds."""
+        ...
 
     @property
-    def timeline(self) -> Timeline: ...
+    def timeline(self) -> Timeline:
+        """Everything that happened."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,17 @@ class PlanContext:
 class Policy(ABC):
     """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
 
-    name: what scenarios call it. summary: one line. source: paper and section. sparsity and other needs are
-    checked in `plan`, which raises `InputError` where the trace lacks them.
+    name: what scenarios call it. summary: one line. source: paper and section. What a policy needs of a trace it
+    checks in `plan`, which raises `InputError` where the trace lacks it.
+
+    >>> from dataclasses import dataclass
+    >>> from simgpu.program.lowering import lower
+    >>> from simgpu.program.placement import Placement
+    >>> @dataclass(frozen=True)
+    ... class Resident(Policy):
+    ...     name, summary, source = "resident", "keep all blocks until their last use", "an example"
+    ...     def plan(self, context):
+    ...         return lower(context.graph, Placement())
     """
 
     name: ClassVar[str]

@@ -22,4 +22,5 @@ class Ideal(Policy):
     source = "moDNN section 7 (ideal case); cDMA section VII (oracle)"
 
     def plan(self, context: PlanContext) -> Program:
+        """The recorded iteration on unlimited memory."""
         return replace(lower(context.graph, Placement(), recorded_lifetimes=True), unlimited_memory=True)

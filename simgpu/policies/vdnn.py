@@ -168,6 +168,7 @@ class _Dynamic:
     context: PlanContext
 
     def program(self) -> Program:
+        """The first trial that fits, else what offloads most with the least workspace."""
         graph = self.context.graph
         smallest, fastest = _chosen(graph, "smallest"), _chosen(graph, "fastest")
         last_resort = offloading(graph, "all", smallest)

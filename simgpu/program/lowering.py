@@ -44,6 +44,13 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     mid-iteration are provided anew at the next iteration's start; what else survives is released at its end.
 
     Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams.
+
+    >>> from simgpu.program.text import listing
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
+    >>> program = lower(graph, Placement((Swap(graph.block("x2"), after=1, before=4, fetch_with=3),)))
+    >>> "copy out x2" in listing(program, graph)
+    True
     """
     _check_swaps(graph, placement)
     return _Lowering(graph, placement, recorded_lifetimes).program()
@@ -83,6 +90,7 @@ class _Lowering:
     copied_in: dict[Swap, int] = field(default_factory=dict)
 
     def program(self) -> Program:
+        """All kernels in order, then the end."""
         graph = self.graph
         births, deaths, survivors, reborn = self._lifetimes()
         order = order_streams(graph, deaths)

@@ -35,9 +35,11 @@ class StreamOrder:
 
     @property
     def events(self) -> int:
+        """How many event numbers are taken."""
         return len(self.signals)
 
     def event_of(self, k: int) -> int:
+        """The event of kernel k's end, a new number when it is first asked for."""
         return self.signals.setdefault(k, len(self.signals))
 
 

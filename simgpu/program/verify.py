@@ -53,6 +53,13 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     it found it; every awaited event is signalled, at one place.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here.
+
+    >>> from simgpu.program.instructions import COMPUTE
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> verify(Program((Segment({COMPUTE: (Launch(0), Launch(1))}),), resident=(graph.block("x1"),)), graph)
+    Traceback (most recent call last):
+    simgpu.errors.ProgramError: compute[0] Launch(kernel=0, recompute=False): block x2 holds no device memory
     """
     graph = transformed(graph, program.transforms)
     if capacity is not None and not program.unlimited_memory:
@@ -117,6 +124,7 @@ class _Walk:
         }
 
     def run(self) -> None:
+        """Walk the program."""
         for b in self.program.resident:
             if self.device.resident[b]:
                 raise ProgramError(f"block {self.graph.blocks[b].id} is resident twice at the start")
