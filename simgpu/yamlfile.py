@@ -1,6 +1,6 @@
 """Reading a YAML file that must be one mapping, and saying exactly what is wrong with it otherwise.
 
-Lives here: the text, its syntax, its schema version and the line of every key. Does not live here: what keys
+Lives here: its syntax, its schema version and the line of every key. Does not live here: what keys
 mean (`simgpu.validation` and the models that use it). Imports yaml, so it is imported only when a file is read.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from simgpu.errors import InputError, Problem
+from simgpu.textfile import read_text
 
 
 @dataclass(frozen=True)
@@ -43,36 +44,13 @@ def read_yaml_mapping(path: str | Path, schema: str) -> YamlMapping:
     syntax (with line and column), keys given twice, anything but a mapping, and a wrong schema.
     """
     file = str(path)
-    text = _read_text(Path(path))
+    text = read_text(path, "a YAML text file", if_empty="write the file, starting with its 'schema:' line")
     try:
         document = _parse(text, file, schema)
     except RecursionError:
         raise InputError.single(file, "", "is nested too deeply", "write it flatter") from None
     _check_schema(document, schema)
     return document
-
-
-def _read_text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError.single(path, "", "no such file", "give the path of a YAML file") from None
-    except IsADirectoryError:
-        raise InputError.single(path, "", "is a folder", "give the path of a YAML file") from None
-    except OSError as error:
-        raise InputError.single(
-            path, "", f"cannot be read: {error.strerror}", "check the path and its rights"
-        ) from None
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"is not text: byte {error.start} ({raw[error.start]:#04x}) is not UTF-8"
-        raise InputError.single(path, "", what, "give a YAML text file, saved as UTF-8") from None
-    if "\0" in text:
-        raise InputError.single(path, "", "is a binary file", "give a YAML text file")
-    if not text.strip():
-        raise InputError.single(path, "", "is empty", "write the file, starting with its 'schema:' line")
-    return text
 
 
 def _parse(text: str, file: str, schema: str) -> YamlMapping:

@@ -26,9 +26,9 @@ from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
 from simgpu.errors import InputError
 from simgpu.timeline.model import Column, Timeline
 from simgpu.timeline.streams import track_order
-from simgpu.timeline.whole_file import whole_file
 from simgpu.trace.model import Phase
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_time
+from simgpu.whole import whole_file
 
 _STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
 _WIDTH_INCHES = 10.0

@@ -1,7 +1,7 @@
 """The files of a run: a folder that appears whole or not at all.
 
-Lives here: which file holds what, and the folder's safe replacement. Does not live here: the formats
-themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`).
+Lives here: which file holds what, and which folder may be replaced. Does not live here: the formats
+themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`), or the replacing (`simgpu.whole`).
 
     report.json                     every number of every policy, and where they come from
     <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
@@ -13,16 +13,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.errors import InputError, MissingExtraError
 from simgpu.timeline.export import write_csv, write_parquet, write_perfetto
+from simgpu.whole import refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
@@ -46,14 +44,11 @@ def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
     """
     if "parquet" in timeline and find_spec("pyarrow") is None:
         raise MissingExtraError("writing Parquet", "pyarrow", "parquet")
-    if folder.is_dir():
-        _refuse_foreign(folder)
-    elif folder.exists() or folder.is_symlink():
-        raise InputError.single(folder, "", "is not a folder", "choose another output folder")
+    refuse_foreign(folder, _not_ours)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
     except PermissionError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
     if not home.is_dir():
         raise InputError.single(folder, "", f"cannot be made: {home} is not a folder", "choose another output folder")
     if not os.access(home, os.W_OK | os.X_OK):
@@ -80,9 +75,7 @@ def write_outputs(
     """
     folder = folder.absolute()
     check_outputs(folder, timeline)
-    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.mkdir(parents=True)
+    with whole_folder(folder, _not_ours) as part:
         for run in comparison:
             if run.result is not None:
                 home = part / folder_name(run.label)
@@ -94,13 +87,6 @@ def write_outputs(
                     _write_plot(run.result, run.label, word, home / f"{word}.{image}", phases)
         report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
-        _replace(folder, part)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    except InputError as error:  # it names a file within `part`, which nobody else has heard of
-        raise InputError(Problem(str(folder), "", found.what, found.remedy) for found in error.problems) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,36 +117,12 @@ def _write_plot(result: Result, label: str, word: str, path: Path, phases: Mappi
     save_figure(figure, path)
 
 
-def _replace(folder: Path, part: Path) -> None:
-    """Puts the finished `part` in the place of `folder`; the old one goes only after the new one stands."""
-    if not folder.exists():
-        part.rename(folder)
-        return
-    old = part.with_suffix(".old")
-    folder.rename(old)
+def _not_ours(folder: Path) -> str:
+    """Only a folder that simgpu wrote may be replaced: its report says so."""
     try:
-        part.rename(folder)
-    except OSError:
-        with suppress(OSError):
-            old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Only a folder that simgpu wrote, or an empty one, may be replaced."""
-    try:
-        if not any(folder.iterdir()):
-            return
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         if str(report["schema"]).startswith("simgpu.report/"):
-            return
+            return ""
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    remedy = "choose a new folder, or empty this one yourself"
-    raise InputError.single(folder, "", "holds files that are not from an earlier run of simgpu", remedy)
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    reason = error.strerror or type(error).__name__
-    return InputError.single(folder, "", f"cannot be written: {reason}", "choose a folder that you may write to")
+    return "files that are not from an earlier run of simgpu"

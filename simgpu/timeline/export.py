@@ -17,7 +17,7 @@ import numpy as np
 from simgpu.errors import MissingExtraError
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.perfetto import write_perfetto
-from simgpu.timeline.whole_file import whole_file
+from simgpu.whole import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd

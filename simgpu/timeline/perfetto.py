@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
 from simgpu.timeline.streams import track_order
-from simgpu.timeline.whole_file import whole_file
+from simgpu.whole import whole_file
 
 
 def write_perfetto(timeline: Timeline, path: str | Path) -> None:

@@ -8,7 +8,6 @@ The format is described field by field in traces/README.md.
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +19,7 @@ from simgpu.trace.columns import ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, S
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.tables import ReadTable, read_table
+from simgpu.whole import whole_folder
 
 _TABLES: dict[str, Table[Any]] = {
     "kernels": KERNELS,
@@ -118,48 +118,17 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
     An empty folder, or one that holds nothing but a trace, is replaced. Raises `InputError` when the trace is not
     valid, when the folder holds anything else, or when it cannot be written.
     """
-    target = Path(folder)
     problems = check_trace(trace)
     if problems:
         raise InputError(problems)
-    _refuse_strangers(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
-            new = Path(beside) / "new"
-            new.mkdir()
-            _write_files(trace, new)
-            _swap_in(new, target, Path(beside) / "old")
-    except OSError as error:
-        what = f"cannot be written ({error.strerror})"
-        raise InputError.single(target, "", what, "choose a folder you may write to") from None
+    with whole_folder(folder, _strangers) as part:
+        _write_files(trace, part)
 
 
-def _refuse_strangers(target: Path) -> None:
-    try:
-        if target.exists() and not target.is_dir():
-            raise InputError.single(target, "", "is a file, not a folder", "choose another folder")
-        strangers = sorted(entry.name for entry in target.iterdir()) if target.is_dir() else []
-    except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-        raise InputError.single(target, "", what, "choose a folder you may write to") from None
-    strangers = [name for name in strangers if name not in _FILES]
-    if strangers:
-        what = f"holds files that are not a trace's, such as '{strangers[0]}', and would be replaced"
-        raise InputError.single(target, "", what, "choose an empty or a new folder")
-
-
-def _swap_in(new: Path, target: Path, old: Path) -> None:
-    """Put `new` in the place of `target`; what was there comes back if that fails."""
-    if not target.exists():
-        new.rename(target)
-        return
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
+def _strangers(folder: Path) -> str:
+    """Files that no trace has, and that replacing the folder would lose."""
+    strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in _FILES)
+    return f"files that are not from a trace, such as '{strangers[0]}'" if strangers else ""
 
 
 def _write_files(trace: Trace, folder: Path) -> None:

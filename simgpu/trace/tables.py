@@ -1,6 +1,6 @@
 """Reading one CSV file of a trace into rows, and telling every bad cell with its row and column.
 
-Lives here: text files checked for being text, headers, cells. Does not live here: what the columns are
+Lives here: headers, cells, cut-off files. Does not live here: what the columns are
 (`simgpu.trace.columns`) or how rows of different files fit together (`simgpu.trace.check`).
 """
 
@@ -16,29 +16,11 @@ from pathlib import Path
 from typing import Any, Generic
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.textfile import read_text
 from simgpu.trace.columns import REQUIRED, CellError, Column, Row, Table
 
 _UNIT_SUFFIX = re.compile(r"_?(ns|us|µs|ms|s|sec|seconds|b|kb|mb|gb|kib|mib|gib|bytes)$")
 _UNIT_OF = {"ns": "nanoseconds", "bytes": "bytes"}
-
-
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file that is there, is not empty and is not binary; else `InputError`."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError.single(path, "", "no such file", "check the path") from None
-    except OSError as error:
-        raise InputError.single(path, "", f"cannot be read ({error.strerror})", "check the path") from None
-    if not data.strip():
-        raise InputError.single(path, "", "the file is empty", "write it again, or remove it if not needed")
-    if b"\0" in data:
-        raise InputError.single(path, "", "a binary file, not text", "give a UTF-8 text file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError.single(path, f"row {line}", "not UTF-8 text", "give a UTF-8 text file") from None
 
 
 @dataclass(slots=True)
@@ -58,7 +40,7 @@ def read_table(path: Path, table: Table[Row]) -> ReadTable[Row]:
     """All rows of a CSV file; cells that cannot be read become problems and a stand-in value."""
     result: ReadTable[Row] = ReadTable()
     try:
-        text = read_text(path)
+        text = read_text(path, "a CSV text file", if_empty="write it again, or remove it if not needed")
     except InputError as error:
         return ReadTable(problems=list(error.problems), sound=False)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)

@@ -23,8 +23,11 @@ def told(path: Path) -> list[str]:
     [
         (b"", "is empty; write the file, starting with its 'schema:' line"),
         (b" \n\n", "is empty; write the file, starting with its 'schema:' line"),
-        (b"\x7fELF\x02\x01\x00\xd0", "is not text: byte 7 (0xd0) is not UTF-8; give a YAML text file, saved as UTF-8"),
-        (b"abc\x00def", "is a binary file; give a YAML text file"),
+        (
+            b"\x7fELF\x02\x01\x00\xd0",
+            "line 1: is not text: byte 7 (0xd0) is not UTF-8; give a YAML text file, saved as UTF-8",
+        ),
+        (b"abc\x00def", "line 1: is a binary file; give a YAML text file"),
         (
             b"schema: simgpu.node/1\ngpu:\n\tmemory: 8 GiB\n",
             "line 3, column 1: indented with a tab; YAML takes spaces only: write two spaces for each tab",
@@ -66,8 +69,8 @@ def test_keys_given_twice_are_all_told(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert told(tmp_path / "none.yaml") == ["no such file; give the path of a YAML file"]
-    assert told(tmp_path) == ["is a folder; give the path of a YAML file"]
+    assert told(tmp_path / "none.yaml") == ["no such file; check the path"]
+    assert told(tmp_path) == ["is a folder; give a YAML text file"]
 
 
 def test_lines_of_keys_items_and_missing_keys(tmp_path: Path) -> None:

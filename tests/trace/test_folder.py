@@ -212,14 +212,18 @@ def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
     ("file", "content", "told"),
     [
         ("kernels.csv", None, "kernels.csv: no such file"),
-        ("blocks.csv", b"", "blocks.csv: the file is empty"),
-        ("blocks.csv", b"id,bytes\0,kind\n", "blocks.csv: a binary file"),
-        ("blocks.csv", b"id,bytes,kind\nx,4,input\n\xff,4,input\n", "blocks.csv: row 3: not UTF-8 text"),
+        ("blocks.csv", b"", "blocks.csv: is empty; write it again, or remove it if not needed"),
+        ("blocks.csv", b"id,bytes\0,kind\n", "blocks.csv: line 1: is a binary file"),
+        (
+            "blocks.csv",
+            b"id,bytes,kind\nx,4,input\n\xff,4,input\n",
+            "blocks.csv: line 3: is not text: byte 24 (0xff) is not UTF-8",
+        ),
         ("blocks.csv", b"id;bytes;kind\nx;4;input\n", "blocks.csv: row 1: columns are separated by ';'"),
         ("trace.yaml", None, "trace.yaml: no such file"),
         ("trace.yaml", b"", "trace.yaml: is empty"),
-        ("trace.yaml", b"schema\0\0", "trace.yaml: is a binary file"),
-        ("trace.yaml", b"\x89PNG", "trace.yaml: is not text"),
+        ("trace.yaml", b"schema\0\0", "trace.yaml: line 1: is a binary file"),
+        ("trace.yaml", b"\x89PNG", "trace.yaml: line 1: is not text"),
         ("trace.yaml", b"schema: simgpu.trace/1\n\tmodel: x\n", "tab"),
     ],
 )
@@ -348,9 +352,9 @@ def test_writing_replaces_a_trace_but_nothing_else(tmp_path):
     assert read_trace(folder) == smaller
     assert not (folder / "sparsity.csv").exists()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match=r"thesis\.txt"):
+    with pytest.raises(InputError, match=r"not from a trace, such as 'thesis\.txt'"):
         write_trace(smaller, folder)
-    with pytest.raises(InputError, match="is a file, not a folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         write_trace(smaller, folder / "thesis.txt")
     with pytest.raises(InputError, match="cannot be"):
         write_trace(smaller, folder / "thesis.txt" / "below")

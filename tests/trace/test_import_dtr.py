@@ -233,11 +233,11 @@ def test_damaged_logs(tmp_path, lines, end, told):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "the file is empty"),
+        (b"", "is empty"),
         (b"\x7fELF\0\0\x01", "not a recording of a known format"),
         (b"once upon a time\n", "not a recording of a known format"),
         (b'{"traceEvents": []}\n', "not a recording of a known format"),
-        (b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n\0\0', "a binary file"),
+        (b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n\0\0', "is a binary file"),
     ],
 )
 def test_other_files(tmp_path, content, told):

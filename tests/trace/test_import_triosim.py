@@ -191,10 +191,10 @@ def test_half_a_recording(tmp_path, missing):
 
 def test_empty_or_binary_parts(tmp_path):
     folder = written(tmp_path / "net", tensors="")
-    with pytest.raises(InputError, match=r"tensor\.csv: the file is empty"):
+    with pytest.raises(InputError, match=r"tensor\.csv: is empty"):
         import_trace(folder)
     (folder / "tensor.csv").write_bytes(b"Index,TensorID,\0")
-    with pytest.raises(InputError, match=r"tensor\.csv: a binary file"):
+    with pytest.raises(InputError, match=r"tensor\.csv: line 1: is a binary file"):
         import_trace(folder)
 
 

@@ -44,7 +44,7 @@ def detect(path: str | Path) -> Importer:
     if source.is_dir() and (source / "trace.yaml").exists():
         raise InputError.single(source, "", "is a simgpu trace already", "use it as it is, without importing")
     if source.is_file() and not source.stat().st_size:
-        raise InputError.single(source, "", "the file is empty", "record it again")
+        raise InputError.single(source, "", "is empty", "record it again")
     for importer in IMPORTERS:
         if importer.recognises(source):
             return importer

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
+from simgpu.textfile import read_text
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
-from simgpu.trace.tables import read_text
 
 _TOOL = "DTR prototype log"
 
@@ -133,7 +133,7 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The lines after ANNOTATE START, with their numbers."""
     kept: list[tuple[int, dict[str, Any]]] = []
     started = False
-    text = read_text(path)
+    text = read_text(path, if_empty="record it again")
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

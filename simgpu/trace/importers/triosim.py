@@ -18,11 +18,11 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
+from simgpu.textfile import read_text
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.storages import Memory, Operator, Resolved, Tensor, resolve
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
-from simgpu.trace.tables import read_text
 
 _TOOL = "TrioSim recording"
 _TRACE_COLUMNS = (
@@ -85,7 +85,7 @@ def load(path: Path, told: Told) -> Trace:
 def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows of a CSV file with their places; missing columns and cut-off rows become problems."""
     try:
-        text = read_text(path)
+        text = read_text(path, "a CSV text file", if_empty="record it again")
     except InputError as error:
         problems += error.problems
         return
