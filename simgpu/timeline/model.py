@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Column = NDArray[np.int64]
 
@@ -129,3 +132,15 @@ class Timeline:
         ends = self.iteration_ends_ns
         index = range(len(ends))[iteration]
         return (ends[index - 1] if index else 0), ends[index]
+
+    def frame(self) -> pd.DataFrame:
+        """The spans as a pandas table, one row each (columns: `simgpu.timeline.export.to_frame`)."""
+        from simgpu.timeline.export import to_frame
+
+        return to_frame(self)
+
+    def memory_frame(self) -> pd.DataFrame:
+        """The memory samples as a pandas table, one row each (columns: `simgpu.timeline.export.memory_frame`)."""
+        from simgpu.timeline.export import memory_frame
+
+        return memory_frame(self)

@@ -9,7 +9,7 @@ depends on the clock, so one timeline always gives the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
@@ -17,25 +17,30 @@ from simgpu.timeline.streams import track_order
 from simgpu.whole import whole_file
 
 
-def write_perfetto(timeline: Timeline, path: str | Path) -> None:
+def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str] | None = None) -> None:
     """Chrome trace JSON: one track per stream, counters of device and host memory, an arrow per copy pair.
 
     An arrow leads from each copy-out of a block to the next copy-in of that block on the same GPU. A copy
     that takes no time has none, since viewers hang arrows on slices that are open. The file appears whole or
     not at all; `InputError` when it cannot be written.
+
+    about: texts by name that say what was run and where its numbers come from. They stand as ``otherData`` of
+    the file and as labels of every GPU, which viewers show beside its name.
     """
+    about = dict(about or {})
     with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        told = f'"otherData":{_json(about)},' if about else ""
+        file.write(f'{{"displayTimeUnit":"ms",{told}"traceEvents":[')
         separator = "\n"
-        for event in _events(timeline):
+        for event in _events(timeline, about):
             file.write(separator)
             file.write(event)
             separator = ",\n"
         file.write("\n]}\n")
 
 
-def _events(timeline: Timeline) -> Iterator[str]:
-    yield from _metadata(timeline)
+def _events(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
+    yield from _metadata(timeline, about)
     yield from _slices(timeline)
     # After the slices: viewers keep file order within one instant, and an arrow needs its slice to be open.
     yield from _flows(timeline)
@@ -43,10 +48,13 @@ def _events(timeline: Timeline) -> Iterator[str]:
     yield from _counters("host memory", timeline.host_memory)
 
 
-def _metadata(timeline: Timeline) -> Iterator[str]:
+def _metadata(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
     tracks = set(zip(timeline.gpu.tolist(), timeline.stream.tolist(), strict=True))
     for gpu in sorted({gpu for gpu, _ in tracks} | {0}):
         yield _json({"args": {"name": f"gpu {gpu}"}, "name": "process_name", "ph": "M", "pid": _pid(gpu)})
+        if about:
+            labels = "; ".join(about.values())
+            yield _json({"args": {"labels": labels}, "name": "process_labels", "ph": "M", "pid": _pid(gpu)})
     named = sorted((gpu, track_order(timeline.streams[stream]), stream) for gpu, stream in tracks)
     for position, (gpu, _, stream) in enumerate(named):
         thread = {"ph": "M", "pid": _pid(gpu), "tid": stream + 1}

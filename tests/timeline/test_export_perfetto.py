@@ -133,3 +133,19 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, str(folder)], check=True, cwd=root, env=environment)
         outputs.append([(folder / name).read_bytes() for name in ("t.json", "t.csv")])
     assert outputs[0] == outputs[1]
+
+
+def test_what_the_run_was_stands_in_the_file_and_beside_the_gpu(tmp_path: Path) -> None:
+    write_perfetto(swaps(), tmp_path / "trace.json", {"run": 'vdnn "x"', "trace": "recorded on a CPU"})
+    found = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert found["otherData"] == {"run": 'vdnn "x"', "trace": "recorded on a CPU"}
+    labels = [event["args"]["labels"] for event in found["traceEvents"] if event["name"] == "process_labels"]
+    assert labels == ['vdnn "x"; recorded on a CPU']
+    assert [event for event in found["traceEvents"] if event["name"] != "process_labels"] == json.loads(
+        _plain(swaps(), tmp_path)
+    )["traceEvents"]
+
+
+def _plain(timeline: Timeline, folder: Path) -> str:
+    write_perfetto(timeline, folder / "plain.json")
+    return (folder / "plain.json").read_text(encoding="utf-8")

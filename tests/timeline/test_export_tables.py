@@ -116,3 +116,9 @@ def test_a_failure_half_way_keeps_the_old_file(write, tmp_path: Path, monkeypatc
         write(layered_run(), target)
     assert target.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.out"]
+
+
+def test_a_timeline_gives_its_own_tables() -> None:
+    timeline = layered_run()
+    assert timeline.frame().equals(to_frame(timeline))
+    assert timeline.memory_frame().equals(memory_frame(timeline))
