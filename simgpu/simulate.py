@@ -5,15 +5,16 @@ Lives here: `simulate` and `Result`. Does not live here: many runs at once (`sim
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from simgpu.analysis.labels import policy_label
 from simgpu.analysis.metrics import Metrics, measure
+from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
@@ -24,7 +25,7 @@ from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
 from simgpu.trace.check import check_trace
-from simgpu.trace.model import Trace, TraceInfo
+from simgpu.trace.model import Phase, Trace, TraceInfo
 from simgpu.units import format_bytes, format_time, parse_bytes
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class Result:
     budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the
     last two iterations were equal in time and in memory; the metrics are those of the last one either way.
     ideal_ns: the iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes
-    of device memory needed, holes included. retired: instructions executed over all iterations. notes: what the
-    policy and the run have to say about themselves.
+    of device memory needed, holes included. retired: instructions executed over all iterations. label: the policy
+    with the parameters that are not its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
+    notes: what the policy and the run have to say about themselves.
     """
 
     trace: TraceInfo
@@ -57,6 +59,8 @@ class Result:
     retired: int
     program: Program
     timeline: Timeline
+    label: str
+    phases: Mapping[str, Phase]
     notes: tuple[str, ...] = field(default=())
 
     @cached_property
@@ -98,27 +102,25 @@ class Result:
             "notes": list(self.notes),
         }
 
-    def plot(self) -> Figure:
-        """The last iteration's timeline above its memory curve, as a matplotlib figure."""
-        from simgpu.analysis.plots import plot_run
-
-        return plot_run(
-            self.timeline, budget=self.budget, title=f"{self.trace.model} on {self.node.name}: {self.label}"
-        )
-
     @property
-    def label(self) -> str:
-        """The policy with its parameters, for example ``vdnn(mode=conv)``."""
-        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
-        return f"{self.policy}({given})" if given else self.policy
+    def title(self) -> str:
+        """One line for the head of a figure or a file: policy, trace and node."""
+        return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}"
+
+    def plot(self, what: Literal["run", "timeline", "memory"] = "run") -> Figure:
+        """The last iteration as a matplotlib figure: its timeline, its memory curve, or (``run``) both."""
+        from simgpu.analysis.plots import plot_memory, plot_run, plot_timeline
+
+        title = f"{self.title}\n{self.trace.provenance}"
+        if what == "memory":
+            return plot_memory(self.timeline, title=title)
+        draw = plot_timeline if what == "timeline" else plot_run
+        return draw(self.timeline, title=title, phases=self.phases)
 
     def _facts(self) -> list[tuple[str, str]]:
         metrics = self.metrics
         return [
-            (
-                "trace",
-                f"{self.trace.model}, batch {self.trace.batch}, {self.trace.origin.value} on {self.trace.device}",
-            ),
+            ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
             ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
             ("policy", self.label),
             ("iteration", format_time(metrics.iteration_ns) + ("" if self.steady else " (unsteady)")),
@@ -129,15 +131,10 @@ class Result:
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{key:<12}{value}" for key, value in self._facts())
+        return facts_text(self._facts())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(key)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for key, value in self._facts()
-        )
-        return f"<table>{rows}</table>"
+        return facts_html(self._facts())
 
 
 def simulate(
@@ -277,6 +274,8 @@ class _Shared:
             retired=run.retired,
             program=program,
             timeline=run.timeline,
+            label=policy_label(self.policy),
+            phases={kernel.id: kernel.phase for kernel in self.trace.kernels},
             notes=program.notes,
         )
 

@@ -1,12 +1,13 @@
-"""Metrics as text for people: the comparison of policies in lines of at most 80 columns.
+"""Metrics as text for people: the comparison of policies in lines of at most 80 columns, and tables of facts.
 
-Lives here: which numbers stand side by side, and how they are rounded. Does not live here: the numbers
-themselves (`simgpu.analysis.metrics`), or drawing on a terminal (the command line's).
+Lives here: which numbers stand side by side, how they are rounded, and how objects show themselves. Does not
+live here: the numbers themselves (`simgpu.analysis.metrics`), or drawing on a terminal (the command line's).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import html
+from collections.abc import Iterable, Sequence
 
 from simgpu.analysis.metrics import Metrics
 from simgpu.units import format_bytes, format_time
@@ -30,6 +31,47 @@ def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[
         (policy, *(_cells(metrics) if metrics else [_ABSENT] * (len(COMPARISON_HEADINGS) - 2)), note)
         for policy, metrics, note in results
     ]
+
+
+def facts_text(facts: Iterable[tuple[str, str]]) -> str:
+    """Names and texts, one fact a line.
+
+    >>> print(facts_text([("node", "v100"), ("policy", "vdnn")]))
+    node        v100
+    policy      vdnn
+    """
+    return "\n".join(f"{name:<12}{text}" for name, text in facts)
+
+
+def facts_html(facts: Iterable[tuple[str, str]]) -> str:
+    """The same as an HTML table, for notebooks."""
+    left = "style='text-align:left'"
+    rows = (f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>" for name, text in facts)
+    return f"<table>{''.join(rows)}</table>"
+
+
+def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines in columns: the first and the last column to the left, the numbers between them to the right."""
+    table = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    last = len(widths) - 1
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if column in (0, last) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )
+
+
+def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """The same as an HTML table with a caption, for notebooks."""
+
+    def line(tag: str, texts: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+    head, body = line("th", headings), "".join(line("td", row) for row in rows)
+    return f"<table><caption>{html.escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
 def _cells(metrics: Metrics) -> list[str]:

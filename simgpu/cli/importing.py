@@ -7,21 +7,22 @@ from typing import Any
 
 import click
 
-from simgpu.cli.report import origin_line, trace_line
+from simgpu.cli.report import trace_facts
 from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, import_trace
 
 
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write.")
+@folder_options
 @click.option("--batch", type=click.IntRange(min=1), help="Samples in the iteration.")
 @click.option("--model", help="What was run.")
 @click.option("--device", help="What it ran on, for example 'NVIDIA H100'.")
 @click.option("--dtype", help="Number format of the feature maps, for example float32.")
 @click.option("--date", metavar="YYYY-MM-DD", help="Day of the recording.")
-def import_(path: Path, output: Path, **told: Any) -> None:
+def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
 
     Formats: TrioSim CSV (a folder with trace.csv and tensor.csv) and DTR logs. The options tell what the recording
@@ -34,7 +35,8 @@ def import_(path: Path, output: Path, **told: Any) -> None:
     with progress(quiet=False) as say:
         say(f"reading {path.name}")
         trace, recognised = import_trace(path, Told(**told))
+        refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
-    lines = [("read", f"{path}, a {recognised}"), ("trace", trace_line(trace)), ("origin", origin_line(trace))]
-    Screen().print(facts([*lines, ("written", str(output))]))
+    lines = [("read", f"{path}, a {recognised}"), *trace_facts(trace), ("written", str(output))]
+    Screen().print(facts(lines))

@@ -13,15 +13,12 @@ from rich.text import Text
 
 from simgpu.analysis.tables import COMPARISON_HEADINGS
 from simgpu.cli.screen import WIDTH, Screen, facts, table
-from simgpu.trace.importers.provenance import NOT_RECORDED
-from simgpu.trace.model import Origin
-from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from simgpu.analysis.breakdown import CopyTime
     from simgpu.analysis.metrics import Metrics
     from simgpu.experiments.compare import Comparison, Run
-    from simgpu.hardware.spec import NodeSpec
     from simgpu.scenario.model import Scenario
     from simgpu.trace.model import Trace
 
@@ -33,17 +30,7 @@ _ABSENT = "-"
 def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:
     """What was run, on what, and how far the numbers can be trusted."""
     screen.print(Text(scenario.name, style="bold"))
-    screen.print(
-        facts(
-            [
-                *([("about", scenario.description)] if scenario.description else []),
-                ("trace", trace_line(scenario.trace)),
-                ("origin", origin_line(scenario.trace)),
-                ("node", node_line(scenario.node)),
-                ("run", _run_line(scenario, comparison)),
-            ]
-        )
-    )
+    screen.print(facts([*scenario.facts(), ("run", _run_line(scenario, comparison))]))
     screen.print()
 
 
@@ -73,38 +60,9 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
         screen.print(facts(notes))
 
 
-def trace_line(trace: Trace) -> str:
-    """The trace in one sentence.
-
-    >>> from simgpu.trace.model import Origin, Trace, TraceInfo
-    >>> info = TraceInfo("vgg11", 32, "a CPU", "float32", Origin.RECORDED, "torch 2", "2026-01-31")
-    >>> trace_line(Trace(info, (), (), name="tiny"))
-    'tiny: vgg11, batch 32, float32; 0 kernels, 0 ns of compute'
-    """
-    info = trace.info
-    compute = format_time(trace.compute_ns)
-    dtype = "" if info.dtype == NOT_RECORDED else f", {info.dtype}"
-    what = f"{info.model}, batch {info.batch}{dtype}; {len(trace.kernels)} kernels, {compute} of compute"
-    return f"{trace.name}: {what}" if trace.name not in ("", info.model) else what
-
-
-def origin_line(trace: Trace) -> str:
-    """Where the trace comes from, first of all whether it was recorded, imported or modelled."""
-    info = trace.info
-    words = {
-        Origin.RECORDED: "recorded on",
-        Origin.IMPORTED: "imported from a recording on",
-        Origin.MODELLED: "modelled, not recorded, for",
-    }
-    device = "a device it does not name" if info.device == NOT_RECORDED else info.device
-    return f"{words[info.origin]} {device}{f', {info.date}' if info.date else ''}, by {info.tool}"
-
-
-def node_line(node: NodeSpec) -> str:
-    """The node in one sentence."""
-    link = node.link
-    speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
-    return f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"
+def trace_facts(trace: Trace) -> list[tuple[str, str]]:
+    """What was recorded, and where it comes from."""
+    return [("trace", trace.summary), ("origin", f"{trace.info.provenance}, by {trace.info.tool}")]
 
 
 def _run_line(scenario: Scenario, comparison: Comparison) -> str:

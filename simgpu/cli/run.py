@@ -58,8 +58,8 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
     folder = output if output is not None else loaded.outputs.folder
     if folder is not None:
         check_outputs(folder, loaded.outputs.timeline)
-    with progress(quiet or as_json) as say:
-        comparison = _run_all(loaded, say)
+    with progress(quiet) as say:
+        comparison = experiment.compare(loaded, progress=say)
         if folder is not None:
             say("writing the outputs")
             outputs = loaded.outputs
@@ -70,7 +70,6 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
                 timeline=outputs.timeline,
                 plots=outputs.plots,
                 image=outputs.image,
-                phases={kernel.id: kernel.phase for kernel in loaded.trace.kernels},
             )
     if as_json:
         _print_json(loaded, comparison)
@@ -95,8 +94,8 @@ def compare(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool
     simgpu compare quickstart --set node=v100 --set "policies=[none, vdnn: {mode: conv}]"
     """
     loaded = load_scenario(scenario, parse_settings(settings))
-    with progress(quiet or as_json) as say:
-        comparison = _run_all(loaded, say)
+    with progress(quiet) as say:
+        comparison = experiment.compare(loaded, progress=say)
     if as_json:
         _print_json(loaded, comparison)
     else:
@@ -124,20 +123,6 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, object]:
         except (yaml.YAMLError, ValueError):
             values[key.strip()] = text
     return values
-
-
-def _run_all(scenario: Scenario, say: Callable[[str], None]) -> Comparison:
-    return experiment.compare(
-        scenario.trace,
-        scenario.node,
-        scenario.policies,
-        budget=scenario.budget,
-        iterations=scenario.iterations,
-        seed=scenario.seed,
-        pool=scenario.pool,
-        alignment=scenario.alignment,
-        progress=say,
-    )
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Timer
+from threading import Event, Thread, Timer
+from time import monotonic
 from typing import TextIO
 
 import click
@@ -20,6 +21,7 @@ from rich.text import Text
 
 WIDTH = 80
 _PATIENCE_S = 1.0
+_PLAIN_PAUSE_S = 10.0
 
 
 def console(file: TextIO) -> Console:
@@ -71,11 +73,20 @@ def indented(content: Table | Text) -> Padding:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yields a function to say what is being done; shown on a terminal's stderr once it takes over a second."""
-    screen = console(sys.stderr)
-    if quiet or not screen.is_terminal:
+    """Yields a function to say what is being done, shown on stderr once it takes over a second.
+
+    A terminal gets a moving line, anything else a plain line for each new thing and now and then in between.
+    """
+    if quiet:
         yield lambda what: None
         return
+    screen = console(sys.stderr)
+    with _moving(screen) if screen.is_terminal else _plain(sys.stderr) as say:
+        yield say
+
+
+@contextmanager
+def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     display = Progress(*columns, console=screen, transient=True)
     task = display.add_task("")
@@ -88,3 +99,32 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         display.stop()
+
+
+@contextmanager
+def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
+    started, current, done = monotonic(), "", Event()
+
+    def tell() -> None:
+        if current:
+            print(f"{current} ({monotonic() - started:.0f} s)", file=stream, flush=True)
+
+    def say(what: str) -> None:
+        nonlocal current
+        current = what
+        if monotonic() - started > _PATIENCE_S:
+            tell()
+
+    def watch() -> None:
+        pause = _PATIENCE_S
+        while not done.wait(pause):
+            tell()
+            pause = _PLAIN_PAUSE_S
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield say
+    finally:
+        done.set()
+        watcher.join()

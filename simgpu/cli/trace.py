@@ -6,7 +6,7 @@ from collections import Counter
 
 import click
 
-from simgpu.cli.report import origin_line, trace_line
+from simgpu.cli.report import trace_facts
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
@@ -52,7 +52,7 @@ def stats(path: str) -> None:
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()
-    screen.print(facts([("trace", trace_line(found)), ("origin", origin_line(found)), *counted.summary_rows()]))
+    screen.print(facts([*trace_facts(found), *counted.summary_rows()]))
     for headings, rows in (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "bytes"), counted.kind_rows()),
@@ -67,8 +67,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     layers = graph.layers
     words = "derived from the blocks" if layers.derived else "as recorded"
     return [
-        ("trace", trace_line(trace)),
-        ("origin", origin_line(trace)),
+        *trace_facts(trace),
         ("notes", trace.info.notes or "-"),
         ("layers", f"{len(layers.names)}, {words}"),
     ]

@@ -6,33 +6,37 @@ Lives here: `compare` and its answer. Does not live here: running one policy (`s
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows
-from simgpu.errors import OutOfMemoryError
+from simgpu.analysis.labels import policy_label
+from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows, table_html, table_text
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulate import Result, simulate
+from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from simgpu.hardware.spec import NodeSpec
-    from simgpu.trace.model import Trace
+    from simgpu.scenario.model import Scenario
+    from simgpu.trace.model import TraceInfo
 
 #: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
 PolicyRequest = str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]] | Policy
 _Named = tuple[str, Mapping[str, object]]
+
+DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One policy's outcome: its result, or the out-of-memory error that ended it.
 
-    label: the policy's name with the parameters that were asked for, unique within a comparison.
+    label: the policy's name with the parameters that are not its defaults. parameters: all of them.
     """
 
     label: str
@@ -59,12 +63,15 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The runs in the order asked for. Prints as a table; in a notebook it shows as one.
+    """The runs in the order asked for, all of one trace on one node. Prints as a table; in a notebook it shows as one.
 
     Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers.
     """
 
     runs: tuple[Run, ...]
+    trace: TraceInfo
+    trace_name: str
+    node: NodeSpec
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -87,102 +94,107 @@ class Comparison:
         """Texts under `COMPARISON_HEADINGS`, one row a run."""
         return comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
 
+    @property
+    def caption(self) -> str:
+        """The trace, the node, and where the numbers come from."""
+        return f"{self.trace_name or self.trace.model} on {self.node.name}; {self.trace.provenance}"
+
     def frame(self) -> pd.DataFrame:
-        """One row a run by label, one column a metric in base units (see `Metrics`); empty where out of memory."""
+        """One row a run by label, one column a metric in base units (see `Metrics`); empty where out of memory.
+
+        The last columns say of what the numbers are: trace, node, origin, device, date.
+        """
         import pandas as pd
 
+        told = self.trace
+        about = {"trace": self.trace_name or told.model, "node": self.node.name}
+        about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
+        keys = [row.key for result in self.results.values() for row in result.metrics.rows()]
         values = {
             run.label: {row.key: row.value for row in run.result.metrics.rows()} if run.result else {} for run in self
         }
-        return pd.DataFrame.from_dict(values, orient="index").rename_axis("policy")
+        numbers = pd.DataFrame.from_dict(values, orient="index", columns=list(dict.fromkeys(keys)))
+        return numbers.assign(**about).rename_axis("policy")
+
+    def about(self) -> dict[str, Any]:
+        """Plain data for JSON: what every run has in common, known also where none came to its end."""
+        origin = self.trace.origin.value
+        return {
+            "trace": {"name": self.trace_name, **asdict(self.trace), "origin": origin},
+            "node": asdict(self.node),
+        }
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data for JSON, one entry a run."""
         return [run.to_dict() for run in self.runs]
 
     def __repr__(self) -> str:
-        table = [COMPARISON_HEADINGS, *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(COMPARISON_HEADINGS))]
-        last = len(widths) - 1
-        lines = [
-            "  ".join(
-                text.ljust(width) if column in (0, last) else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
-        return "\n".join(lines)
+        return f"{self.caption}\n{table_text(COMPARISON_HEADINGS, self.rows())}"
 
     def _repr_html_(self) -> str:
-        def line(tag: str, texts: Iterable[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
-
-        body = "".join(line("td", row) for row in self.rows())
-        return f"<table><thead>{line('th', COMPARISON_HEADINGS)}</thead><tbody>{body}</tbody></table>"
+        return table_html(COMPARISON_HEADINGS, self.rows(), self.caption)
 
 
 def compare(
-    trace: Trace,
-    node: NodeSpec,
-    policies: Iterable[PolicyRequest] = ("ideal", "none", "vdnn"),
+    trace: Trace | Scenario,
+    node: NodeSpec | None = None,
+    policies: Iterable[PolicyRequest] | None = None,
     *,
-    budget: int | None = None,
-    iterations: int = 3,
-    seed: int = 0,
+    budget: int | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
     pool: Literal["counting", "addressed"] | None = None,
-    alignment: int | None = None,
+    alignment: int | str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
 
-    policies: names, ``("vdnn", {"mode": "conv"})``, ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy
-    that runs out of memory does not end the comparison: its run holds the error. progress: called with each
-    label before its run.
+    trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
+    all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
+    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory does not end the comparison:
+    its run holds the error. progress: called with each label before its run.
 
     Raises `InputError` for unknown policies or parameters, before anything runs.
+
+    >>> from simgpu.scenario.load import load_scenario
+    >>> [run.label for run in compare(load_scenario("resnet20-addressed"), iterations=1)]
+    ['none', 'vdnn']
     """
+    if not isinstance(trace, Trace):
+        scenario = trace
+        return compare(
+            scenario.trace,
+            scenario.node if node is None else node,
+            scenario.policies if policies is None else policies,
+            budget=scenario.budget if budget is None else budget,
+            iterations=scenario.iterations if iterations is None else iterations,
+            seed=scenario.seed if seed is None else seed,
+            pool=scenario.pool if pool is None else pool,
+            alignment=scenario.alignment if alignment is None else alignment,
+            progress=progress,
+        )
+    if node is None:
+        raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
+    settings: dict[str, Any] = {"budget": budget, "pool": pool, "alignment": alignment}
+    settings["iterations"] = 3 if iterations is None else iterations
+    settings["seed"] = 0 if seed is None else seed
     runs: list[Run] = []
-    for policy, parameters in [_made(request) for request in policies]:
-        name = policy.name
-        label = policy_label(name, parameters)
+    for policy in [_made(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
+        label = policy_label(policy)
         if progress:
             progress(label)
         outcome: Result | OutOfMemoryError
         try:
-            outcome = simulate(
-                trace,
-                node,
-                policy,
-                budget=budget,
-                iterations=iterations,
-                seed=seed,
-                pool=pool,
-                alignment=alignment,
-            )
+            outcome = simulate(trace, node, policy, **settings)
         except OutOfMemoryError as error:
             outcome = error
-        runs.append(Run(label, name, parameters, outcome))
-    return Comparison(tuple(runs))
+        parameters = {field.name: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]
+        runs.append(Run(label, policy.name, parameters, outcome))
+    return Comparison(tuple(runs), trace.info, trace.name, node)
 
 
-def policy_label(name: str, parameters: Mapping[str, object]) -> str:
-    """A policy with its parameters in a few words.
-
-    >>> policy_label("vdnn", {"mode": "conv"}), policy_label("none", {})
-    ('vdnn(mode=conv)', 'none')
-    """
-    given = ", ".join(f"{key}={value}" for key, value in parameters.items())
-    return f"{name}({given})" if given else name
-
-
-def _made(request: PolicyRequest) -> tuple[Policy, Mapping[str, object]]:
-    """The policy, and the parameters to name it by: those asked for, or those that are not its defaults."""
-    if isinstance(request, Policy):
-        given = {field.name: getattr(request, field.name) for field in fields(request)}  # type: ignore[arg-type]
-        defaults = {field.name: field.default for field in fields(request)}  # type: ignore[arg-type]
-        return request, {key: value for key, value in given.items() if value != defaults[key]}
-    name, parameters = _named(request)
-    return make_policy(name, parameters), parameters
+def _made(request: PolicyRequest) -> Policy:
+    return request if isinstance(request, Policy) else make_policy(*_named(request))
 
 
 def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]]) -> _Named:

@@ -24,16 +24,21 @@ from simgpu.whole import refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
+    from simgpu.scenario.model import PlotKind, TimelineFormat
     from simgpu.simulate import Result
-    from simgpu.trace.model import Phase
 
 REPORT = "report.json"
 REPORT_SCHEMA = "simgpu.report/1"
 
-_TIMELINES: dict[str, tuple[str, Callable[..., None]]] = {
-    "csv": ("timeline.csv", write_csv),
-    "parquet": ("timeline.parquet", write_parquet),
-    "perfetto": ("timeline.perfetto.json", write_perfetto),
+_TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
+    "csv": ("timeline.csv", lambda result, path: write_csv(result.timeline, path)),
+    "parquet": ("timeline.parquet", lambda result, path: write_parquet(result.timeline, path)),
+    "perfetto": (
+        "timeline.perfetto.json",
+        lambda result, path: write_perfetto(
+            result.timeline, path, {"run": result.title, "trace": result.trace.provenance}
+        ),
+    ),
 }
 
 
@@ -60,16 +65,15 @@ def write_outputs(
     folder: Path,
     *,
     about: Mapping[str, Any],
-    timeline: Sequence[str] = (),
-    plots: Sequence[str] = (),
+    timeline: Sequence[TimelineFormat] = (),
+    plots: Sequence[PlotKind] = (),
     image: str = "png",
-    phases: Mapping[str, Phase] | None = None,
 ) -> None:
     """Writes a comparison's report, timelines and figures as one folder.
 
-    about: what the report says of the run beside the results. phases: of each kernel by id, for the figures.
-    An existing folder is replaced when simgpu wrote it, or when it is empty. Everything is built beside it
-    first: after an error the folder is as it was.
+    about: what the report says of the run beside trace, node and results. An existing folder is replaced when
+    simgpu wrote it, or when it is empty. Everything is built beside it first: after an error the folder is as it
+    was.
 
     Raises `InputError` when the system refuses, and what `check_outputs` raises.
     """
@@ -80,18 +84,18 @@ def write_outputs(
             if run.result is not None:
                 home = part / folder_name(run.label)
                 home.mkdir()
-                for word in timeline:
-                    name, write = _TIMELINES[word]
-                    write(run.result.timeline, home / name)
-                for word in plots:
-                    _write_plot(run.result, run.label, word, home / f"{word}.{image}", phases)
+                for form in timeline:
+                    name, write = _TIMELINES[form]
+                    write(run.result, home / name)
+                for plot in plots:
+                    _write_plot(run.result, plot, home / f"{plot}.{image}")
         report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The report as plain data: its schema, what was run, and every policy's numbers."""
-    return {"schema": REPORT_SCHEMA, **about, "results": comparison.to_dict()}
+    """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
+    return {"schema": REPORT_SCHEMA, **about, **comparison.about(), "results": comparison.to_dict()}
 
 
 def folder_name(label: str) -> str:
@@ -103,18 +107,10 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.")
 
 
-def _write_plot(result: Result, label: str, word: str, path: Path, phases: Mapping[str, Phase] | None) -> None:
-    from simgpu.analysis.plots import plot_memory, plot_run, plot_timeline, save_figure
+def _write_plot(result: Result, word: PlotKind, path: Path) -> None:
+    from simgpu.analysis.plots import save_figure
 
-    title = f"{label}: {result.trace_name or result.trace.model} on {result.node.name}"
-    match word:
-        case "timeline":
-            figure = plot_timeline(result.timeline, title=title, phases=phases)
-        case "memory":
-            figure = plot_memory(result.timeline, title=title)
-        case _:
-            figure = plot_run(result.timeline, title=title, phases=phases)
-    save_figure(figure, path)
+    save_figure(result.plot(word), path)
 
 
 def _not_ours(folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
+from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import SCHEMA, Outputs, PolicyEntry, Scenario, ScenarioFile
 from simgpu.shipped import find
@@ -70,7 +71,7 @@ class _Loading:
             raise InputError(self.problems)
         outputs = file.outputs
         return Scenario(
-            name=file.name,
+            name=file.name or Path(self.document.file).stem,
             description=file.description,
             trace=trace,
             node=node,
@@ -132,18 +133,18 @@ class _Loading:
         """Unknown policies, unknown or wrong parameters, and the same policy twice."""
         written = self.values.get("policies")
         entries = [written] if isinstance(written, str | dict) else written if isinstance(written, list) else []
-        seen: list[object] = []
+        seen: list[Policy] = []
         for index, entry in enumerate(entries):
             try:
                 choice = PolicyEntry.read(entry)
             except ValueError:
                 continue  # the model of the file has already said so
             place = f"policies[{index}]" if entries is written else "policies"
-            if choice in seen:
-                self.problems.append(Problem(*self._where(place), f"{entry!r} is given twice", "keep one of them"))
-            seen.append(choice)
             try:
-                make_policy(choice.name, choice.parameters)
+                policy = make_policy(choice.name, choice.parameters)
+                if policy in seen:
+                    self.problems.append(Problem(*self._where(place), f"{entry!r} is given twice", "keep one of them"))
+                seen.append(policy)
             except InputError as error:
                 for problem in error.problems:
                     inner = problem.place.removeprefix("parameters")

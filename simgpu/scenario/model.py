@@ -15,6 +15,10 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
+from simgpu.analysis.labels import policy_label
+from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.policies.registry import make_policy
+from simgpu.units import format_bandwidth, format_bytes
 from simgpu.validation import Alignment, FileModel, Size
 
 if TYPE_CHECKING:
@@ -86,7 +90,7 @@ class ScenarioFile(FileModel):
     """A scenario as written in its file."""
 
     schema_: Literal["simgpu.scenario/1"] = Field(alias="schema")
-    name: str = Field(min_length=1)
+    name: str | None = Field(default=None, min_length=1, description="without: the file's name")
     description: str = ""
     trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
     node: str = Field(min_length=1, description="a shipped node, or a YAML file as seen from this file")
@@ -114,7 +118,7 @@ class Outputs:
     image: ImageFormat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Scenario:
     """Everything a run needs, loaded and checked.
 
@@ -133,3 +137,26 @@ class Scenario:
     pool: Pool | None
     alignment: int | None
     outputs: Outputs
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What is run on what, and where the numbers come from, in a few lines of name and text."""
+        node, link = self.node, self.node.link
+        speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
+        return [
+            *([("about", self.description)] if self.description else []),
+            ("trace", self.trace.summary),
+            ("origin", f"{self.trace.info.provenance}, by {self.trace.info.tool}"),
+            ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+        ]
+
+    def _all_facts(self) -> list[tuple[str, str]]:
+        policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
+        budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
+        run = f"{self.iterations} iterations, seed {self.seed}" + (f", {self.pool} pool" if self.pool else "")
+        return [("scenario", self.name), *self.facts(), ("policies", policies), *budget, ("run", run)]
+
+    def __repr__(self) -> str:
+        return facts_text(self._all_facts())
+
+    def _repr_html_(self) -> str:
+        return facts_html(self._all_facts())

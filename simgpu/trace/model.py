@@ -6,10 +6,13 @@ files (`simgpu.trace.folder`), checking (`simgpu.trace.check`), or anything deri
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from simgpu.units import format_time
 
 
 class Phase(StrEnum):
@@ -44,6 +47,9 @@ class Origin(StrEnum):
 
 #: Value of `Block.release` for a block that the framework still held when the iteration ended.
 RELEASED_AT_END = "end"
+
+#: Stands for the device or the number format where neither the recording nor the user says.
+NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +154,26 @@ class TraceInfo:
     date: str = ""
     notes: str = ""
 
+    @property
+    def provenance(self) -> str:
+        """Whether it was recorded, imported or modelled, on which device and when; shown with every number.
 
-@dataclass(frozen=True, slots=True)
+        >>> TraceInfo("vgg11", 32, "a CPU", "float32", Origin.RECORDED, "torch 2", "2026-01-31").provenance
+        'recorded on a CPU, 2026-01-31'
+        >>> TraceInfo("vgg11", 32, "not recorded", "float32", Origin.IMPORTED, "a profiler").provenance
+        'imported, device not recorded'
+        """
+        words = {
+            Origin.RECORDED: "recorded on",
+            Origin.IMPORTED: "imported from a recording on",
+            Origin.MODELLED: "modelled, not recorded, for",
+        }
+        unknown = self.device == NOT_RECORDED
+        told = f"{self.origin}, device {NOT_RECORDED}" if unknown else f"{words[self.origin]} {self.device}"
+        return f"{told}, {self.date}" if self.date else told
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """One recorded training iteration: kernels in execution order and the blocks they touch.
 
@@ -181,3 +205,23 @@ class Trace:
     def block_by_id(self) -> Mapping[str, Block]:
         """Blocks by their id."""
         return MappingProxyType({block.id: block for block in self.blocks})
+
+    @property
+    def summary(self) -> str:
+        """What was recorded, in one sentence.
+
+        >>> info = TraceInfo("vgg11", 32, "a CPU", "float32", Origin.RECORDED, "torch 2", "2026-01-31")
+        >>> Trace(info, (), (), name="tiny").summary
+        'tiny: vgg11, batch 32, float32; 0 kernels, 0 ns of compute'
+        """
+        info = self.info
+        dtype = "" if info.dtype == NOT_RECORDED else f", {info.dtype}"
+        kernels = f"{len(self.kernels)} kernels, {format_time(self.compute_ns)} of compute"
+        what = f"{info.model}, batch {info.batch}{dtype}; {kernels}"
+        return f"{self.name}: {what}" if self.name not in ("", info.model) else what
+
+    def __repr__(self) -> str:
+        return f"trace   {self.summary}\norigin  {self.info.provenance}, by {self.info.tool}"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"

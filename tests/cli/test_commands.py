@@ -14,8 +14,11 @@ from simgpu.cli import COMMANDS
 from simgpu.cli.schema import json_schema
 from simgpu.hardware.nodes import node_names
 from simgpu.policies.registry import describe, policy_names
+from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
+from tests.trace.test_import_triosim import written
 
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -85,7 +88,7 @@ def test_policies_with_parameters_and_sources() -> None:
 def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
     scenario = json.loads(simgpu("schema").stdout)
     assert scenario["additionalProperties"] is False
-    assert set(scenario["required"]) == {"schema", "name", "trace", "node", "policies"}
+    assert set(scenario["required"]) == {"schema", "trace", "node", "policies"}
     names, with_parameters = scenario["properties"]["policies"]["items"]["anyOf"]
     assert names["enum"] == list(policy_names())
     vdnn = with_parameters["properties"]["vdnn"]["properties"]
@@ -115,6 +118,45 @@ def test_trace_check_lists_every_problem(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 2
     assert "row 2, column duration_ns" in done.stderr
     assert "row 3, column duration_ns" in done.stderr
+
+
+def test_import_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
+    recording, out = written(tmp_path / "recording"), tmp_path / "out"
+    assert simgpu("import", recording, "-o", out, "--batch", "2").exit_code == 0
+    same = simgpu("import", recording, "-o", out, "--batch", "2")
+    assert same.exit_code == 0, same.stderr
+    refused = simgpu("import", recording, "-o", out, "--batch", "4")
+    assert refused.exit_code == 2
+    message = "holds another trace, which would be lost; choose another folder, or replace it with --force"
+    assert refused.stderr == f"Error: {out}: {message}\n"
+    assert read_trace(out).info.batch == 2
+    (out / "kernels.csv").write_text("damaged", encoding="utf-8")
+    assert simgpu("import", recording, "-o", out, "--batch", "2").exit_code == 2
+    assert simgpu("import", recording, "-o", out, "--batch", "4", "--force").exit_code == 0
+    assert read_trace(out).info.batch == 4
+
+
+def test_an_import_without_a_device_says_so(tmp_path: Path) -> None:
+    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out", "--batch", "2")
+    assert "origin   imported, device not recorded, by " in done.stdout
+
+
+def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = make_study(tmp_path).with_name("chain")
+    recorded: list[str] = []
+
+    def record_one(model: str, **_: object) -> Trace:
+        recorded.append(model)
+        return chain([1], [1], [1])
+
+    monkeypatch.setattr("simgpu.cli.record.record_model", record_one)
+    before = read_trace(trace)
+    refused = simgpu("record", "mlp", "--batch", "4", "-o", trace)
+    assert refused.exit_code == 2
+    assert "holds another trace" in refused.stderr
+    assert (recorded, read_trace(trace)) == ([], before)
+    assert simgpu("record", "mlp", "--batch", "4", "-o", trace, "--force").exit_code == 0
+    assert (recorded, read_trace(trace)) == (["mlp"], chain([1], [1], [1]))
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings in ../shared/data")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
 def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
     done = simgpu("run", study, "--json")
     scenario = load_scenario(study)
-    expected = experiment.compare(scenario.trace, scenario.node, scenario.policies)
+    expected = experiment.compare(scenario)
     told = json.loads(done.stdout)
     assert told["schema"] == "simgpu.report/1"
     assert told["scenario"] == "study"
@@ -63,6 +65,39 @@ def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert not any(line != line.rstrip() for line in done.stdout.splitlines())
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy takes far longer than the patience with a command that says nothing."""
+    real = experiment.simulate
+
+    def simulate(*arguments: object, **settings: object) -> object:
+        time.sleep(0.3)
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(experiment, "simulate", simulate)
+    monkeypatch.setattr("simgpu.cli.screen._PATIENCE_S", 0.1)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(study: Path) -> None:
+    done = simgpu("run", study, "--json")
+    lines = done.stderr.splitlines()
+    assert [line.split(" (")[0] for line in lines] == ["ideal", "none", "vdnn"]
+    assert all(re.fullmatch(r"\w+ \(\d+ s\)", line) for line in lines)
+    assert len(json.loads(done.stdout)["results"]) == 3
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_long_run_keeps_telling_what_it_is_at(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simgpu.cli.screen._PLAIN_PAUSE_S", 0.05)
+    assert simgpu("compare", study, "--set", "policies=none").stderr.count("none (0 s)\n") > 1
+
+
+@pytest.mark.usefixtures("slow")
+def test_quiet_is_quiet(study: Path) -> None:
+    assert not simgpu("compare", study, "--quiet").stderr
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
@@ -107,6 +142,13 @@ def test_out_of_memory_in_json(study: Path) -> None:
     assert told["requested"] > told["largest_hole"]
     assert sum(holder["bytes"] for holder in told["holders"]) <= told["capacity"]
     assert by_label["ideal"]["metrics"]["iteration_ns"] == 60_000
+
+
+def test_json_says_where_the_numbers_come_from_even_when_there_are_none(study: Path) -> None:
+    done = simgpu("run", study, "--json", "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
+    assert done.exit_code == 3
+    told = json.loads(done.stdout)["trace"]
+    assert (told["name"], told["origin"], told["device"], told["date"]) == ("chain", "modelled", "hand-made", "")
 
 
 def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_path: Path) -> None:

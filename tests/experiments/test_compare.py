@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.vdnn import Vdnn
+from simgpu.scenario.load import load_scenario
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+from simgpu.trace.model import Origin
 
 TRACE = chain([5_000, 7_000, 9_000], [10_000, 14_000, 15_000], [100_000, 200_000, 300_000])
 LINK = LinkSpec("PCIe", 10**10, 10**10)
@@ -41,13 +47,23 @@ def test_out_of_memory_is_an_outcome(mixed: Comparison) -> None:
 
 def test_frame_has_a_row_a_run_and_a_column_a_metric(mixed: Comparison) -> None:
     frame = mixed.frame()
-    assert list(frame.index) == ["ideal", "none", "vdnn(mode=all)"]
+    assert list(frame.index) == ["ideal", "none", "vdnn"]
     assert frame.loc["ideal", "iteration_ns"] == 60_000
-    assert frame.loc["none"].isna().all()
+    about = ["trace", "node", "origin", "device", "date"]
+    assert list(frame.columns[-5:]) == about
+    assert frame.loc["none"].drop(about).isna().all()
+    assert list(frame.loc["none", about]) == ["chain", "tight", "modelled", "hand-made", ""]
+
+
+def test_a_frame_without_results_still_says_of_what_it_is() -> None:
+    frame = compare(TRACE, TIGHT, ["none"]).frame()
+    assert list(frame.index) == ["none"]
+    assert list(frame.loc["none"]) == ["chain", "tight", "modelled", "hand-made", ""]
 
 
 def test_repr_and_html_show_every_run(mixed: Comparison) -> None:
-    lines = repr(mixed).splitlines()
+    caption, *lines = repr(mixed).splitlines()
+    assert caption == "chain on tight; modelled, not recorded, for hand-made"
     assert lines[0].split()[:3] == ["policy", "time", "samples/s"]
     assert lines[1].split()[:3] == ["ideal", "60", "us"]
     assert lines[2].startswith("none ")
@@ -55,12 +71,13 @@ def test_repr_and_html_show_every_run(mixed: Comparison) -> None:
     shown = mixed._repr_html_()
     assert shown.count("<tr>") == 4
     assert "<td>out of memory</td>" in shown
+    assert f"<caption>{caption}</caption>" in shown
 
 
 def test_a_single_iteration_cannot_be_called_steady() -> None:
     once = compare(TRACE, ROOMY, ["none"], iterations=1)
-    assert repr(once).splitlines()[1].endswith("unsteady")
-    assert not repr(compare(TRACE, ROOMY, ["none"])).splitlines()[1].endswith("unsteady")
+    assert repr(once).splitlines()[-1].endswith("unsteady")
+    assert not repr(compare(TRACE, ROOMY, ["none"])).splitlines()[-1].endswith("unsteady")
 
 
 def test_mistakes_are_told_before_anything_runs() -> None:
@@ -76,3 +93,55 @@ def test_progress_is_called_before_each_run() -> None:
     told: list[str] = []
     compare(TRACE, ROOMY, ["ideal", ("vdnn", {"mode": "conv"})], progress=told.append)
     assert told == ["ideal", "vdnn(mode=conv)"]
+
+
+def test_a_scenario_brings_everything_and_what_is_given_beside_it_wins(tmp_path: Path) -> None:
+    text = "schema: simgpu.scenario/1\ntrace: chain\nnode: laptop-2gb\npolicies: [none, vdnn]\n"
+    write_trace(TRACE, tmp_path / "chain")
+    (tmp_path / "own.yaml").write_text(
+        text + "iterations: 4\nseed: 7\nbudget: 1 MB\npool: addressed\nalignment: 1 KiB\n"
+    )
+    scenario = load_scenario(tmp_path / "own.yaml")
+    for run in (own := compare(scenario)):
+        assert run.result is not None
+        assert (run.result.iterations, run.result.seed, run.result.budget) == (4, 7, 1_000_000)
+        assert (run.result.pool, run.result.node.gpu.alignment, run.result.node.name) == (
+            "addressed",
+            1024,
+            "laptop-2gb",
+        )
+    assert list(own.results) == ["none", "vdnn"]
+    (other,) = compare(scenario, ROOMY, ["ideal"], iterations=2, seed=0, budget="2 MB", pool="counting", alignment=1)
+    assert other.result is not None
+    assert (other.result.iterations, other.result.seed, other.result.budget) == (2, 0, 2_000_000)
+    assert (other.result.pool, other.result.node.gpu.alignment, other.result.node.name) == ("counting", 1, "roomy")
+
+
+def test_a_trace_needs_a_node() -> None:
+    with pytest.raises(InputError, match="argument node: is missing; load one with"):
+        compare(TRACE)
+
+
+def test_run_and_result_bear_the_same_label(mixed: Comparison) -> None:
+    for label, result in mixed.results.items():
+        assert result.label == label
+        assert f"policy      {label}\n" in repr(result)
+    conv = compare(TRACE, ROOMY, [Vdnn(mode="conv")])["vdnn(mode=conv)"]
+    assert conv.parameters == {"mode": "conv", "algorithms": "recorded"}
+
+
+def test_a_result_draws_itself_with_phases_and_provenance(mixed: Comparison) -> None:
+    result = mixed.results["vdnn"]
+    figure = result.plot()
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend[:2] == ["forward", "backward"]
+    title = "vdnn: chain on tight\nmodelled, not recorded, for hand-made"
+    assert [result.plot(what).axes[0].get_title(loc="left") for what in ("run", "timeline", "memory")] == [title] * 3
+    assert [len(result.plot(what).axes) for what in ("run", "timeline", "memory")] == [2, 1, 1]
+
+
+def test_an_unknown_device_is_not_named() -> None:
+    info = replace(TRACE.info, origin=Origin.IMPORTED, device="not recorded")
+    result = compare(replace(TRACE, info=info), ROOMY, ["none"]).results["none"]
+    assert "batch 1, imported, device not recorded\n" in repr(result)
+    assert result.plot().axes[0].get_title(loc="left").endswith("\nimported, device not recorded")

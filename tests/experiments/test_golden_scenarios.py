@@ -32,17 +32,7 @@ PINNED = (
 
 @pytest.mark.parametrize("name", shipped_names("scenarios"))
 def test_results_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
-    scenario = load_scenario(name)
-    comparison = compare(
-        scenario.trace,
-        scenario.node,
-        scenario.policies,
-        budget=scenario.budget,
-        iterations=scenario.iterations,
-        seed=scenario.seed,
-        pool=scenario.pool,
-        alignment=scenario.alignment,
-    )
+    comparison = compare(load_scenario(name))
     data_regression.check({run.label: _on_record(run) for run in comparison})
 
 

@@ -32,11 +32,20 @@ def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert (report["schema"], report["scenario"]) == ("simgpu.report/1", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    viewer = json.loads((out / "vdnn-mode-conv" / "timeline.perfetto.json").read_text(encoding="utf-8"))
+    run, trace = "vdnn(mode=conv): chain on roomy", "modelled, not recorded, for hand-made"
+    assert viewer["otherData"] == {"run": run, "trace": trace}
 
 
 def test_out_of_memory_leaves_only_its_lines_in_the_report(tmp_path: Path) -> None:
     write_outputs(compare(TRACE, TIGHT, ["none"]), tmp_path / "out", about={}, timeline=["csv"])
     assert names(tmp_path / "out") == {"report.json"}
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert (
+        report["trace"] | {"origin": "modelled", "device": "hand-made", "date": "", "name": "chain"} == report["trace"]
+    )
+    assert report["node"]["name"] == "tight"
+    assert report["results"][0]["parameters"] == {}
 
 
 @pytest.mark.parametrize("earlier", [False, True])

@@ -45,6 +45,30 @@ def test_defaults_and_what_is_loaded(tmp_path: Path) -> None:
     assert (scenario.pool, scenario.alignment, scenario.outputs.folder) == (None, None, None)
 
 
+def test_without_a_name_it_has_that_of_its_file(tmp_path: Path) -> None:
+    assert load_scenario(scenario_file(tmp_path, GOOD.replace("name: try\n", ""))).name == "try"
+    assert problems_of(scenario_file(tmp_path, GOOD.replace("name: try\n", "name: ''\n")))
+
+
+def test_a_policy_spelt_out_is_the_same_as_one_with_its_defaults(tmp_path: Path) -> None:
+    text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "[vdnn, vdnn: {mode: all}]")
+    (told,) = problems_of(scenario_file(tmp_path, text))
+    assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in told
+
+
+def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
+    scenario = load_scenario(scenario_file(tmp_path, GOOD + "budget: 1 MiB\n"))
+    lines = repr(scenario).splitlines()
+    assert lines[0].split() == ["scenario", "try"]
+    assert "origin      modelled, not recorded, for hand-made, by simgpu.trace.chain" in lines
+    assert "policies    ideal, vdnn(mode=conv)" in lines
+    assert "budget      1 MiB" in lines
+    assert max(map(len, lines)) <= 100
+    assert scenario._repr_html_().count("<tr>") == len(lines)
+    assert repr(scenario.trace).splitlines()[0] == "trace   chain, batch 1, float32; 4 kernels, 36 ns of compute"
+    assert scenario.trace._repr_html_().startswith("<pre>trace ")
+
+
 def test_one_policy_needs_no_list(tmp_path: Path) -> None:
     text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "none")
     assert load_scenario(scenario_file(tmp_path, text)).policies == (PolicyChoice("none", {}),)
@@ -135,7 +159,7 @@ def test_a_bad_override_is_told_as_such(tmp_path: Path, overrides: dict[str, obj
 
 def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
     told = problems_of(scenario_file(tmp_path, "schema: simgpu.scenario/1\n"))
-    assert told == [f"try.yaml: {key}: is missing; add it" for key in ("name", "trace", "node", "policies")]
+    assert told == [f"try.yaml: {key}: is missing; add it" for key in ("trace", "node", "policies")]
     (told_version,) = problems_of(scenario_file(tmp_path, GOOD.replace("scenario/1", "scenario/2")))
     assert told_version == (
         "try.yaml: line 1, schema: 'simgpu.scenario/2' is another version; this simgpu reads version 1; "

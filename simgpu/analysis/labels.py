@@ -1,0 +1,24 @@
+"""What a policy with its parameters is called in tables, figures, files and messages.
+
+Lives here: the one way to name it. Does not live here: which policies there are (`simgpu.policies.registry`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simgpu.policies.base import Policy
+
+
+def policy_label(policy: Policy) -> str:
+    """The policy's name, and the parameters that are not its defaults.
+
+    >>> from simgpu.policies.vdnn import Vdnn
+    >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
+    ('vdnn(mode=conv)', 'vdnn')
+    """
+    values = {field: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]
+    told = ", ".join(f"{field.name}={value}" for field, value in values.items() if value != field.default)
+    return f"{policy.name}({told})" if told else policy.name
