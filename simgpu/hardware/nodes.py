@@ -134,7 +134,14 @@ def load_node(
 def load_node_file(
     name_or_path: str | Path, overrides: Mapping[str, object] | None = None, base: Path | None = None
 ) -> NodeFile:
-    """The file behind `load_node`, with the sources of its values. Sources of overridden values are dropped."""
+    """The file behind `load_node`, with the sources of its values. Sources of overridden values are dropped.
+
+    >>> file = load_node_file("v100")
+    >>> file.gpu.memory, "gpu.memory" in file.sources
+    (34359738368, True)
+    >>> "gpu.memory" in load_node_file("v100", {"gpu.memory": "8 GiB"}).sources
+    False
+    """
     path = find("configs", name_or_path, base)
     document = read_yaml_mapping(path, SCHEMA)
     values, changes = copy.deepcopy(dict(document.values)), dict(overrides or {})

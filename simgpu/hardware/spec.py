@@ -59,7 +59,12 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One GPU, its link and its host."""
+    """One GPU, its link and its host.
+
+    >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
+    >>> NodeSpec("bench", gpu, link).budget
+    900
+    """
 
     name: str
     gpu: GpuSpec

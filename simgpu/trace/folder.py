@@ -39,6 +39,11 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises `InputError` with every problem found: file, row (the header is row 1) and column, the offending value and
     what to do. Checks across rows wait until every file could be read and has the rows that trace.yaml promises.
+
+    >>> from simgpu.shipped import find
+    >>> trace = read_trace(find("traces", "vgg11-cifar-cpu"))
+    >>> trace.info.model, trace.info.batch, trace.kernels[0].op
+    ('vgg11', 32, 'aten::convolution')
     """
     folder = Path(path)
     _require_folder(folder)
@@ -117,6 +122,15 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
 
     An empty folder, or one that holds nothing but a trace, is replaced. Raises `InputError` when the trace is not
     valid, when the folder holds anything else, or when it cannot be written.
+
+    >>> import tempfile
+    >>> from simgpu.trace.chain import chain
+    >>> folder = Path(tempfile.mkdtemp()) / "two-layers"
+    >>> write_trace(chain([1, 2], [3, 4], [100, 200]), folder)
+    >>> sorted(file.name for file in folder.iterdir())
+    ['blocks.csv', 'kernels.csv', 'trace.yaml']
+    >>> read_trace(folder).compute_ns
+    10
     """
     problems = check_trace(trace)
     if problems:

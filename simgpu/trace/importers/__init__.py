@@ -37,7 +37,14 @@ IMPORTERS: tuple[Importer, ...] = (
 
 
 def detect(path: str | Path) -> Importer:
-    """The importer for a recording, found by its content; `InputError` when none knows it."""
+    r"""The importer for a recording, found by its content; `InputError` when none knows it.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
+    >>> _ = log.write_text('{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n')
+    >>> detect(log).name
+    'DTR log'
+    """
     source = Path(path)
     if not source.exists():
         raise InputError.single(source, "", "no such file or folder", "check the path")
@@ -53,10 +60,25 @@ def detect(path: str | Path) -> Importer:
 
 
 def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str]:
-    """The recording at a path as a checked trace, and the name of the format it was recognised as.
+    r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
 
     told: what the user knows and the recording does not say (batch, device, dtype, model, date).
     Raises `InputError` when the format is unknown or the recording is damaged.
+
+    >>> import json, tempfile
+    >>> instructions = [
+    ...     {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+    ...     {"INSTRUCTION": "CONSTANT", "NAME": "x"},
+    ...     {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "64"},
+    ...     {"INSTRUCTION": "CALL", "NAME": "relu", "ARGS": ["x"], "RESULT": ["y"], "TIME": "5"},
+    ...     {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": "64"},
+    ...     {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "-1"},
+    ... ]
+    >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
+    >>> _ = log.write_text("".join(json.dumps(line) + "\n" for line in instructions))
+    >>> trace, recognised = import_trace(log, Told(device="Titan V"))
+    >>> recognised, trace.info.batch, [kernel.op for kernel in trace.kernels]
+    ('DTR log', 4, ['relu'])
     """
     importer = detect(path)
     trace = importer.load(Path(path), told or Told())

@@ -50,12 +50,18 @@ def record(
     on the stream of a GPU. Garbage collection is off meanwhile, so what only a collection would free lives to the
     end.
 
+    A block's bytes are what its storage asked for. PyTorch's CUDA allocator counts more: it rounds up to 512 bytes,
+    and may hand out up to 1 MiB more where over 1 MiB is asked for.
     What an operator allocates and frees inside itself is a workspace block on a GPU and not seen on a CPU. While
     operators are intercepted PyTorch leaves some in-place shortcuts: sums of gradients are put back to what they are
     (`simgpu.trace.recorder.gradient_sums`), the bias of a linear layer on inputs of three or more dimensions is not.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
     above, the model fails, or its operators are not the same in every iteration.
+
+    >>> record("resnet20", batch=0)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
     _check_arguments(batch, repetitions, warmup, date)
     if importlib.util.find_spec("torch") is None:
