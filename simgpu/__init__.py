@@ -5,7 +5,9 @@
     trace = simgpu.load_trace("vgg11-cifar-cpu")
     node = simgpu.load_node("v100", {"gpu.memory": "8 GiB"})
     result = simgpu.simulate(trace, node, "vdnn", parameters={"mode": "conv"})
+    result.timeline.frame()
     simgpu.compare(trace, node, ["ideal", "none", "vdnn"])
+    simgpu.compare(simgpu.load_scenario("quickstart"))
 
 Importing the package is cheap: every name below loads its module when it is first used.
 """

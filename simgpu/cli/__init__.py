@@ -36,6 +36,6 @@ def main() -> None:
     simgpu trace show vgg11-cifar-cpu                  what was recorded
     simgpu COMMAND --help                              more about a command
 
-    Ends with 0 when all went well, 2 for bad input, 3 when the simulated GPU ran out of memory, 130 when
-    interrupted.
+    Ends with 0 when all went well, 2 for bad input, 3 when every policy ran out of the simulated memory, 130
+    when interrupted.
     """
