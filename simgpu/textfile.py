@@ -35,8 +35,6 @@ def read_text(path: str | Path, what: str = "a text file", if_empty: str = "writ
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
-    if not raw.strip():
-        raise InputError.single(path, "", "is empty", if_empty)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -45,6 +43,8 @@ def read_text(path: str | Path, what: str = "a text file", if_empty: str = "writ
         raise InputError.single(path, _line(raw, at), found, f"give {what}, saved as UTF-8") from None
     if "\0" in text:
         raise InputError.single(path, _line(raw, raw.index(b"\0")), "is a binary file", f"give {what}")
+    if not text.strip():
+        raise InputError.single(path, "", "is empty", if_empty)
     return text
 
 

@@ -22,6 +22,11 @@ def told(path: Path) -> list[str]:
     ("content", "expected"),
     [
         (b"", "is empty; write the file, starting with its 'schema:' line"),
+        (b"\xef\xbb\xbf", "is empty; write the file, starting with its 'schema:' line"),
+        (
+            b"\xef\xbb\xbfa: 1\nb: \xff",
+            "line 2: is not text: byte 11 (0xff) is not UTF-8; give a YAML text file, saved",
+        ),
         (b" \n\n", "is empty; write the file, starting with its 'schema:' line"),
         (
             b"\x7fELF\x02\x01\x00\xd0",
