@@ -117,7 +117,7 @@ class Comparison:
         return numbers.assign(**about).rename_axis("policy")
 
     def about(self) -> dict[str, Any]:
-        """Plain data for JSON: what every run has in common, known also where none came to its end."""
+        """Plain data for JSON: the trace and the node as given, known also where no run came to its end."""
         origin = self.trace.origin.value
         return {
             "trace": {"name": self.trace_name, **asdict(self.trace), "origin": origin},
@@ -162,6 +162,9 @@ def compare(
     """
     if not isinstance(trace, Trace):
         scenario = trace
+        if not isinstance(getattr(scenario, "trace", None), Trace):
+            what = f"{str(trace)[:60]!r} is neither a trace nor a scenario"
+            raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
         return compare(
             scenario.trace,
             scenario.node if node is None else node,

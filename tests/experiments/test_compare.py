@@ -117,7 +117,9 @@ def test_a_scenario_brings_everything_and_what_is_given_beside_it_wins(tmp_path:
     assert (other.result.pool, other.result.node.gpu.alignment, other.result.node.name) == ("counting", 1, "roomy")
 
 
-def test_a_trace_needs_a_node() -> None:
+def test_a_trace_needs_a_node_and_a_name_must_be_loaded() -> None:
+    with pytest.raises(InputError, match="argument trace: 'quickstart' is neither a trace nor a scenario; use"):
+        compare("quickstart")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="argument node: is missing; load one with"):
         compare(TRACE)
 
