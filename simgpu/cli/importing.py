@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from simgpu.cli.report import trace_facts
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.trace.folder import write_trace
@@ -38,5 +37,5 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
-    lines = [("read", f"{path}, a {recognised}"), *trace_facts(trace), ("written", str(output))]
+    lines = [("read", f"{path}, a {recognised}"), *trace.facts(), ("written", str(output))]
     Screen().print(facts(lines))

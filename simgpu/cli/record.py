@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from simgpu.cli.report import trace_facts
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.trace.folder import write_trace
@@ -44,4 +43,4 @@ def record(model: str, output: Path, force: bool, batch: int, device: str, repet
         trace = record_model(model, batch=batch, device=device, repetitions=repetitions, seed=seed)
         say(f"writing {output}")
         write_trace(trace, output)
-    Screen().print(facts([*trace_facts(trace), ("written", str(output))]))
+    Screen().print(facts([*trace.facts(), ("written", str(output))]))

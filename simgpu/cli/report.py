@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from simgpu.analysis.metrics import Metrics
     from simgpu.experiments.compare import Comparison, Run
     from simgpu.scenario.model import Scenario
-    from simgpu.trace.model import Trace
 
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
 _GAP = 2
@@ -58,11 +57,6 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
     if notes:
         screen.print()
         screen.print(facts(notes))
-
-
-def trace_facts(trace: Trace) -> list[tuple[str, str]]:
-    """What was recorded, and where it comes from."""
-    return [("trace", trace.summary), ("origin", f"{trace.info.provenance}, by {trace.info.tool}")]
 
 
 def _run_line(scenario: Scenario, comparison: Comparison) -> str:

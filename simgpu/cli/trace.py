@@ -6,7 +6,6 @@ from collections import Counter
 
 import click
 
-from simgpu.cli.report import trace_facts
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
@@ -52,7 +51,7 @@ def stats(path: str) -> None:
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()
-    screen.print(facts([*trace_facts(found), *counted.summary_rows()]))
+    screen.print(facts([*found.facts(), *counted.summary_rows()]))
     for headings, rows in (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "bytes"), counted.kind_rows()),
@@ -67,7 +66,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     layers = graph.layers
     words = "derived from the blocks" if layers.derived else "as recorded"
     return [
-        *trace_facts(trace),
+        *trace.facts(),
         ("notes", trace.info.notes or "-"),
         ("layers", f"{len(layers.names)}, {words}"),
     ]

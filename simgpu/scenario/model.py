@@ -144,8 +144,7 @@ class Scenario:
         speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
         return [
             *([("about", self.description)] if self.description else []),
-            ("trace", self.trace.summary),
-            ("origin", f"{self.trace.info.provenance}, by {self.trace.info.tool}"),
+            *self.trace.facts(),
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
         ]
 

@@ -220,8 +220,12 @@ class Trace:
         what = f"{info.model}, batch {info.batch}{dtype}; {kernels}"
         return f"{self.name}: {what}" if self.name not in ("", info.model) else what
 
+    def facts(self) -> list[tuple[str, str]]:
+        """What was recorded and where it comes from, as names and texts."""
+        return [("trace", self.summary), ("origin", f"{self.info.provenance}, by {self.info.tool}")]
+
     def __repr__(self) -> str:
-        return f"trace   {self.summary}\norigin  {self.info.provenance}, by {self.info.tool}"
+        return "\n".join(f"{name:<8}{text}" for name, text in self.facts())
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
