@@ -53,7 +53,7 @@ class Result:
     pool: str
     seed: int
     iterations: int
-    steady: bool
+    steady: bool | None
     ideal_ns: int
     high_water: int
     retired: int
@@ -123,7 +123,7 @@ class Result:
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
             ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
             ("policy", self.label),
-            ("iteration", format_time(metrics.iteration_ns) + ("" if self.steady else " (unsteady)")),
+            ("iteration", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),
             ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
             ("slowdown", f"{metrics.slowdown:.3f}x of ideal {format_time(self.ideal_ns)}"),
             ("moved", f"{format_bytes(metrics.bytes_out)} out, {format_bytes(metrics.bytes_in)} in"),

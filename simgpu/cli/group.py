@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
         try:
             code = super().main(*args, **{**settings, "standalone_mode": False})
         except InputError as error:
-            fail([str(problem) for problem in error.problems], BAD_INPUT)
+            fail(error.lines(), BAD_INPUT)
         except MissingExtraError as error:
             fail([str(error)], BAD_INPUT)
         except OutOfMemoryError as error:

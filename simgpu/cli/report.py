@@ -37,10 +37,10 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     """One line a policy."""
     rows = []
     for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
-        unsteady = run.result is not None and not run.result.steady
+        unsteady = run.result is not None and run.result.steady is False
         rows.append((f"{label} *" if unsteady else label, time if run.result else "no memory", *numbers))
     screen.print(table(COMPARISON_HEADINGS[:-1], rows))
-    if any(not result.steady for result in comparison.results.values()):
+    if any(result.steady is False for result in comparison.results.values()):
         screen.print("* unsteady: the last two iterations still differ; run more of them")
 
 
@@ -74,9 +74,11 @@ def _run_line(scenario: Scenario, comparison: Comparison) -> str:
     return "; ".join(part for part in told if part)
 
 
-def _steadiness(steady: Sequence[bool]) -> str:
+def _steadiness(steady: Sequence[bool | None]) -> str:
     if not steady:
         return ""
+    if None in steady:
+        return "one iteration does not tell whether it is steady"
     if all(steady):
         return "steady"
     return "some runs UNSTEADY, see below" if any(steady) else "UNSTEADY: iterations still differ"
@@ -118,7 +120,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
         return
     yield line("samples/s", lambda found: _number(found.samples_per_s))
     yield line("slowdown", lambda found: f"{found.slowdown:.3f}x")
-    if not all(run.result.steady for run in runs if run.result):
+    if any(run.result.steady is False for run in runs if run.result):
         yield "state", ["" if not run.result else "steady" if run.result.steady else "UNSTEADY" for run in runs]
     yield "", [""] * len(runs)
     yield from part("compute", lambda found: found.breakdown.compute)

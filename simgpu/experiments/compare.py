@@ -214,4 +214,4 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
 def _note(run: Run) -> str:
     if run.result is None:
         return "out of memory"
-    return "" if run.result.steady else "unsteady"
+    return {True: "", False: "unsteady", None: "one iteration"}[run.result.steady]

@@ -31,12 +31,13 @@ POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool,
 class Run:
     """What the machine did.
 
-    steady: whether the last two iterations were equal in time and left the device pool equal. high_water: bytes of
+    steady: whether the last two iterations were equal in time and left the device pool equal, None where only one was
+    run. high_water: bytes of
     device memory the pool needed, holes included. retired: instructions executed, over all iterations.
     """
 
     timeline: Timeline
-    steady: bool
+    steady: bool | None
     high_water: int
     retired: int
 
@@ -99,10 +100,10 @@ def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
     device.log(0, device.number(request))
 
 
-def _steady(timeline: Timeline, executor: Executor) -> bool:
+def _steady(timeline: Timeline, executor: Executor) -> bool | None:
     """Whether the last two iterations took the same time and left the same pool."""
     if executor.iterations < 2:
-        return False
+        return None
     last, before = timeline.window(-1), timeline.window(-2)
     same_time = last[1] - last[0] == before[1] - before[0]
     return same_time and executor.snapshots[-1] == executor.snapshots[-2]

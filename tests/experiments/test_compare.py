@@ -76,8 +76,8 @@ def test_repr_and_html_show_every_run(mixed: Comparison) -> None:
 
 def test_a_single_iteration_cannot_be_called_steady() -> None:
     once = compare(TRACE, ROOMY, ["none"], iterations=1)
-    assert repr(once).splitlines()[-1].endswith("unsteady")
-    assert not repr(compare(TRACE, ROOMY, ["none"])).splitlines()[-1].endswith("unsteady")
+    assert repr(once).splitlines()[-1].endswith("one iteration")
+    assert not repr(compare(TRACE, ROOMY, ["none"])).splitlines()[-1].endswith(("one iteration", "unsteady"))
 
 
 def test_mistakes_are_told_before_anything_runs() -> None:

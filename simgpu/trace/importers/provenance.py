@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.trace.model import Origin, TraceInfo
-
-#: Stands in a trace's description where neither the recording nor the user says.
-NOT_RECORDED = "not recorded"
+from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
 
 
 @dataclass(frozen=True, slots=True)
