@@ -131,6 +131,9 @@ class OutOfMemoryError(SimgpuError):
         from simgpu.units import format_bytes, format_time
 
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.holders[:8])
+        rest = self.holders[8:]
+        if rest:
+            held += f", and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
         if self.requested > self.capacity:
             text = (
                 f"out of {self.space} memory: {self.waiting} needs {format_bytes(self.requested)}, "

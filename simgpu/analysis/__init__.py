@@ -1,0 +1,1 @@
+"""What a timeline means in numbers and pictures: breakdown, metrics, tables, plots."""

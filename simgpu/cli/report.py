@@ -42,6 +42,7 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     screen.print(table(COMPARISON_HEADINGS[:-1], rows))
     if any(result.steady is False for result in comparison.results.values()):
         screen.print("* unsteady: the last two iterations still differ; run more of them")
+    _show_notes(screen, comparison)
 
 
 def show_details(screen: Screen, comparison: Comparison) -> None:
@@ -53,6 +54,11 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
             screen.print()
         rows = [(name, *texts) for name, texts in _lines(runs)]
         screen.print(table(("", *map(_heading, runs)), rows))
+    _show_notes(screen, comparison)
+
+
+def _show_notes(screen: Screen, comparison: Comparison) -> None:
+    """What policies have to say about their runs."""
     notes = [(label, note) for label, result in comparison.results.items() for note in result.notes]
     if notes:
         screen.print()

@@ -1,0 +1,1 @@
+"""Many runs: policies side by side, and the files a run writes."""

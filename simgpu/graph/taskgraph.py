@@ -180,9 +180,10 @@ class TaskGraph:
         return self.uses[b][-1] if self.uses[b] else self.births[b]
 
     @property
-    def lifetimes_recorded(self) -> bool:
-        """Whether the recording tells when any block that is not persistent was let go."""
-        return any(block.release is not None for block in self.blocks if not block.persistent)
+    def open_lifetimes(self) -> tuple[int, int]:
+        """How many lifetimes the recording does not tell, and of how many; persistent blocks do not count."""
+        passing = [block for block in self.blocks if not block.persistent]
+        return sum(block.release is None for block in passing), len(passing)
 
     # --- uses and dependencies ------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""What a node is made of, read from configs/*.yaml."""

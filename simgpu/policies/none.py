@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.program.instructions import Program
@@ -22,15 +22,5 @@ class NoPolicy(Policy):
     source = "the recorded framework's own lifetimes"
 
     def plan(self, context: PlanContext) -> Program:
-        """The recorded iteration as it was; says so where the recording leaves lifetimes open."""
-        graph = context.graph
-        passing = [block for block in graph.blocks if not block.persistent]
-        unknown = sum(block.release is None for block in passing)
-        program = lower(graph, Placement(), recorded_lifetimes=True)
-        if not unknown:
-            return program
-        note = (
-            f"{unknown} of {len(passing)} lifetimes are not in the recording: these blocks are held to their last use, "
-            "a real framework may hold them longer"
-        )
-        return replace(program, notes=(note,))
+        """The recorded iteration as it was; its notes say so where the recording leaves lifetimes open."""
+        return lower(context.graph, Placement(), recorded_lifetimes=True)

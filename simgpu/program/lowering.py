@@ -40,8 +40,9 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     """The program that carries out a placement.
 
     A block takes memory just before the kernel that first writes it and gives it back after its last use, or, with
-    `recorded_lifetimes`, where the recorded framework let go of it. Persistent blocks that are let go in
-    mid-iteration are provided anew at the next iteration's start; what else survives is released at its end.
+    `recorded_lifetimes`, where the recorded framework let go of it (a note says where that was not recorded).
+    Persistent blocks that are let go in mid-iteration are provided anew at the next iteration's start; what else
+    survives is released at its end.
 
     Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams.
 
@@ -79,6 +80,14 @@ def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
     return born or any(swap.block in graph.writes[k] for k in range(step.first, swap.after + 1))
 
 
+def _open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
+    unknown, blocks = graph.open_lifetimes
+    if not unknown:
+        return ()
+    what = f"{unknown} of {blocks} lifetimes are not in the recording: these blocks are held to their last use"
+    return (f"{what}, a real framework may hold them longer",)
+
+
 @dataclass
 class _Lowering:
     graph: TaskGraph
@@ -113,8 +122,9 @@ class _Lowering:
                 self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
         self._end(survivors, order)
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        notes = _open_lifetimes(graph) if self.recorded_lifetimes else ()
         resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
-        return Program((Segment(streams),), resident=resident)
+        return Program((Segment(streams),), resident=resident, notes=notes)
 
     # --- lifetimes ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Studies as YAML: read, checked, and turned into objects."""

@@ -1,0 +1,1 @@
+"""What happened: spans, memory curves, and their formats."""

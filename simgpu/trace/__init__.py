@@ -1,0 +1,1 @@
+"""What was recorded: the values, the format on disk, importers, the recorder."""
