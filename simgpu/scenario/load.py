@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ from simgpu.validation import put, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
 _NODE = "node."
+#: What people write who leave that prefix out.
+_NODE_PARTS = ("gpu.", "link.", "host.")
 Loaded = TypeVar("Loaded")
 
 
@@ -104,6 +107,8 @@ class _Loading:
         own = f"overrides.{problem.place}"
         if problem.file == "override" and problem.place not in self.node_changes and own in self.document.lines:
             return Problem(self.document.file, self.document.place(own), problem.what, problem.remedy)
+        if problem.file == "override" and problem.place.startswith(_NODE_PARTS) and problem.what == "unknown key":
+            return replace(problem, remedy=f"did you mean '{_NODE}{problem.place}'?")
         if problem.file:
             return problem
         file, place = self._where(key)
@@ -112,6 +117,10 @@ class _Loading:
     def _where(self, place: str) -> tuple[str, str]:
         if any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in self.changes):
             return "override", place
+        if place not in self.document.lines:
+            made = [key for key in self.changes if key.startswith(f"{place}.")]
+            if made:
+                return "override", made[0]
         return self.document.file, self.document.place(place)
 
     def _text(self, key: str) -> str:

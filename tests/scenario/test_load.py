@@ -143,6 +143,7 @@ outputs: {timeline: [cvs]}
         ({"iteration": 4}, "override: iteration: unknown key; did you mean 'iterations'?"),
         ({"seed": "one"}, "override: seed: 'one' is not a whole number; write digits only, without quotes"),
         ({"node.gpu.memory": 8}, "override: node.gpu.memory: 8 has no unit"),
+        ({"gpu.memory": "1 GiB"}, "override: gpu.memory: unknown key; did you mean 'node.gpu.memory'?"),
         ({"node": "laptop-2bg"}, "override: node: no shipped node is called 'laptop-2bg'; did you mean 'laptop-2gb'?"),
         ({"policies": "vdn"}, "override: policies: unknown policy 'vdn'; did you mean 'vdnn'?"),
         ({"policies": {"vdnn": {"mode": 5}}}, "override: policies.vdnn.mode: 5"),
