@@ -11,6 +11,7 @@ from typing import Any
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.memory import Memory
+from simgpu.memory.pool import Request
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -124,42 +125,40 @@ class _Translator:
         works: list[int] = []
         durations, copied = self.graph.durations, self.graph.copy_sizes
         for instruction in instructions:
-            kind = type(instruction)
-            if kind is Launch:
-                kernel = instruction.kernel  # type: ignore[union-attr]
+            if isinstance(instruction, Launch):
+                kernel = instruction.kernel
                 ops.append((LAUNCH, durations[kernel]))
-                works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)  # type: ignore[union-attr]
-            elif kind is Acquire or kind is Release:
-                ops.append(self._request(instruction))  # type: ignore[arg-type]
-            elif kind is Signal:
-                event = self.events[instruction.event][0]  # type: ignore[union-attr]
+                works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
+            elif isinstance(instruction, Acquire):
+                memory, request = self._request(instruction, instruction.offsets)
+                ops.append((ACQUIRE, memory, request, memory.number(request)))
+            elif isinstance(instruction, Release):
+                memory, request = self._request(instruction, None)
+                ops.append((RELEASE, memory, request, memory.number(request) + 1))
+            elif isinstance(instruction, Signal):
+                event = self.events[instruction.event][0]
                 self.signal_work[event] = works[-1] if works else -1
                 ops.append((SIGNAL, event))
-            elif kind is Await:
-                ops.append(self._await(instruction, index))  # type: ignore[arg-type]
-            elif kind is CopyOut:
-                ops.append((COPY, OUT, copied[instruction.block]))  # type: ignore[union-attr]
-                works.append(COPY_OUT + WORK * instruction.block)  # type: ignore[union-attr]
-            elif kind is CopyIn:
-                ops.append((COPY, IN, copied[instruction.block]))  # type: ignore[union-attr]
-                works.append(COPY_IN + WORK * instruction.block)  # type: ignore[union-attr]
+            elif isinstance(instruction, Await):
+                ops.append(self._await(instruction, index))
+            elif isinstance(instruction, CopyOut):
+                ops.append((COPY, OUT, copied[instruction.block]))
+                works.append(COPY_OUT + WORK * instruction.block)
+            elif isinstance(instruction, CopyIn):
+                ops.append((COPY, IN, copied[instruction.block]))
+                works.append(COPY_IN + WORK * instruction.block)
             else:
                 # Providing a value takes no time and no memory.
                 ops.append((PASS,))
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
 
-    def _request(self, instruction: Acquire | Release) -> Op:
+    def _request(self, instruction: Acquire | Release, offsets: tuple[int, ...] | None) -> tuple[Memory, Request]:
         memory, sizes = self.device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes
         blocks = instruction.blocks
-        wanted = [sizes[b] for b in blocks]
-        if type(instruction) is Release:
-            request = memory.pool.prepare(blocks, wanted)
-            return (RELEASE, memory, request, memory.number(request) + 1)
-        request = memory.pool.prepare(blocks, wanted, instruction.offsets)  # type: ignore[union-attr]
-        return (ACQUIRE, memory, request, memory.number(request))
+        return memory, memory.pool.prepare(blocks, [sizes[b] for b in blocks], offsets)
 
     def _await(self, instruction: Await, index: int) -> Op:
         event, where = self.events[instruction.event]

@@ -94,6 +94,7 @@ class Stream:
             executor.completed.append(self)
             executor.settle()
         else:
+            # SimPy's clock may hold fractions; this one is whole, as every delay is.
             executor.go_on(self, env.now)  # type: ignore[arg-type]
 
 

@@ -176,23 +176,24 @@ class _Walk:
         for index, segment in enumerate(self.program.segments):
             for stream, code in segment.streams.items():
                 for position, instruction in enumerate(code):
-                    kind = type(instruction)
-                    if kind is Launch:
-                        known = 0 <= instruction.kernel < len(self.graph.kernels)  # type: ignore[union-attr]
-                    elif kind is Acquire or kind is Release or kind is Provide:
-                        blocks = instruction.blocks  # type: ignore[union-attr]
+                    if isinstance(instruction, Launch):
+                        known = 0 <= instruction.kernel < len(self.graph.kernels)
+                    elif isinstance(instruction, (Acquire, Release, Provide)):
+                        blocks = instruction.blocks
                         known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
-                    elif kind is CopyOut or kind is CopyIn:
-                        known = 0 <= instruction.block < len(self.graph.blocks)  # type: ignore[union-attr]
+                    elif isinstance(instruction, (CopyOut, CopyIn)):
+                        known = 0 <= instruction.block < len(self.graph.blocks)
                         self.copies = True
-                    elif kind is Signal:
-                        known = instruction.event not in self.signalled_in  # type: ignore[union-attr]
-                        self.signalled_in[instruction.event] = index  # type: ignore[union-attr]
+                    elif isinstance(instruction, Signal):
+                        known = instruction.event not in self.signalled_in
+                        self.signalled_in[instruction.event] = index
                     else:
                         continue
                     if not known:
                         why = (
-                            "is signalled at a second place" if kind is Signal else "names what the graph does not have"
+                            "is signalled at a second place"
+                            if isinstance(instruction, Signal)
+                            else "names what the graph does not have"
                         )
                         raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
 
@@ -233,16 +234,15 @@ class _Walk:
         stop = len(code)
         while position < stop:
             instruction = code[position]
-            kind = type(instruction)
-            if kind is Await:
-                if not self._heard(instruction, clock, index, number):  # type: ignore[arg-type]
+            if isinstance(instruction, Await):
+                if not self._heard(instruction, clock, index, number):
                     return position
-            elif kind is Signal:
-                self.signals[instruction.event].append(tuple(clock))  # type: ignore[union-attr]
+            elif isinstance(instruction, Signal):
+                self.signals[instruction.event].append(tuple(clock))
                 clock[me] += 1
             else:
                 try:
-                    self._do[kind](instruction, me, clock)
+                    self._do[type(instruction)](instruction, me, clock)
                 except ProgramError as error:
                     raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
             position += 1
