@@ -15,7 +15,7 @@ as whole numbers in lists; names and sizes are filled in afterwards.
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Callable
 from typing import Any
 
 import simpy
@@ -35,17 +35,17 @@ class Stream:
 
     ends: when its kernels and copies ended, in program order; starts: when its copies began to be served, likewise.
     number: repetitions of its present segment so far, over all iterations. direction: of the copy it issued, -1
-    while it runs a kernel. stalled_since: -1 while it does not wait.
+    while it runs a kernel. stalled_since: -1 while it does not wait. fire: what is called when the work under way
+    has ended; timer: the one SimPy event that calls it, scheduled again and again.
     """
 
     __slots__ = (
-        "_callbacks",
-        "_executor",
-        "_schedule",
-        "_timer",
+        "callbacks",
         "direction",
         "ends",
+        "env",
         "finished",
+        "fire",
         "iteration",
         "number",
         "ops",
@@ -56,9 +56,11 @@ class Stream:
         "stalled_since",
         "starts",
         "target",
+        "timer",
     )
 
-    def __init__(self, executor: Executor, rank: int, ops: list[Op]) -> None:
+    def __init__(self, env: simpy.Environment, rank: int, ops: list[Op]) -> None:
+        self.env = env
         self.rank = rank
         self.ops = ops
         self.pc = 0
@@ -70,32 +72,20 @@ class Stream:
         self.direction = -1
         self.stalled_since = -1
         self.finished = False
-        self.starts = array("q")
-        self.ends = array("q")
-        self._executor = executor
-        self._timer = _Timer(executor.env)
-        self._callbacks: Any = (self.fire,)
-        self._schedule = executor.env.schedule
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.timer = _Timer(env)
+        self.fire: Callable[..., None] = _nothing
+        self.callbacks: Any = ()
 
     def arm(self, delay: int) -> None:
         """Let `fire` be called after a delay in nanoseconds."""
-        self._schedule(self._timer, NORMAL, delay)
-        self._timer.callbacks = self._callbacks
+        self.env.schedule(self.timer, NORMAL, delay)
+        self.timer.callbacks = self.callbacks
 
-    def fire(self, _: simpy.Event | None = None) -> None:
-        """The work under way has ended; settle the instant unless more ends at it."""
-        executor = self._executor
-        executor.running -= 1
-        env = executor.env
-        # With nothing under way, what is left of the instant are timers that no longer mean anything.
-        if executor.running and env.peek() <= env.now:
-            executor.completed.append(self)
-        elif executor.completed:
-            executor.completed.append(self)
-            executor.settle()
-        else:
-            # SimPy's clock may hold fractions; this one is whole, as every delay is.
-            executor.go_on(self, env.now)  # type: ignore[arg-type]
+
+def _nothing() -> None:
+    """Stands in for `Stream.fire` until the executor has given the stream its own."""
 
 
 class _Timer(simpy.Event):
@@ -126,6 +116,7 @@ class Executor:
         iterations: int,
     ) -> None:
         self.env = env
+        self.schedule = env.schedule
         self.code = code
         self.engines = Engines(env, node, self.settle_if_last)
         self.memories = memories
@@ -139,8 +130,39 @@ class Executor:
         self.givers: list[int] = []
         self.giver = (-1, -1, -1)
         self.snapshots: list[object] = []
-        self.streams = [Stream(self, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
+        self.streams = [Stream(env, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
         self.ready = list(self.streams)
+        for stream in self.streams:
+            stream.fire = self._firing(stream)
+            stream.callbacks = (stream.fire,)
+
+    def _firing(self, stream: Stream) -> Callable[..., None]:
+        """What happens when a stream's work has ended: the instant is settled unless more ends at it."""
+        env, completed, ready, ended = self.env, self.completed, self.ready, stream.ends.append
+
+        def fire(_: simpy.Event | None = None) -> None:
+            self.running -= 1
+            # With nothing under way, what is left of the instant are timers that no longer mean anything.
+            if self.running and env.peek() <= env.now:
+                completed.append(stream)
+                return
+            if completed:
+                completed.append(stream)
+                self.settle()
+                return
+            # One kernel or copy ends and no other: its stream can go on at once. SimPy's clock may hold fractions;
+            # this one is whole, as every delay is.
+            now: int = env.now  # type: ignore[assignment]
+            ended(now)
+            if stream.direction >= 0:
+                self._end_copy(stream, now)
+            stream.pc += 1
+            if self._run(stream, _EVERYTHING, now):
+                ready.append(stream)
+            if ready or self.freed:
+                self.settle()
+
+        return fire
 
     def run(self) -> None:
         """Run until nothing can happen any more."""
@@ -178,17 +200,6 @@ class Executor:
                 continue
             if not self._run(stream, limit, now):
                 ready.remove(stream)
-
-    def go_on(self, stream: Stream, now: int) -> None:
-        """Settle an instant at which one kernel or copy ends and no other."""
-        stream.ends.append(now)
-        if stream.direction >= 0:
-            self._end_copy(stream, now)
-        stream.pc += 1
-        if self._run(stream, _EVERYTHING, now):
-            self.ready.append(stream)
-        if self.ready or self.freed:
-            self.settle()
 
     def _complete(self, now: int) -> None:
         completed = self.completed
@@ -240,7 +251,9 @@ class Executor:
             if code == LAUNCH:
                 stream.pc = pc
                 self.running += 1
-                stream.arm(op[1])
+                timer = stream.timer
+                self.schedule(timer, NORMAL, op[1])
+                timer.callbacks = stream.callbacks
                 return False
             if code == RELEASE:
                 pc += 1

@@ -5,7 +5,6 @@ Lives here: `Memory`. Does not live here: which bytes go where (`simgpu.memory`)
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,8 @@ class Memory:
         self.name = name
         self.pool = pool
         self.waiting: deque[Stream] = deque()
-        self.times = array("q")
-        self.changes = array("q")
+        self.times: list[int] = []
+        self.changes: list[int] = []
         self._requests: list[Request] = []
 
     def number(self, request: Request) -> int:
@@ -51,10 +50,10 @@ class Memory:
         count = len(self._requests)
         live = np.fromiter((request[0] for request in self._requests), dtype=np.int64, count=count)
         used = np.fromiter((request[1] for request in self._requests), dtype=np.int64, count=count)
-        changes = np.array(self.changes, dtype=np.int64)
+        changes = np.fromiter(self.changes, dtype=np.int64, count=len(self.changes))
         which, sign = changes >> 1, 1 - 2 * (changes & 1)
         return MemoryCurve(
-            np.array(self.times, dtype=np.int64),
+            np.fromiter(self.times, dtype=np.int64, count=len(self.times)),
             np.cumsum(live[which] * sign),
             np.cumsum(used[which] * sign),
             self.pool.capacity,

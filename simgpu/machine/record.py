@@ -56,7 +56,7 @@ def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Colu
     duration[~copies] = np.array(graph.durations, dtype=np.int64)[number[~copies]]
     name = _names(once, graph)
     iterations = executor.iterations
-    end = np.array(stream.ends, dtype=np.int64)
+    end = np.fromiter(stream.ends, dtype=np.int64, count=len(stream.ends))
     start = end - np.tile(duration, iterations)
     start[np.tile(copies, iterations)] = stream.starts
     iteration = np.repeat(np.arange(iterations, dtype=np.int64), len(once))

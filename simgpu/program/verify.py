@@ -234,17 +234,18 @@ class _Walk:
         stop = len(code)
         while position < stop:
             instruction = code[position]
-            if isinstance(instruction, Await):
+            do = self._do.get(type(instruction))
+            if do is not None:
+                try:
+                    do(instruction, me, clock)
+                except ProgramError as error:
+                    raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
+            elif isinstance(instruction, Await):
                 if not self._heard(instruction, clock, index, number):
                     return position
             elif isinstance(instruction, Signal):
                 self.signals[instruction.event].append(tuple(clock))
                 clock[me] += 1
-            else:
-                try:
-                    self._do[type(instruction)](instruction, me, clock)
-                except ProgramError as error:
-                    raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
             position += 1
         return position
 
@@ -359,16 +360,22 @@ class _Walk:
         k = instruction.kernel
         graph, device = self.graph, self.device
         self._count_launch(instruction)
-        written, earlier, now, touched = self.written, self.earlier, clock[me], device.touched[me]
+        written, earlier, now = self.written, self.earlier, clock[me]
+        values, ready_by, ready_at, touched = device.value, device.ready_by, device.ready_at, device.touched[me]
         for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
-            if self._value(device, b, me, clock) != written[b] + version - earlier[b]:
+            by = ready_by[b]
+            if by != me and by >= 0 and ready_at[b] > clock[by]:
+                self._value(device, b, me, clock)
+            if values[b] != written[b] + version - earlier[b]:
+                self._value(device, b, me, clock)
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             touched[b] = now
         for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
             self._hold(device, b, me, clock)
             if self.count > 1:
                 self._quiet(device, b, me, clock, "overwritten")
-            self._set(device, b, written[b] + version - earlier[b], me, clock)
+            values[b] = written[b] + version - earlier[b]
+            ready_by[b], ready_at[b], touched[b] = me, now, now
 
     def _count_launch(self, instruction: Launch) -> None:
         kernel = self.graph.kernels[instruction.kernel]
