@@ -56,5 +56,5 @@ def test_sizes_may_be_texts_with_units() -> None:
 def test_a_run_longer_than_the_clock_is_refused() -> None:
     slow = NodeSpec("slow", GpuSpec("gpu", 1000), LinkSpec("pcie", 1, 1, latency_ns=2**62))
     three = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
-    with pytest.raises(InputError, match="292 years"):
+    with pytest.raises(InputError, match="18 years"):
         simulate(three, slow, "vdnn")

@@ -24,6 +24,9 @@ from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Program, Release, Space
 from simgpu.timeline.model import Timeline
 
+#: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
+LONGEST = 2**59
+
 POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
 
@@ -74,11 +77,10 @@ def run_program(
     code = translate(program, graph, device, host)
     executor = Executor(env, code, node, (device, host), iterations)
     _take_residents(program, graph, device)
-    try:
-        executor.run()
-    except OverflowError:
-        what = "the simulated time passes 292 years, more than its 64-bit count of nanoseconds can hold"
-        raise InputError.single("", "time", what, "look at durations, latency and bandwidths") from None
+    executor.run()
+    if env.now > LONGEST:
+        what = "the simulated time passes 18 years, more than a timeline's columns can hold"
+        raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
     if not all(stream.finished for stream in executor.streams):
         raise _stopped(executor, program, graph)
     timeline = timeline_of(executor, graph)
