@@ -6,7 +6,7 @@ Lives here: `simulate` and `Result`. Does not live here: many runs at once (`sim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -263,7 +263,7 @@ class _Shared:
             trace_name=self.trace.name,
             node=self.node,
             policy=self.policy.name,
-            parameters={f.name: getattr(self.policy, f.name) for f in fields(self.policy)},  # type: ignore[arg-type]
+            parameters=self.policy.parameters,
             budget=self.budget,
             pool=pool,
             seed=self.seed,

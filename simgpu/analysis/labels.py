@@ -19,6 +19,6 @@ def policy_label(policy: Policy) -> str:
     >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
     ('vdnn(mode=conv)', 'vdnn')
     """
-    values = {field: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]
-    told = ", ".join(f"{field.name}={value}" for field, value in values.items() if value != field.default)
+    defaults = {field.name: field.default for field in fields(policy)}
+    told = ", ".join(f"{name}={value}" for name, value in policy.parameters.items() if value != defaults[name])
     return f"{policy.name}({told})" if told else policy.name

@@ -26,12 +26,12 @@ def schema(kind: Literal["scenario", "node"]) -> None:
 
 def json_schema(kind: Literal["scenario", "node"]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file, as plain data."""
-    if kind == "node":
-        from simgpu.hardware.nodes import NodeFile as Model
-    else:
-        from simgpu.scenario.model import ScenarioFile as Model  # type: ignore[assignment]
+    from simgpu.hardware.nodes import NodeFile
+    from simgpu.scenario.model import ScenarioFile
+
+    model = NodeFile if kind == "node" else ScenarioFile
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **_without_program_defaults(Model.model_json_schema(by_alias=True, mode="validation"))}
+    return {"$schema": dialect, **_without_program_defaults(model.model_json_schema(by_alias=True, mode="validation"))}
 
 
 def _without_program_defaults(schema: Any) -> Any:

@@ -7,7 +7,7 @@ Lives here: `compare` and its answer. Does not live here: running one policy (`s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.labels import policy_label
@@ -191,8 +191,7 @@ def compare(
             outcome = simulate(trace, node, policy, **settings)
         except OutOfMemoryError as error:
             outcome = error
-        parameters = {field.name: getattr(policy, field.name) for field in fields(policy)}  # type: ignore[arg-type]
-        runs.append(Run(label, policy.name, parameters, outcome))
+        runs.append(Run(label, policy.name, policy.parameters, outcome))
     return Comparison(tuple(runs), trace.info, trace.name, node)
 
 

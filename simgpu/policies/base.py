@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -50,6 +50,7 @@ class PlanContext:
     rng: np.random.Generator
 
 
+@dataclass(frozen=True)
 class Policy(ABC):
     """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
 
@@ -69,6 +70,11 @@ class Policy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The policy's parameters and their values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abstractmethod
     def plan(self, context: PlanContext) -> Program:

@@ -6,7 +6,7 @@ Lives here: finding a policy by name, describing it, and making it from paramete
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -85,7 +85,6 @@ def policy_class(name: str) -> type[Policy]:
 
 def _fault(found: object, name: str) -> str:
     """What keeps an outside object from being the policy of that name, as the end of a sentence; empty if nothing."""
-    has_fields = is_dataclass(found)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         return "is not a subclass of simgpu.policies.base.Policy"
     if isabstract(found):
@@ -95,7 +94,8 @@ def _fault(found: object, name: str) -> str:
         return f"does not say its {' and '.join(missing)}"
     if found.name != name:
         return f"calls itself '{found.name}'"
-    return "" if has_fields else "is not a dataclass"
+    # Its own decorator, not the base class's: without it the policy's parameters would be ignored.
+    return "" if "__dataclass_params__" in vars(found) else "is not a dataclass"
 
 
 def describe(name: str) -> PolicyInfo:
@@ -114,7 +114,7 @@ def describe(name: str) -> PolicyInfo:
             f.metadata.get("description", ""),
             get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else (),
         )
-        for f in fields(policy)  # type: ignore[arg-type]
+        for f in fields(policy)
     )
     return PolicyInfo(name, policy.summary, policy.source, parameters)
 
@@ -137,7 +137,7 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
 
     policy = policy_class(name)
     hints = get_type_hints(policy)
-    known = [f.name for f in fields(policy)]  # type: ignore[arg-type]
+    known = [f.name for f in fields(policy)]
     problems = []
     values = {}
     for key, value in (parameters or {}).items():

@@ -20,7 +20,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar
 
@@ -147,7 +147,8 @@ class PolicyContract:
         assert info.name == found.name == self.policy
         for text in (info.summary, info.source):
             assert text == text.strip() != "" and "\n" not in text
-        assert is_dataclass(found) and found.__dataclass_params__.frozen, "a policy is a frozen dataclass"
+        own = vars(found).get("__dataclass_params__")
+        assert own is not None and own.frozen, "a policy is a frozen dataclass"
         assert "plan" in vars(found) or not inspect.isabstract(found)
         documented = inspect.getdoc(found) or ""
         assert documented and not documented.startswith(f"{found.__name__}("), "the class has a docstring of its own"
