@@ -33,6 +33,9 @@ class GpuSection(FileModel):
     copy_engines: Literal[1, 2] = Field(default=2, description="1 serves both directions in turn, 2 serve one each")
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
     fp32_rate: Rate | None = Field(default=None, description="peak rate of single-precision arithmetic")
+    tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
+    architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
+    multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> GpuSection:
@@ -86,6 +89,9 @@ class NodeFile(FileModel):
                 reserved=gpu.reserved,
                 dram_bandwidth=gpu.dram_bandwidth,
                 fp32_rate=gpu.fp32_rate,
+                tensor_rate=gpu.tensor_rate,
+                architecture=gpu.architecture,
+                multiprocessors=gpu.multiprocessors,
             ),
             link=LinkSpec(
                 kind=link.kind,

@@ -24,7 +24,9 @@ class GpuSpec:
     memory: bytes a program can use. reserved: bytes of them that the framework keeps for itself (its context).
     copy_engines: 1 serves both directions in turn, 2 serves one each.
     alignment: every allocation is rounded up to a multiple of this many bytes.
-    dram_bandwidth: bytes per second, fp32_rate: operations per second; None where not stated.
+    architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
+    dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
+    the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
     """
 
     name: str
@@ -34,6 +36,9 @@ class GpuSpec:
     reserved: int = 0
     dram_bandwidth: int | None = None
     fp32_rate: int | None = None
+    tensor_rate: int | None = None
+    architecture: str | None = None
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,9 @@ def _check_info(info: TraceInfo, found: Findings) -> None:
             good = False
         if not good:
             found.add("info", -1, "date", f"{info.date!r} is not a day", "write YYYY-MM-DD, or leave it empty")
+    peak = info.framework_peak_bytes
+    if peak is not None and not _is_count(peak):
+        found.add("info", -1, "framework_peak_bytes", *_number_message(peak))
     if any("\ud800" <= letter <= "\udfff" for letter in info.notes):
         found.add("info", -1, "notes", "holds characters that no file can", "remove the lone surrogates")
 
@@ -142,7 +145,8 @@ def _check_kernels(kernels: tuple[Kernel, ...], found: Findings) -> None:
             found.add("kernels", index, "id", what, "give another id")
         _check_word(found, "kernels", index, kernel, "phase", Phase)
         _check_texts(found, "kernels", index, kernel, ("op",), ("layer",))
-        _check_counts(found, "kernels", index, kernel, ("duration_ns", "stream"), ("start_ns", "flops", "dram_bytes"))
+        optional = ("start_ns", "flops", "dram_bytes", "spread_ns")
+        _check_counts(found, "kernels", index, kernel, ("duration_ns", "stream"), optional)
         for column, ids in (("reads", kernel.reads), ("writes", kernel.writes)):
             if len(set(ids)) < len(ids):
                 twice = next(name for name in ids if ids.count(name) > 1)

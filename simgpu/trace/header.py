@@ -22,7 +22,8 @@ _TEXTS = ("model", "device", "dtype", "tool")
 _OPTIONAL_TEXTS = ("date", "notes")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
-_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, *_COUNTS)
+_PEAK = "framework_peak_bytes"
+_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, _PEAK, *_COUNTS)
 
 
 @dataclass(slots=True)
@@ -53,21 +54,21 @@ def read_header(path: Path) -> ReadHeader:
     def complain(place: str, what: str, remedy: str) -> None:
         result.problems.append(Problem(str(path), place, what, remedy))
 
-    for key in values:
-        if key not in _KEYS:
-            complain(document.place(str(key)), f"unknown key '{key}'", did_you_mean(str(key), _KEYS))
+    for key in (key for key in values if key not in _KEYS):
+        complain(document.place(str(key)), f"unknown key '{key}'", did_you_mean(str(key), _KEYS))
     for key in _REQUIRED:
         if key not in values:
             complain("", f"key '{key}' is missing", f"the required keys are: schema, {', '.join(_REQUIRED)}")
-    texts = {}
-    for key in (*_TEXTS, *_OPTIONAL_TEXTS):
-        value = values.get(key, "")
-        texts[key] = value.isoformat() if type(value) is datetime.date else value
-        if not isinstance(texts[key], str):
-            complain(places[key], f"{value!r} is not a text", f'write it in quotes: {key}: "{value}"')
+    texts = _texts(values)
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            complain(places[key], f"{text!r} is not a text", f'write it in quotes: {key}: "{text}"')
     batch = values.get("batch", 1)
     if type(batch) is not int:
         complain(places["batch"], f"{batch!r} is not a whole number", "give the number of samples, digits only")
+    peak = values.get(_PEAK)
+    if peak is not None and type(peak) is not int:
+        complain(places[_PEAK], f"{peak!r} is not a whole number", "give whole bytes, digits only")
     origin = _origin(values.get("origin", Origin.RECORDED))
     if origin is None:
         wrong = str(values["origin"])
@@ -77,8 +78,13 @@ def read_header(path: Path) -> ReadHeader:
         if key in values and key not in result.counts:
             complain(places[key], f"{values[key]!r} is not a whole number", f"give the rows of {key}.csv")
     if not result.problems:
-        result.info = TraceInfo(batch=batch, origin=origin or Origin.RECORDED, **texts)
+        result.info = TraceInfo(batch=batch, origin=origin or Origin.RECORDED, framework_peak_bytes=peak, **texts)
     return result
+
+
+def _texts(values: Mapping[Any, Any]) -> dict[str, Any]:
+    found = {key: values.get(key, "") for key in (*_TEXTS, *_OPTIONAL_TEXTS)}
+    return {key: text.isoformat() if type(text) is datetime.date else text for key, text in found.items()}
 
 
 def _origin(value: Any) -> Origin | None:
@@ -100,9 +106,12 @@ def header_text(trace: Trace) -> str:
         "tool": info.tool,
         "date": info.date,
         "notes": info.notes,
+        _PEAK: info.framework_peak_bytes,
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
+    if info.framework_peak_bytes is None:
+        del values[_PEAK]
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.
     is_plain = all(line.isprintable() for line in info.notes.split("\n"))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=110)

@@ -62,6 +62,7 @@ class Kernel:
     layer: the layer it belongs to, None where the recording has no layers.
     pure: whether running it again gives the same values and changes nothing else; None when unknown.
     flops: floating-point operations; dram_bytes: bytes it moved to and from device memory; None when not recorded.
+    spread_ns: how far the recorded repetitions lie apart, third less first quartile; None when not recorded.
     """
 
     id: str
@@ -76,6 +77,7 @@ class Kernel:
     pure: bool | None = None
     flops: int | None = None
     dram_bytes: int | None = None
+    spread_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class TraceInfo:
     """Where a trace comes from: the fields of `trace.yaml`.
 
     date: ISO 8601 day of the recording, empty when unknown. notes: free text.
+    framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
     """
 
     model: str
@@ -153,6 +156,7 @@ class TraceInfo:
     tool: str
     date: str = ""
     notes: str = ""
+    framework_peak_bytes: int | None = None
 
     @property
     def provenance(self) -> str:

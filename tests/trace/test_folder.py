@@ -96,7 +96,7 @@ MISTAKES = {
         (",20,y", ",,y", "row 3, column duration_ns", "the cell is blank"),
         (",20,y", f",{2**63},y", "row 3, column duration_ns", "'9223372036854775808' is too large"),
         ("relu_,forward", "relu_,foward", "row 3, column phase", "'foward' is not a phase; did you mean 'forward'?"),
-        ("no,,\n", "maybe,,\n", "row 6, column pure", "'maybe' is neither yes nor no"),
+        ("no,,,\n", "maybe,,,\n", "row 6, column pure", "'maybe' is neither yes nor no"),
         (
             "duration_ns",
             "duration_us",
