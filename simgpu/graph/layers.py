@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from simgpu.graph.ops import OpClass, op_class
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import Phase
+from simgpu.trace.ops import OpClass, op_class
 
 
 @dataclass(frozen=True, slots=True)

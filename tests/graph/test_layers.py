@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simgpu.graph.ops import OpClass, op_class
 from simgpu.trace.model import Phase
+from simgpu.trace.ops import OpClass, op_class
 from tests.graph.test_taskgraph import RESIDUAL
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
 
