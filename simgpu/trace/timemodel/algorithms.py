@@ -1,0 +1,151 @@
+"""The ways to compute a convolution: where each applies, what it computes and moves, and its workspace.
+
+Lives here: counts of operations and bytes, from shapes alone. Does not live here: durations
+(`simgpu.trace.timemodel.model`), or any number that was fitted.
+
+Applicability follows cuDNN's documentation of its algorithms (cuDNN developer guide, enumerations
+cudnnConvolutionFwdAlgo_t, BwdDataAlgo_t and BwdFilterAlgo_t). A workspace formula counts what the algorithm must hold
+at once; a library may hold less by working in portions, or more for padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, log2
+
+from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape
+from simgpu.trace.timemodel.parameters import AlgorithmName
+
+#: Bytes of one complex number in single precision, and of one offset of the precomputed indices.
+_COMPLEX, _OFFSET = 8, 4
+#: Longest padded side that the whole-image transform takes; side of a tile of the tiled one.
+_FFT_LIMIT, _FFT_TILE = 256, 32
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmWork:
+    """What one algorithm does for a convolution.
+
+    product: the matrix product that it comes down to. product_flops: operations of that product. other_flops: of the
+    transforms around it. extra_bytes: traffic beyond operands and result, such as transformed tiles written and read.
+    matrix_units: whether it can use them. kernels: how many are launched one after another.
+    """
+
+    name: AlgorithmName
+    product: GemmShape
+    product_flops: int
+    other_flops: int = 0
+    extra_bytes: int = 0
+    workspace_bytes: int = 0
+    matrix_units: bool = False
+    kernels: int = 1
+
+
+def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
+    """The product that a convolution is, when every tap of every input becomes one entry of a matrix.
+
+    >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
+    >>> product_of(shape, Direction.FORWARD)
+    GemmShape(m=128, n=16, k=27, count=1)
+    >>> product_of(shape, Direction.BACKWARD_WEIGHTS)
+    GemmShape(m=16, n=27, k=128, count=1)
+    """
+    (rows, columns), (height, width) = shape.kernel, shape.out_size
+    inputs, outputs = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    taps, results = rows * columns, shape.batch * height * width
+    match direction:
+        case Direction.FORWARD:
+            return GemmShape(results, outputs, inputs * taps, shape.groups)
+        case Direction.BACKWARD_DATA:
+            # Every input pixel is reached from taps / stride results: the same arithmetic as forward.
+            pixels = shape.batch * shape.in_size[0] * shape.in_size[1]
+            depth = max(1, ceil(results * outputs * taps / pixels))
+            return GemmShape(pixels, inputs, depth, shape.groups)
+        case Direction.BACKWARD_WEIGHTS:
+            return GemmShape(outputs, inputs * taps, results, shape.groups)
+
+
+def works(shape: ConvolutionShape, direction: Direction, itemsize: int = 4) -> Iterator[AlgorithmWork]:
+    """Every algorithm that applies, in no particular order; `itemsize`: bytes of one value."""
+    product, flops = product_of(shape, direction), 2 * shape.macs
+    yield AlgorithmWork("implicit_gemm", product, flops, matrix_units=True)
+    taps = shape.in_channels // shape.groups * shape.kernel[0] * shape.kernel[1]
+    positions = shape.batch * shape.out_size[0] * shape.out_size[1]
+    yield AlgorithmWork(
+        "implicit_precomp_gemm",
+        product,
+        flops,
+        workspace_bytes=_OFFSET * (taps + positions),
+        matrix_units=True,
+    )
+    matrix = itemsize * positions * taps * shape.groups
+    yield AlgorithmWork(
+        "gemm", product, flops, extra_bytes=2 * matrix, workspace_bytes=matrix, matrix_units=True, kernels=2
+    )
+    plain = shape.stride == (1, 1) and shape.dilation == (1, 1) and shape.groups == 1
+    if plain and shape.kernel == (3, 3):
+        if direction is not Direction.BACKWARD_WEIGHTS:
+            yield _winograd_fused(shape, itemsize)
+        yield _winograd_nonfused(shape, itemsize)
+    if plain and shape.kernel != (1, 1):
+        yield from _transforms(shape)
+
+
+def _tiles(shape: ConvolutionShape, side: int) -> int:
+    """Tiles of side x side results that cover all images."""
+    height, width = shape.out_size
+    return shape.batch * ceil(height / side) * ceil(width / side)
+
+
+def _winograd_fused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
+    """F(2x2, 3x3): 16 multiplies for 4 results instead of 36; only the transformed filters are stored.
+
+    Additions of the transforms after Lavin and Gray (CVPR 2016), section 4.1: 32 for a tile of the input, 28 for a
+    filter, 24 for a tile of the result.
+    """
+    tiles, channels = _tiles(shape, 2), shape.in_channels * shape.out_channels
+    product = GemmShape(tiles, shape.out_channels, shape.in_channels, 16)
+    additions = tiles * (32 * shape.in_channels + 24 * shape.out_channels) + 28 * channels
+    filters = 16 * channels * itemsize
+    return AlgorithmWork("winograd", product, 2 * product.macs, additions, 2 * filters, filters, kernels=2)
+
+
+def _winograd_nonfused(shape: ConvolutionShape, itemsize: int) -> AlgorithmWork:
+    """F(4x4, 3x3): 36 multiplies for 16 results instead of 144; transformed tiles and filters are stored.
+
+    Operations of the transforms after Lavin and Gray (CVPR 2016), section 4.3: 156 for a tile of the input, 72 for a
+    filter, 90 for a tile of the result.
+    """
+    tiles, channels = _tiles(shape, 4), shape.in_channels * shape.out_channels
+    product = GemmShape(tiles, shape.out_channels, shape.in_channels, 36)
+    transforms = tiles * (156 * shape.in_channels + 90 * shape.out_channels) + 72 * channels
+    stored = 36 * itemsize * (tiles * (shape.in_channels + shape.out_channels) + channels)
+    return AlgorithmWork("winograd_nonfused", product, 2 * product.macs, transforms, 2 * stored, stored, kernels=4)
+
+
+def _transforms(shape: ConvolutionShape) -> Iterator[AlgorithmWork]:
+    """Fourier transforms of whole images padded to a power of two, and of tiles of 32 x 32."""
+    padded = max(side + 2 * padding for side, padding in zip(shape.in_size, shape.padding, strict=True))
+    if padded <= _FFT_LIMIT and max(shape.kernel) <= padded:
+        side = 1 << max(padded - 1, 1).bit_length()
+        yield _spectral(shape, "fft", side, shape.batch)
+    if max(shape.kernel) <= _FFT_TILE:
+        height, width = (
+            ceil(out / (_FFT_TILE - kernel + 1)) for out, kernel in zip(shape.out_size, shape.kernel, strict=True)
+        )
+        yield _spectral(shape, "fft_tiling", _FFT_TILE, shape.batch * height * width)
+
+
+def _spectral(shape: ConvolutionShape, name: AlgorithmName, side: int, images: int) -> AlgorithmWork:
+    """Transform both operands, multiply spectra frequency by frequency, transform back.
+
+    A real transform of side x side values takes 2.5 n log2 n operations (n = side squared) and leaves
+    side x (side / 2 + 1) complex numbers; a complex multiply-accumulate is four real ones.
+    """
+    frequencies, values = side * (side // 2 + 1), side * side
+    planes = images * (shape.in_channels + shape.out_channels) + shape.in_channels * shape.out_channels
+    spectra = _COMPLEX * frequencies * planes
+    product = GemmShape(images, shape.out_channels, shape.in_channels, frequencies)
+    transforms = ceil(2.5 * values * log2(values) * planes)
+    return AlgorithmWork(name, product, 8 * product.macs, transforms, 2 * spectra, spectra, kernels=4)
