@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Phase, Trace
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.units import format_bytes, format_time
 
 #: How many of the biggest blocks are listed.
@@ -50,7 +50,9 @@ class TraceStats:
     one is held throughout, and a workspace lives as long as its kernel).
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
     persistent blocks count throughout, or until their last use where their release is recorded.
-    sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`.
+    sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`; sparsity_epochs: at how many epochs.
+    spread_ns: the spreads of all kernels summed, None unless each has one; widest: the kernel with the largest.
+    framework_peak_bytes: the peak that the framework itself reported, None where it did not.
     """
 
     kernels: int
@@ -68,6 +70,10 @@ class TraceStats:
     peak_needed: Peak | None
     feature_maps: int
     sparsity_blocks: int
+    sparsity_epochs: int
+    spread_ns: int | None
+    widest: Kernel | None
+    framework_peak_bytes: int | None
     layers: int
     streams: int
     pure: int
@@ -79,6 +85,7 @@ class TraceStats:
         return [
             ("kernels", str(self.kernels)),
             ("compute", format_time(self.compute_ns)),
+            ("spread of repetitions", self._spread_text()),
             ("streams", str(self.streams)),
             ("layers", str(self.layers) if self.layers else "not recorded"),
             ("blocks", f"{self.blocks}, {format_bytes(self.block_bytes)}"),
@@ -86,9 +93,29 @@ class TraceStats:
             ("recorded lifetimes", known),
             ("peak over recorded lifetimes", _peak_text(self.peak_recorded, "lifetimes not recorded")),
             ("peak over needed lifetimes", _peak_text(self.peak_needed, "no kernels")),
-            ("sparsity of feature maps", f"{self.sparsity_blocks} of {self.feature_maps}"),
+            ("peak by the framework itself", self._framework_peak_text()),
+            ("sparsity of feature maps", self._sparsity_text()),
             ("pure kernels", f"{self.pure} yes, {self.impure} no, {self.kernels - self.pure - self.impure} unknown"),
         ]
+
+    def _spread_text(self) -> str:
+        if self.spread_ns is None or self.widest is None or self.widest.spread_ns is None:
+            return "not recorded"
+        share = f", {self.spread_ns / self.compute_ns:.1%} of compute" if self.compute_ns else ""
+        widest = f"{self.widest.id}, {format_time(self.widest.spread_ns)} of {format_time(self.widest.duration_ns)}"
+        return f"{format_time(self.spread_ns)} summed over kernels{share}; widest {widest}"
+
+    def _framework_peak_text(self) -> str:
+        if self.framework_peak_bytes is None:
+            return "not recorded"
+        text = f"{format_bytes(self.framework_peak_bytes)} ({self.framework_peak_bytes} bytes)"
+        if self.peak_recorded is None or not self.peak_recorded.bytes:
+            return text
+        return f"{text}, {self.framework_peak_bytes / self.peak_recorded.bytes:.3f} of that over recorded lifetimes"
+
+    def _sparsity_text(self) -> str:
+        epochs = f", at {self.sparsity_epochs} epochs" if self.sparsity_epochs > 1 else ""
+        return f"{self.sparsity_blocks} of {self.feature_maps}{epochs}"
 
     def phase_rows(self) -> list[tuple[str, str, str]]:
         """Phase, kernels, time."""
@@ -117,6 +144,7 @@ def trace_stats(trace: Trace) -> TraceStats:
     asked = [block for block in trace.blocks if _lifetime_is_asked(block)]
     known = sum(block.release is not None for block in asked)
     measured = {sample.block for sample in trace.sparsity}
+    spreads = [kernel.spread_ns for kernel in trace.kernels if kernel.spread_ns is not None]
     recorded, needed = _lifetimes(trace)
     return TraceStats(
         kernels=len(trace.kernels),
@@ -138,6 +166,10 @@ def trace_stats(trace: Trace) -> TraceStats:
         peak_needed=_peak(trace, needed),
         feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
         sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
+        sparsity_epochs=len({sample.epoch for sample in trace.sparsity}),
+        spread_ns=sum(spreads) if len(spreads) == len(trace.kernels) else None,
+        widest=max(trace.kernels, key=lambda kernel: kernel.spread_ns or 0, default=None),
+        framework_peak_bytes=trace.info.framework_peak_bytes,
         layers=len({kernel.layer for kernel in trace.kernels if kernel.layer is not None}),
         streams=len({kernel.stream for kernel in trace.kernels}),
         pure=sum(kernel.pure is True for kernel in trace.kernels),

@@ -68,6 +68,24 @@ def test_a_kernel_gets_the_median_of_its_own_calls() -> None:
     assert [kernel.duration_ns for kernel in even.kernels] == [5, 50]
 
 
+@pytest.mark.parametrize(
+    ("times", "third_less_first_quartile"),
+    [
+        ([7], None),
+        ([9, 7], 9 - 7),
+        ([4, 1, 2, 8], 8 - 1),
+        ([50, 10, 20, 30, 40], 40 - 20),
+        ([*range(0, 90, 10)], 60 - 20),
+        ([*range(21)], 15 - 5),
+    ],
+)
+def test_spread_is_between_two_measured_quartiles(times: list[int], third_less_first_quartile: int | None) -> None:
+    notes = [KernelNote(0, "aten::f", Phase.FORWARD, None, (), (), True, None)]
+    info = TraceInfo("m", 1, "d", "float32", Origin.RECORDED, "t")
+    (kernel,) = assemble(info, notes, [], [[time] for time in times]).kernels
+    assert kernel.spread_ns == third_less_first_quartile
+
+
 @dataclass
 class _Device:
     """Stands in for a GPU: events may be read only after a synchronise."""

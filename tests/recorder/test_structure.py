@@ -217,7 +217,7 @@ def test_every_forward_and_backward_kernel_has_a_layer() -> None:
 def test_recording_twice_differs_only_in_durations() -> None:
     def without_times(name: str) -> Trace:
         trace = record(name, batch=2, repetitions=2, warmup=1, seed=5, date="2026-01-01")
-        return replace(trace, kernels=tuple(replace(k, duration_ns=0) for k in trace.kernels))
+        return replace(trace, kernels=tuple(replace(k, duration_ns=0, spread_ns=0) for k in trace.kernels))
 
     for name in ("vgg11", "resnet20", "transformer"):
         assert without_times(name) == without_times(name)

@@ -61,3 +61,26 @@ def test_rows_are_ready_to_print():
     assert stats.phase_rows()[0] == ("forward", "3", "150 ns")
     assert stats.biggest_rows()[0] == ("y", "feature_map", "64 B")
     assert sum(int(row[1]) for row in stats.kind_rows()) == stats.blocks
+
+
+def test_spread_is_summed_where_every_kernel_has_one():
+    assert dict(trace_stats(SMALL).summary_rows())["spread of repetitions"] == "not recorded"
+    spreads = [10, 0, 5, 20, 1]
+    kernels = [replace(kernel, spread_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]
+    stats = trace_stats(replace(SMALL, kernels=tuple(kernels)))
+    assert stats.spread_ns == 36
+    told = "36 ns summed over kernels, 10.0% of compute; widest k4, 20 ns of 200 ns"
+    assert dict(stats.summary_rows())["spread of repetitions"] == told
+    some = (replace(kernels[0], spread_ns=None), *kernels[1:])
+    assert trace_stats(replace(SMALL, kernels=some)).spread_ns is None
+
+
+def test_the_frameworks_own_peak_stands_beside_the_recorded_one():
+    assert dict(trace_stats(SMALL).summary_rows())["peak by the framework itself"] == "not recorded"
+    info = replace(SMALL.info, framework_peak_bytes=2 * max(NEEDED))
+    told = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak by the framework itself"]
+    assert told == "264 B (264 bytes), 2.000 of that over recorded lifetimes"
+
+
+def test_epochs_with_measured_sparsity_are_counted():
+    assert dict(trace_stats(SMALL).summary_rows())["sparsity of feature maps"] == "1 of 2, at 2 epochs"

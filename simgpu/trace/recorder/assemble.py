@@ -1,6 +1,6 @@
 """From the notes of the passes to a trace.
 
-Lives here: ids, medians and provenance. Does not live here: anything that runs the model.
+Lives here: ids, medians and spreads. Does not live here: anything that runs the model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ def assemble(
     """The trace of the noted kernels and blocks.
 
     durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
-    repetitions, the lower of the two middle ones where their number is even.
+    repetitions, the lower of the two middle ones where their number is even, and their `spread`.
     """
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
+    times = [[repetition[kernel.call] for repetition in durations] for kernel in kernels]
     return Trace(
         info,
         tuple(
@@ -29,12 +30,13 @@ def assemble(
                 ids[place],
                 kernel.op,
                 kernel.phase,
-                median_low([times[kernel.call] for times in durations]),
+                median_low(times[place]),
                 tuple(names[number] for number in kernel.reads),
                 tuple(names[number] for number in kernel.writes),
                 kernel.layer,
                 pure=kernel.pure,
                 flops=kernel.flops,
+                spread_ns=spread(times[place]),
             )
             for place, kernel in enumerate(kernels)
         ),
@@ -59,6 +61,21 @@ def assemble(
         ),
         name=info.model,
     )
+
+
+def spread(times: Sequence[int]) -> int | None:
+    """How far repetitions lie apart, nanoseconds: third less first quartile; None of a single one.
+
+    Of n durations in order the first quartile is the one that (n - 1) // 4 are ahead of, and the third the one that as
+    many come after: always durations that were measured. Up to four, that is the longest less the shortest.
+
+    >>> spread([50, 10, 20, 30, 40]), spread([7, 9]), spread([7])
+    (20, 2, None)
+    """
+    if len(times) < 2:
+        return None
+    ordered, outside = sorted(times), (len(times) - 1) // 4
+    return ordered[-1 - outside] - ordered[outside]
 
 
 def _block_names(blocks: Sequence[BlockNote]) -> list[str]:
