@@ -252,6 +252,13 @@ class _Shared:
 
     def run(self, program: Program) -> Result:
         """Verify and execute a program."""
+        notes = program.notes
+        if not self.trace.blocks:
+            if not program.unlimited_memory:
+                what = "the recording has no tensors, so nobody can tell what fits, or move anything"
+                remedy = "run the policy ideal, or import a recording with tensors or memory events"
+                raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
+            notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         pool = self.pool or program.pool or "counting"
@@ -276,7 +283,7 @@ class _Shared:
             timeline=run.timeline,
             label=policy_label(self.policy),
             phases={kernel.id: kernel.phase for kernel in self.trace.kernels},
-            notes=program.notes,
+            notes=notes,
         )
 
 

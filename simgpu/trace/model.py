@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from simgpu.units import format_time
+
+if TYPE_CHECKING:
+    from simgpu.hardware.spec import GpuSpec
 
 
 class Phase(StrEnum):
@@ -209,6 +213,12 @@ class Trace:
     def block_by_id(self) -> Mapping[str, Block]:
         """Blocks by their id."""
         return MappingProxyType({block.id: block for block in self.blocks})
+
+    def at_batch(self, batch: int, gpu: GpuSpec | None = None) -> Trace:
+        """The same iteration with another number of samples, marked modelled: see `simgpu.trace.rescale.at_batch`."""
+        from simgpu.trace.rescale import at_batch
+
+        return at_batch(self, batch, gpu)
 
     @property
     def summary(self) -> str:
