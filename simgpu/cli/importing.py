@@ -10,10 +10,12 @@ import click
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import Told, import_trace
+from simgpu.trace.importers import IMPORTERS, Told, import_trace
+
+_FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
 
 
-@click.command("import")
+@click.command("import", epilog=f"Formats: {_FORMATS}.")
 @click.argument("path", type=click.Path(path_type=Path))
 @folder_options
 @click.option("--batch", type=click.IntRange(min=1), help="Samples in the iteration.")
@@ -24,8 +26,7 @@ from simgpu.trace.importers import Told, import_trace
 def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
 
-    Formats: TrioSim CSV (a folder with trace.csv and tensor.csv) and DTR logs. The options tell what the recording
-    does not say of itself.
+    The options tell what the recording does not say of itself.
 
     \b
     simgpu import recordings/vgg13 -o vgg13-h100 --batch 128 --device "NVIDIA H100"

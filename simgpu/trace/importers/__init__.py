@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
-from simgpu.trace.importers import dtr, triosim
+from simgpu.trace.importers import dtr, g10, triosim
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
 
@@ -33,6 +33,7 @@ class Importer:
 IMPORTERS: tuple[Importer, ...] = (
     Importer("TrioSim CSV", "a folder with trace.csv and tensor.csv", triosim.recognises, triosim.load),
     Importer("DTR log", "lines of JSON, each with an INSTRUCTION", dtr.recognises, dtr.load),
+    Importer("G10 folder", "a folder with kernels.config, tensors.config and cudnnB.txt", g10.recognises, g10.load),
 )
 
 
