@@ -1,0 +1,163 @@
+"""Modelled sparsity of a trace's feature maps, by epoch.
+
+Zeros come from ReLU; what other operators make of them is followed through the forward pass:
+
+* A ReLU's result follows a curve of the network's profile: the first ReLU its own, those after convolutions one
+  between the shallow and the deep curve by their depth, those after linear layers another, single layers their own.
+* Max and average pooling give a zero only where the whole window is zero, so their result is denser than their
+  input: sparsity s becomes s^(1 + (w - 1)(1 - c)) for w input values a result and a share c of clustered zeros.
+  A recording does not tell the window; w is the number of input values for each result (overlapping windows are
+  larger, and their results denser still).
+* Dropout adds its own zeros; a concatenation has the mean of its parts, weighted by size; copies keep what they copy.
+* Everything else (convolutions, normalizations, sums) is taken as dense and gets no row.
+
+Lives here: these rules. Does not live here: the numbers (`simgpu.trace.sparsity.profile` and the files it reads).
+Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
+CLUSTER 2021) sections II-B and V-B for VGG-16. Curves run from the first to the last epoch asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from simgpu.errors import InputError
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase, SparsitySample, Trace
+from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.sparsity.profile import EMPTIEST, GENERAL, Profile, load_profile, profile_names
+
+_DIGITS = 6
+_RELU = re.compile(r"(^|[^a-z])(relu|relu6|threshold)_?([^a-z_]|$)")
+_COPIES = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|reshape")
+_JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
+
+
+def with_sparsity(trace: Trace, epochs: int, profile: str | None = None) -> Trace:
+    """The trace with modelled sparsity for epochs 0 .. epochs - 1 in place of any it had; its notes say so.
+
+    profile: name of a shipped profile; by default that of the trace's model, or the general one. Raises `InputError`
+    for an unknown profile, fewer than one epoch, or a trace without a ReLU.
+
+    >>> from simgpu import load_trace
+    >>> vgg = with_sparsity(load_trace("vgg11-cifar-cpu"), epochs=3)
+    >>> [sample.sparsity for sample in vgg.sparsity if sample.block == vgg.sparsity[0].block]
+    [0.5, 0.5, 0.5]
+    """
+    if type(epochs) is not int or epochs < 1:
+        raise InputError.single(
+            trace.name or "trace", "epochs", f"{epochs!r} is not a number of epochs", "give 1 or more"
+        )
+    name = profile or (trace.info.model if trace.info.model in profile_names() else GENERAL)
+    flow = _Flow.of(trace, load_profile(name))
+    if not flow.relus:
+        remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
+        raise InputError.single(trace.name or "trace", "kernels", "there is no ReLU in forward", remedy)
+    rows: defaultdict[str, list[SparsitySample]] = defaultdict(list)
+    for epoch in range(epochs):
+        for block, share in flow.at(epoch / max(1, epochs - 1)).items():
+            rows[block].append(SparsitySample(block, epoch, round(share, _DIGITS)))
+    told = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
+    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip())
+    ordered = [sample for block in trace.blocks for sample in rows[block.id]]
+    return replace(trace, info=info, sparsity=tuple(ordered))
+
+
+def mean_sparsity(trace: Trace) -> float:
+    """Share of zeros in all blocks that have one, weighted by their bytes, mean over the epochs (cDMA section IV).
+
+    >>> from simgpu import load_trace
+    >>> 0 < mean_sparsity(load_trace("vgg11-cifar-cpu")) < 1
+    True
+    """
+    table = trace.block_by_id
+    total = sum(table[sample.block].bytes for sample in trace.sparsity)
+    return sum(sample.sparsity * table[sample.block].bytes for sample in trace.sparsity) / total
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """The forward pass as far as zeros go: its kernels, and which curve each ReLU follows.
+
+    relus: by kernel position, the layer's name, whether it follows a linear layer, and its rank among the ReLUs that
+    follow convolutions.
+    """
+
+    trace: Trace
+    profile: Profile
+    table: dict[str, Block]
+    relus: dict[int, tuple[str, bool, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: Trace, profile: Profile) -> _Flow:
+        """Find the ReLUs and what they follow."""
+        flow = cls(trace, profile, dict(trace.block_by_id))
+        maker: dict[str, OpClass] = {}
+        convolutions = 0
+        for k, kernel in enumerate(trace.kernels):
+            if kernel.phase is not Phase.FORWARD:
+                continue
+            sort = op_class(kernel.op)
+            source = next((maker[name] for name in kernel.reads if name in maker), OpClass.OTHER)
+            made = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
+            maker.update(dict.fromkeys(kernel.writes, made))
+            if _is_relu(kernel):
+                is_linear = made is OpClass.LINEAR
+                flow.relus[k] = (kernel.layer or "", is_linear, convolutions)
+                convolutions += not is_linear
+        return flow
+
+    def at(self, share: float) -> dict[str, float]:
+        """Sparsity of every block that has zeros at the end of forward, after this share of training."""
+        found: dict[str, float] = {}
+        for k, kernel in enumerate(self.trace.kernels):
+            if kernel.phase is not Phase.FORWARD:
+                continue
+            maps = [name for name in kernel.writes if self.table[name].kind is BlockKind.FEATURE_MAP]
+            sparsity = self._after(k, kernel, maps[0], found, share) if maps else None
+            for name in maps:
+                found.pop(name, None)
+            if sparsity is not None:
+                found[maps[0]] = sparsity
+        return found
+
+    def _after(self, k: int, kernel: Kernel, result: str, found: dict[str, float], share: float) -> float | None:
+        """Sparsity of a kernel's result, None where it is dense."""
+        if k in self.relus:
+            return self._curve(*self.relus[k], share)
+        sources = [name for name in kernel.reads if name in found]
+        if _JOINS.search(kernel.op):
+            parts = [self.table[name].bytes for name in kernel.reads]
+            zeros = sum(self.table[name].bytes * found[name] for name in sources)
+            return zeros / sum(parts) if sources else None
+        if not sources:
+            return None
+        before = found[sources[0]]
+        sort = op_class(kernel.op)
+        if sort is OpClass.POOLING:
+            window = max(1.0, self.table[sources[0]].bytes / max(1, self.table[result].bytes))
+            return float(before ** (1 + (window - 1) * (1 - self.profile.pool_clustering)))
+        if sort is OpClass.DROPOUT:
+            return 1 - (1 - before) * (1 - self.profile.dropout)
+        return before if _COPIES.search(kernel.op) else None
+
+    def _curve(self, layer: str, is_linear: bool, rank: int, share: float) -> float:
+        profile = self.profile
+        if layer in profile.layers:
+            return profile.layers[layer].at(share)
+        if is_linear:
+            return _between(0.0, profile.linear.at(share) + profile.level)
+        if rank == 0:
+            return profile.first.at(share)
+        last = max(1, max(rank for _, linear, rank in self.relus.values() if not linear) - 1)
+        depth = (rank - 1) / last
+        mixed = (1 - depth) * profile.shallow.at(share) + depth * profile.deep.at(share)
+        return _between(0.0, mixed + profile.level)
+
+
+def _between(least: float, value: float) -> float:
+    return max(least, min(EMPTIEST, value))
+
+
+def _is_relu(kernel: Kernel) -> bool:
+    return _RELU.search(kernel.op.lower()) is not None

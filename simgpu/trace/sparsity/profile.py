@@ -1,0 +1,101 @@
+"""The parameters of the sparsity generator: one file a network, checked, with the source of each number.
+
+Lives here: the model of the file, its curves, and finding the file for a network. Does not live here: which block
+follows which curve (`simgpu.trace.sparsity.generator`). Imports pydantic, so it is imported when needed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.validation import FileModel, validate
+from simgpu.yamlfile import read_yaml_mapping
+
+SCHEMA = "simgpu.sparsity/1"
+FOLDER = Path(__file__).with_name("profiles")
+
+#: The profile of every network that has none of its own.
+GENERAL = "general"
+
+#: No feature map is modelled as emptier than this.
+EMPTIEST = 0.97
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Curve(FileModel):
+    """Sparsity over training: from `start` to an extreme `turn` at the share `turn_at` of it, then to `end`.
+
+    Both ways the change is fast first and slower later, as activation density falls and climbs in cDMA (section
+    IV-B, figure 7). In density, a `turn` above both ends is the U.
+
+    >>> curve = Curve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
+    >>> [round(curve.at(share), 3) for share in (0, 0.125, 0.25, 0.5, 1)]
+    [0.5, 0.725, 0.8, 0.689, 0.6]
+    """
+
+    start: Share
+    turn: Share
+    turn_at: Share
+    end: Share
+
+    def at(self, share: float) -> float:
+        """Sparsity after this share of training, 0 at its begin, 1 at its end."""
+        if share < self.turn_at:
+            return self.start + (self.turn - self.start) * _fast_then_slow(share / self.turn_at)
+        if self.turn_at == 1:
+            return self.turn
+        return self.turn + (self.end - self.turn) * _fast_then_slow((share - self.turn_at) / (1 - self.turn_at))
+
+
+def _fast_then_slow(x: float) -> float:
+    return 1 - (1 - x) ** 2
+
+
+class Profile(FileModel):
+    """What is known of a network's sparsity; see `simgpu.trace.sparsity.generator` for how it is used."""
+
+    schema_: Literal["simgpu.sparsity/1"] = Field(alias="schema")
+    network: Text
+    first: Curve = Field(description="of the first ReLU")
+    shallow: Curve = Field(description="of the first ReLU after it; those between follow their depth")
+    deep: Curve = Field(description="of the last ReLU that follows a convolution")
+    linear: Curve = Field(description="of ReLUs that follow a linear layer")
+    level: Annotated[float, Field(ge=-1, le=1)] = Field(
+        default=0.0, description="added to shallow, deep and linear curves; what a network-wide mean is fitted with"
+    )
+    layers: dict[str, Curve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
+    pool_clustering: Share = Field(description="how far zeros lie together; 0: anywhere, 1: a pool sees all or none")
+    dropout: Share = Field(default=0.5, description="share of values that a dropout drops")
+    sources: dict[str, Text]
+
+
+@cache
+def load_profile(name: str, folder: Path = FOLDER) -> Profile:
+    """A shipped profile by the name of its network; `InputError` where there is none or its file is wrong.
+
+    >>> load_profile("vgg16").first.at(0.5)
+    0.5
+    """
+    path = folder / f"{name}.yaml"
+    if not path.exists():
+        raise InputError.single(
+            "sparsity", "profile", f"there is none for '{name}'", did_you_mean(name, profile_names())
+        )
+    document = read_yaml_mapping(path, SCHEMA)
+    return validate(Profile, document.values, lambda place: (document.file, document.place(place)))
+
+
+def profile_names() -> tuple[str, ...]:
+    """Networks that have a profile of their own, and the general one.
+
+    >>> "vgg16" in profile_names(), GENERAL in profile_names()
+    (True, True)
+    """
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
