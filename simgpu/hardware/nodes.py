@@ -1,30 +1,50 @@
 """Node configurations: YAML files of schema ``simgpu.node/1``, checked and turned into `NodeSpec`.
 
 Lives here: the model of the file and its reading. Does not live here: the description that the rest of simgpu
-computes with (`simgpu.hardware.spec`), or YAML and unit checks in general.
+computes with (`simgpu.hardware.spec`), how a file is laid over its base (`simgpu.hardware.layering`), or YAML and unit
+checks in general.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
+from simgpu.hardware.layering import read_layered
+from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, SwitchSpec
 from simgpu.shipped import find, shipped_names
-from simgpu.validation import Alignment, Bandwidth, FileModel, Rate, Size, SizeOrZero, TimeOrZero, put, validate
-from simgpu.yamlfile import YamlMapping, read_yaml_mapping
+from simgpu.validation import (
+    Alignment,
+    Bandwidth,
+    FileModel,
+    Rate,
+    Size,
+    SizeOrZero,
+    TimeOrZero,
+    Where,
+    put,
+    validate,
+)
 
 SCHEMA = "simgpu.node/1"
 Text = Annotated[str, Field(min_length=1)]
 
 
+def _nothing_required(schema: dict[str, Any]) -> None:
+    """JSON Schema of a section that a base may complete; what is needed without one, `_base_fills_gaps` adds."""
+    del schema["required"]
+
+
 class GpuSection(FileModel):
     """The GPU of a node."""
+
+    model_config = ConfigDict(json_schema_extra=_nothing_required)
 
     name: Text = Field(description="the product's name")
     memory: Size = Field(description="device memory")
@@ -47,10 +67,21 @@ class GpuSection(FileModel):
 class LinkSection(FileModel):
     """The link between the GPU and the host."""
 
+    model_config = ConfigDict(json_schema_extra=_nothing_required)
+
     kind: Text = Field(description="for example 'PCIe 3.0 x16'")
     d2h_bandwidth: Bandwidth = Field(description="effective bandwidth from device to host (copy-out)")
     h2d_bandwidth: Bandwidth = Field(description="effective bandwidth from host to device (copy-in)")
     latency: TimeOrZero = Field(default=0, description="time before the first byte of every copy")
+    duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
+
+
+class SwitchSection(FileModel):
+    """A switch that some of the node's GPUs share on their way to the host."""
+
+    gpus: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="numbers of the GPUs behind it, from 0")
+    d2h_bandwidth: Bandwidth = Field(description="what its GPUs can copy out together")
+    h2d_bandwidth: Bandwidth = Field(description="what its GPUs can copy in together")
     duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
 
 
@@ -60,16 +91,42 @@ class HostSection(FileModel):
     pinned_memory: Size | None = Field(
         default=None, description="memory that may be pinned for copies; without: no limit"
     )
+    memory: Size | None = Field(default=None, description="memory of the host; does not limit a run")
+    cores: int | None = Field(default=None, ge=1, description="cores of all its processors together")
+
+
+def _base_fills_gaps(schema: dict[str, Any]) -> None:
+    """JSON Schema of a node file: what may be left out in a file with a base must stand in one without."""
+    sections: dict[str, type[BaseModel]] = {"gpu": GpuSection, "link": LinkSection}
+    needed = {key: {"required": _required(model)} for key, model in sections.items()}
+    schema["required"] = [key for key in schema["required"] if key not in sections]
+    schema["if"] = {"not": {"required": ["base"]}}
+    schema["then"] = {"required": list(sections), "properties": needed}
+
+
+def _required(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if field.is_required()]
 
 
 class NodeFile(FileModel):
-    """A node configuration as written in its file; `sources` says where each quantity comes from."""
+    """A node configuration as written in its file and its bases; `sources` says where each quantity comes from."""
+
+    model_config = ConfigDict(json_schema_extra=_base_fills_gaps)
 
     schema_: Literal["simgpu.node/1"] = Field(alias="schema")
     name: Text
     description: str = ""
+    base: Text | None = Field(
+        default=None,
+        description="another node, by its shipped name or by a path from this file's folder, that gives every value "
+        "which this file leaves out, except name and description",
+    )
     gpu: GpuSection
+    gpus: int = Field(default=1, ge=1, description="how many such GPUs there are, each with its own link")
     link: LinkSection
+    switches: list[SwitchSection] = Field(
+        default_factory=list, description="switches between GPUs and host; a GPU is behind one of them at most"
+    )
     host: HostSection = HostSection()
     sources: dict[str, Text] = Field(
         default_factory=dict,
@@ -78,21 +135,10 @@ class NodeFile(FileModel):
 
     def spec(self) -> NodeSpec:
         """The description that the rest of simgpu computes with."""
-        gpu, link = self.gpu, self.link
+        link = self.link
         return NodeSpec(
             name=self.name,
-            gpu=GpuSpec(
-                name=gpu.name,
-                memory=gpu.memory,
-                copy_engines=gpu.copy_engines,
-                alignment=gpu.alignment,
-                reserved=gpu.reserved,
-                dram_bandwidth=gpu.dram_bandwidth,
-                fp32_rate=gpu.fp32_rate,
-                tensor_rate=gpu.tensor_rate,
-                architecture=gpu.architecture,
-                multiprocessors=gpu.multiprocessors,
-            ),
+            gpu=GpuSpec(**self.gpu.model_dump()),
             link=LinkSpec(
                 kind=link.kind,
                 d2h_bandwidth=link.d2h_bandwidth,
@@ -100,8 +146,13 @@ class NodeFile(FileModel):
                 latency_ns=link.latency,
                 duplex=Duplex(link.duplex),
             ),
-            host=HostSpec(pinned_memory=self.host.pinned_memory),
+            host=HostSpec(**self.host.model_dump()),
             description=self.description,
+            gpus=self.gpus,
+            switches=tuple(
+                SwitchSpec(tuple(switch.gpus), switch.d2h_bandwidth, switch.h2d_bandwidth, Duplex(switch.duplex))
+                for switch in self.switches
+            ),
         )
 
 
@@ -134,13 +185,15 @@ def load_node(
     if not changes:
         return node
     listed = ", ".join(f"{key}={value}" for key, value in changes.items() if key != "name")
-    return _renamed(node, f"{node.name}[{listed}]") if listed else node
+    return replace(node, name=f"{node.name}[{listed}]") if listed else node
 
 
 def load_node_file(
     name_or_path: str | Path, overrides: Mapping[str, object] | None = None, base: Path | None = None
 ) -> NodeFile:
-    """The file behind `load_node`, with the sources of its values. Sources of overridden values are dropped.
+    """The file behind `load_node`, laid over its base, with the sources of its values.
+
+    Sources of overridden values are dropped.
 
     >>> file = load_node_file("v100")
     >>> file.gpu.memory, "gpu.memory" in file.sources
@@ -148,37 +201,45 @@ def load_node_file(
     >>> "gpu.memory" in load_node_file("v100", {"gpu.memory": "8 GiB"}).sources
     False
     """
-    path = find("configs", name_or_path, base)
-    document = read_yaml_mapping(path, SCHEMA)
+    document = read_layered(find("configs", name_or_path, base), SCHEMA)
     values, changes = copy.deepcopy(dict(document.values)), dict(overrides or {})
     for key, value in changes.items():
         put(values, key, value)
 
     def where(place: str) -> tuple[str, str]:
-        if any(place == key or place.startswith(f"{key}.") for key in changes):
+        if any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in changes):
             return "override", f"node.{place}"
-        return document.file, document.place(place)
+        return document.where(place)
 
-    problems = _source_problems(document)
+    problems = document.source_problems()
+    if "base" in changes:
+        remedy = "choose another node instead, or write a file with another base"
+        problems.append(Problem(*where("base"), "a base is laid under a file, not under a change", remedy))
     try:
         node = validate(NodeFile, values, where)
     except InputError as error:
         raise InputError([*error.problems, *problems]) from None
+    problems += _switch_problems(node, where)
     if problems:
         raise InputError(problems)
     return node.model_copy(update={"sources": {k: v for k, v in node.sources.items() if k not in changes}})
 
 
-def _source_problems(document: YamlMapping) -> list[Problem]:
-    """Sources that speak of keys which the file does not have."""
-    sources = document.values.get("sources")
-    unknown = [key for key in sources if key not in document.lines] if isinstance(sources, dict) else []
-    remedy = "name a key of this file, such as 'gpu.memory'"
-    return [
-        Problem(document.file, document.place(f"sources.{key}"), f"{key!r} is not in this file", remedy)
-        for key in unknown
-    ]
-
-
-def _renamed(node: NodeSpec, name: str) -> NodeSpec:
-    return NodeSpec(name, node.gpu, node.link, node.host, node.description)
+def _switch_problems(node: NodeFile, where: Where) -> list[Problem]:
+    """GPUs behind switches that the node does not have, or has behind another switch already."""
+    behind: dict[int, str] = {}
+    problems = []
+    for number, switch in enumerate(node.switches):
+        place = f"switches[{number}].gpus"
+        for gpu in switch.gpus:
+            if gpu >= node.gpus:
+                what, remedy = (
+                    f"there is no GPU {gpu}",
+                    f"the node has {node.gpus}: write less than that, or raise gpus",
+                )
+                problems.append(Problem(*where(place), what, remedy))
+            elif gpu in behind:
+                what = f"GPU {gpu} is named in {behind[gpu]} already"
+                problems.append(Problem(*where(place), what, "name every GPU once at most"))
+            behind.setdefault(gpu, place)
+    return problems

@@ -1,4 +1,4 @@
-"""What a node is made of: frozen descriptions of GPU, link and host.
+"""What a node is made of: frozen descriptions of GPUs, links, switches and host.
 
 Lives here: the dataclasses that the rest of simgpu computes with, in whole nanoseconds, bytes and bytes per second.
 Does not live here: YAML and its checks (`simgpu.hardware.nodes`), or behaviour over time (`simgpu.machine`).
@@ -56,15 +56,37 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchSpec:
+    """A switch between some GPUs and the host: what they can send through it together, bytes/s per direction.
+
+    gpus: numbers of the GPUs behind it, from 0. A copy of one of them passes the GPU's own link and the switch. `half`
+    duplex gives both directions together the larger of the two bandwidths.
+    """
+
+    gpus: tuple[int, ...]
+    d2h_bandwidth: int
+    h2d_bandwidth: int
+    duplex: Duplex = Duplex.FULL
+
+
+@dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The host: bytes of memory that may be pinned for copies; None means without limit."""
+    """The host.
+
+    pinned_memory: bytes that may be pinned for copies; None means without limit. memory: bytes it has; cores: how
+    many its processors have together. None where not stated.
+    """
 
     pinned_memory: int | None = None
+    memory: int | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One GPU, its link and its host.
+    """Equal GPUs, each with an equal link, the switches that some of them share, and their host.
+
+    A run of one program uses GPU 0 with its link alone, as if there were no other GPU and no switch.
 
     >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
     >>> NodeSpec("bench", gpu, link).budget
@@ -76,6 +98,8 @@ class NodeSpec:
     link: LinkSpec
     host: HostSpec = HostSpec()
     description: str = ""
+    gpus: int = 1
+    switches: tuple[SwitchSpec, ...] = ()
 
     @property
     def budget(self) -> int:
