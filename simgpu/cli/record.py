@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -10,37 +11,71 @@ import click
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.trace.folder import write_trace
-from simgpu.trace.recorder import BUILT_IN_MODELS
+from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.trace.recorder import record as record_model
 
-
-def _models_help() -> str:
-    width = max(map(len, BUILT_IN_MODELS))
-    return "\n".join(f"  {name:<{width}}  {what}" for name, what in BUILT_IN_MODELS.items())
+_COUNT = click.IntRange(min=1)
+_FROM_NOUGHT = click.IntRange(min=0)
 
 
-@click.command(epilog=f"\b\nBuilt-in models:\n{_models_help()}")
+def _listed(title: str, described: Mapping[str, str]) -> str:
+    width = max(map(len, described))
+    return "\b\n" + "\n".join([f"{title}:", *(f"  {name:<{width}}  {what}" for name, what in described.items())])
+
+
+_EPILOG = "\n\n".join(
+    (_listed("Built-in models", BUILT_IN_MODELS), _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS))
+)
+
+
+@click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")
 @click.argument("model")
 @folder_options
-@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
+@click.option("--batch", type=_COUNT, required=True, help="Samples in the iteration.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Where it runs.")
-@click.option("--repetitions", type=click.IntRange(min=1), default=5, show_default=True, help="Timed iterations.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and data.")
-def record(model: str, output: Path, force: bool, batch: int, device: str, repetitions: int, seed: int) -> None:
+@click.option("--optimizer", default="sgd", show_default=True, metavar="NAME", help="Built in, or module.path:factory.")
+@click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
+@click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
+@click.option("--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity at each epoch.")
+@click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
+def record(
+    model: str,
+    output: Path,
+    force: bool,
+    batch: int,
+    device: str,
+    optimizer: str,
+    warmup: int,
+    repetitions: int,
+    epochs: int,
+    seed: int,
+) -> None:
     """Run one training iteration of MODEL for real and write its trace.
 
-    MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module. Needs
-    PyTorch: pip install 'simgpu[record]'.
+    MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module, or (module,
+    inputs, labels, loss), or these and batches to train on. Needs PyTorch: pip install 'simgpu[record]'.
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
     simgpu record my_models:unet --batch 8 --device cuda -o traces/unet
+    simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
+    simgpu record digits-cnn --batch 64 --epochs 10 -o digits
     """
     refuse_another(output, force)
     sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
     with progress(quiet=False) as say:
-        say(f"recording {model}")
-        trace = record_model(model, batch=batch, device=device, repetitions=repetitions, seed=seed)
+        say(f"loading {model}")
+        trace = record_model(
+            model,
+            batch=batch,
+            device=device,
+            repetitions=repetitions,
+            warmup=warmup,
+            seed=seed,
+            optimizer=optimizer,
+            epochs=epochs,
+            say=say,
+        )
         say(f"writing {output}")
         write_trace(trace, output)
     Screen().print(facts([*trace.facts(), ("written", str(output))]))

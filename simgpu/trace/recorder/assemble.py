@@ -5,20 +5,26 @@ Lives here: ids, medians and spreads. Does not live here: anything that runs the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median_low
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SparsitySample, Trace, TraceInfo
-from simgpu.trace.recorder.notes import BlockNote, KernelNote
+from simgpu.trace.recorder.notes import BlockNote, KernelNote, made_in_iteration
 
 
 def assemble(
-    info: TraceInfo, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], durations: Sequence[Sequence[int]]
+    info: TraceInfo,
+    kernels: Sequence[KernelNote],
+    blocks: Sequence[BlockNote],
+    durations: Sequence[Sequence[int]],
+    epochs: Sequence[Sequence[float | None]] = (),
 ) -> Trace:
     """The trace of the noted kernels and blocks.
 
     durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
     repetitions, the lower of the two middle ones where their number is even, and their `spread`.
+    epochs: for each epoch of a training run, from 0, the share of zeros in each block that forward makes, in the order
+    of `made_in_iteration`; left out, the recorded iteration's own shares stand as epoch 0.
     """
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
@@ -54,13 +60,20 @@ def assemble(
             )
             for number, block in enumerate(blocks)
         ),
-        sparsity=tuple(
-            SparsitySample(names[number], 0, block.sparsity)
-            for number, block in enumerate(blocks)
-            if block.sparsity is not None and block.kind is BlockKind.FEATURE_MAP
-        ),
+        sparsity=tuple(_sparsity(names, blocks, epochs)),
         name=info.model,
     )
+
+
+def _sparsity(
+    names: Sequence[str], blocks: Sequence[BlockNote], epochs: Sequence[Sequence[float | None]]
+) -> Iterator[SparsitySample]:
+    made = made_in_iteration(blocks)
+    for place, number in enumerate(made):
+        shares = [shares[place] for shares in epochs if place < len(shares)] if epochs else [blocks[number].sparsity]
+        for epoch, share in enumerate(shares):
+            if share is not None and blocks[number].kind is BlockKind.FEATURE_MAP:
+                yield SparsitySample(names[number], epoch, share)
 
 
 def spread(times: Sequence[int]) -> int | None:

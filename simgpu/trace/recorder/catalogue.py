@@ -1,7 +1,7 @@
-"""The built-in models by name, known without importing PyTorch.
+"""The built-in models and optimizers by name, known without importing PyTorch.
 
-Lives here: their names and what they are. Does not live here: their code (`simgpu.trace.recorder.models`, where each
-is a factory with the same name, underscores for hyphens).
+Lives here: their names and what they are. Does not live here: their code (`simgpu.trace.recorder.models` and
+`simgpu.trace.recorder.optimizers`, where each is a factory with the same name, underscores for hyphens).
 """
 
 from __future__ import annotations
@@ -16,6 +16,19 @@ BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
         "resnet20": "ResNet-20 for 32x32 images (He et al. 2016, section 4.2): batch norm, parameter-free shortcuts",
         "mlp": "three linear layers with ReLU on 32x32 images",
         "transformer": "two-layer transformer encoder that labels each of 64 tokens, 4 heads, width 128",
+        "digits-cnn": "four convolutions and three linear layers on scikit-learn's handwritten digits, real images",
+    }
+)
+
+#: Name of each built-in optimizer and what it is, as shown to people.
+BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
+    {
+        "sgd": "learning rate 0.01, momentum 0.9",
+        "plain-sgd": "learning rate 0.01, no momentum, so no state",
+        "adam": "learning rate 0.001",
+        "adamw": "learning rate 0.001, weight decay 0.01",
+        "rmsprop": "learning rate 0.001",
+        "adagrad": "learning rate 0.01",
     }
 )
 
@@ -27,3 +40,12 @@ def factory_path(name: str) -> str:
     'simgpu.trace.recorder.models:vgg11'
     """
     return f"simgpu.trace.recorder.models:{name.replace('-', '_')}"
+
+
+def optimizer_path(name: str) -> str:
+    """Where the factory of a built-in optimizer stands, as ``module:attribute``.
+
+    >>> optimizer_path("plain-sgd")
+    'simgpu.trace.recorder.optimizers:plain_sgd'
+    """
+    return f"simgpu.trace.recorder.optimizers:{name.replace('-', '_')}"

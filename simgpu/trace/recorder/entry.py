@@ -26,7 +26,9 @@ def record(
     warmup: int = DEFAULT_WARMUP,
     seed: int = 0,
     optimizer: str | Callable[..., Any] = "sgd",
+    epochs: int = 0,
     date: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
     """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
 
@@ -34,14 +36,22 @@ def record(
         ``batch=`` if it has a parameter of that name, else with nothing, and returns either an ``nn.Module``, which
         is then fed with random 3x32x32 images and trained with cross-entropy on as many classes as it returns
         scores, or the tuple ``(module, inputs, labels, loss)``: tensors or tuples of tensors, the first input's first
-        dimension the batch, and ``loss(module(*inputs), *labels)`` a single value.
+        dimension the batch, and ``loss(module(*inputs), *labels)`` a single value. A fifth item, `batches`, is the
+        data to train on: a ``DataLoader`` or a list of pairs (inputs, labels), where a shape may differ.
     batch: samples in the iteration.
     device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    repetitions: iterations that are timed; each kernel gets its median. One more is run for everything else.
+    repetitions: iterations that are timed; each kernel gets its median and the spread between quartiles. One more is
+        run for everything else.
     warmup: iterations run first, at least one, so that optimizer state exists.
     seed: of weights, data and dropout; torch's own random state is put back afterwards.
-    optimizer: ``"sgd"`` (momentum 0.9), ``"adam"``, or a callable that takes the parameters.
+    optimizer: a name in `BUILT_IN_OPTIMIZERS`, ``"module.path:factory"`` (``"torch.optim:Adadelta"``), or a callable;
+        it takes the parameters.
+    epochs: how long the model is really trained before it is recorded. An epoch is one walk through the factory's
+        batches, or one step on its only batch. The share of zeros of every feature map is measured on the recorded
+        batch at the end of each epoch, and before the first as epoch 0. With 0 epochs it is measured once, in the
+        recorded iteration, after the warm-up.
     date: ISO 8601 day to write down, today when left out.
+    say: told what is being done.
 
     An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. One
     kernel stands for each operator that PyTorch dispatched (an operator that only makes a view is none), one block
@@ -63,16 +73,16 @@ def record(
     Traceback (most recent call last):
     simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
-    _check_arguments(batch, repetitions, warmup, date)
+    _check_arguments(batch, repetitions, warmup, epochs, date)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
     from simgpu.trace.recorder.session import Session
 
     day = date if date is not None else datetime.date.today().isoformat()
-    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, day).run()
+    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, day, say).run()
 
 
-def _check_arguments(batch: int, repetitions: int, warmup: int, date: str | None) -> None:
+def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, date: str | None) -> None:
     problems = [
         Problem("record", name, f"{value!r} is not a number of {what}", "give a whole number >= 1")
         for name, value, what in (
@@ -82,6 +92,10 @@ def _check_arguments(batch: int, repetitions: int, warmup: int, date: str | None
         )
         if type(value) is not int or value < 1
     ]
+    if type(epochs) is not int or epochs < 0:
+        problems.append(
+            Problem("record", "epochs", f"{epochs!r} is not a number of epochs", "give a whole number >= 0")
+        )
     if date is not None:
         try:
             datetime.date.fromisoformat(date)

@@ -39,16 +39,21 @@ class NoWatcher:
         """Nothing to do."""
 
 
-def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> None:
+def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
+    """Forward and loss alone; returns the module's output and the loss."""
+    watcher.begin(Phase.FORWARD)
+    output = workload.module(*workload.inputs)
+    return output, workload.loss(output, *workload.labels)
+
+
+def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> torch.Tensor:
     """Forward, loss, backward, optimizer step, and then letting the gradients go.
 
     ``optimizer.zero_grad(set_to_none=True)`` ends the iteration, so that the next one starts without gradients; a
     loop that calls it first in the next iteration frees the same memory before any kernel runs. Output and loss are
-    held to the end, as a loop's variables are.
+    held to the end, as a loop's variables are. Returns the loss.
     """
-    watcher.begin(Phase.FORWARD)
-    output = workload.module(*workload.inputs)
-    loss = workload.loss(output, *workload.labels)
+    _output, loss = run_forward(workload, watcher)
     watcher.begin(Phase.BACKWARD)
     watcher.differentiate(loss.grad_fn)
     loss.backward()
@@ -56,3 +61,4 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     watcher.finish()
+    return loss

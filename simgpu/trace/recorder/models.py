@@ -9,7 +9,9 @@ from collections import OrderedDict
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from simgpu.trace.recorder.digits import DIGIT_SIDE, digits
 from simgpu.trace.recorder.workload import Workload
 
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -114,4 +116,38 @@ def transformer(batch: int) -> Workload:
     inputs = torch.randint(words, (batch, tokens))
     labels = torch.randint(words, (batch * tokens,))
     module = _TokenLabeller(words, tokens, 128)
-    return Workload(module, (inputs,), (labels,), nn.functional.cross_entropy, "random tokens and labels")
+    return Workload(module, (inputs,), (labels,), nn.functional.cross_entropy, data="random tokens and labels")
+
+
+def digits_cnn(batch: int) -> Workload:
+    """Four 3x3 convolutions and three linear layers, ReLU after each but the last, on the digits of scikit-learn.
+
+    The order is that of AlexNet and VGG (convolution, ReLU, now and then pooling, fully connected layers with dropout
+    at the end), so that the sparsity of its feature maps can be compared with what is known of theirs.
+    """
+    images, labels = digits(batch)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels = 1
+    for number, (width, pooled) in enumerate(((32, True), (64, True), (128, False), (128, True)), start=1):
+        layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, padding=1)
+        layers[f"relu{number}"] = nn.ReLU(inplace=True)
+        if pooled:
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+        channels = width
+    layers["flatten"] = nn.Flatten()
+    features = channels * (DIGIT_SIDE // 8) ** 2
+    for number, width in ((5, 256), (6, 128)):
+        layers[f"fc{number}"] = nn.Linear(features, width)
+        layers[f"relu{number}"] = nn.ReLU(inplace=True)
+        layers[f"drop{number}"] = nn.Dropout(0.5)
+        features = width
+    layers["fc7"] = nn.Linear(features, _CLASSES)
+    batches = DataLoader(TensorDataset(images, labels), batch_size=batch, shuffle=True)
+    return Workload(
+        nn.Sequential(layers),
+        (images[:batch],),
+        (labels[:batch],),
+        nn.functional.cross_entropy,
+        batches,
+        f"the first {batch} of scikit-learn's {len(images)} handwritten digits, scaled to {DIGIT_SIDE}x{DIGIT_SIDE}",
+    )

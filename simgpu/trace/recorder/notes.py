@@ -1,10 +1,12 @@
 """What the structure pass notes of kernels and blocks, before it becomes a trace.
 
-Lives here: the two plain records. Does not live here: who fills them (`structure`, `ledger`) or reads them.
+Lives here: the two plain records, and which blocks are new. Does not live here: who fills them (`structure`,
+`ledger`) or reads them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind, Phase
@@ -49,3 +51,13 @@ class BlockNote:
     born: int | None = None
     release: int | None = None
     sparsity: float | None = None
+
+
+def made_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
+    """Numbers of the blocks that come to be in the iteration, without workspaces.
+
+    A pass over the forward part alone meets the first of them, in the same order, whatever state the optimizer has.
+    """
+    return [
+        number for number, block in enumerate(blocks) if not block.persistent and block.kind is not BlockKind.WORKSPACE
+    ]

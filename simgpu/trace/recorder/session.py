@@ -1,4 +1,4 @@
-"""A recording from start to end: warm-up, one pass for structure, several for time.
+"""A recording from start to end: training if asked for, warm-up, one pass for structure, several for time.
 
 Lives here: the order of the passes and what is known before them. Does not live here: the passes themselves.
 """
@@ -9,14 +9,12 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from simgpu.errors import InputError, did_you_mean
-from simgpu.trace.model import BlockKind, Origin, Trace, TraceInfo
+from simgpu.errors import InputError
+from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.clocks import Clock, CudaClock, HostClock
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
@@ -24,15 +22,13 @@ from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch
 from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.timing import Signature, TimingPass
+from simgpu.trace.recorder.timing import Signature, TimingPass, expect_same
+from simgpu.trace.recorder.training import Training, train
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
-
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-    "adam": partial(torch.optim.Adam, lr=0.001),
-}
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,9 @@ class Session:
     warmup: int
     seed: int
     optimizer: str | Callable[..., Any]
+    epochs: int
     date: str
+    say: Callable[[str], None]
 
     @property
     def name(self) -> str:
@@ -58,11 +56,13 @@ class Session:
     def run(self) -> Trace:
         """Make the recording."""
         device = find_device(self.device)
-        new_optimizer = _find_optimizer(self.optimizer)
+        new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         with _current(device), _own_random_state(device, self.seed):
             workload = make_workload(self.name, factory, self.batch).to(device)
-            optimizer = new_optimizer(workload.module.parameters())
+            optimizer = make_optimizer(new_optimizer, workload.module)
+            training = train(self.name, workload, optimizer, device, self.epochs, self.say) if self.epochs else None
+            self.say(f"recording {self.name}")
             self._warm_up(workload, optimizer)
             with _no_garbage_collection():
                 structure, ledger = _structure(workload, optimizer, device)
@@ -70,7 +70,8 @@ class Session:
                     _time(workload, optimizer, device, structure.signatures, self.name) for _ in range(self.repetitions)
                 ]
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
-        return assemble(self._info(device, workload, optimizer), kernels, blocks, durations)
+        info = self._info(device, workload, optimizer, training)
+        return assemble(info, kernels, blocks, durations, training.sparsity if training else ())
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -81,12 +82,17 @@ class Session:
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
             raise InputError.single(self.name, "iteration", what, remedy) from error
 
-    def _info(self, device: torch.device, workload: Workload, optimizer: torch.optim.Optimizer) -> TraceInfo:
+    def _info(
+        self, device: torch.device, workload: Workload, optimizer: torch.optim.Optimizer, training: Training | None
+    ) -> TraceInfo:
+        steps = self.warmup + (training.steps if training else 0)
         notes = (
-            f"{remarks(device)}Ran on {workload.data}, with weights {self.warmup} steps of {type(optimizer).__name__} "
+            f"{remarks(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
             f"after the factory made them (seed {self.seed}). "
             f"Durations are the median of {self.repetitions} iterations."
         )
+        if training:
+            notes = f"{notes} {training.told()}"
         return TraceInfo(
             model=self.name,
             batch=self.batch,
@@ -97,15 +103,6 @@ class Session:
             date=self.date,
             notes=notes,
         )
-
-
-def _find_optimizer(optimizer: str | Callable[..., Any]) -> Callable[..., torch.optim.Optimizer]:
-    if not isinstance(optimizer, str):
-        return optimizer
-    if optimizer not in _OPTIMIZERS:
-        what = f"{optimizer!r} is not an optimizer"
-        raise InputError.single("record", "optimizer", what, did_you_mean(optimizer, _OPTIMIZERS))
-    return _OPTIMIZERS[optimizer]
 
 
 def _dtype(workload: Workload) -> str:
@@ -122,32 +119,12 @@ def _structure(
     parameters = dict(workload.module.named_parameters())
     ledger = Ledger(device)
     with LayerTracker(workload.module) as tracker:
-        _enter_persistent(ledger, workload, optimizer, tracker)
+        enter_persistent(ledger, workload, optimizer, tracker)
         scratch: Scratch = CudaScratch(device) if device.type == "cuda" else NoScratch()
         structure = StructurePass(ledger, tracker, parameters, scratch)
         with structure:
             run_iteration(workload, optimizer, structure)
     return structure, ledger
-
-
-def _enter_persistent(
-    ledger: Ledger, workload: Workload, optimizer: torch.optim.Optimizer, tracker: LayerTracker
-) -> None:
-    """Enter what is there before the iteration: the batch, weights, buffers and optimizer state."""
-    for kind, tensors in ((BlockKind.INPUT, workload.inputs), (BlockKind.LABEL, workload.labels)):
-        for place, tensor in enumerate(tensors):
-            ledger.keep(tensor, kind, f"{kind}.{place}" if place else str(kind))
-    names = {}
-    for name, parameter in workload.module.named_parameters():
-        names[parameter] = name
-        ledger.keep(parameter, BlockKind.WEIGHT, name, tracker.owner(name))
-    for name, buffer in workload.module.named_buffers():
-        ledger.keep(buffer, BlockKind.OTHER, name, tracker.owner(name))
-    for parameter, state in optimizer.state.items():
-        name = names.get(parameter, "state")
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", tracker.owner(name))
 
 
 def _time(
@@ -157,16 +134,8 @@ def _time(
     timing = TimingPass(clock)
     with timing:
         run_iteration(workload, optimizer, timing)
-    for place, (one, other) in enumerate(zip_longest(expected, timing.signatures)):
-        if one != other:
-            what = f"operator {place} is {_told(one)} in one iteration and {_told(other)} in another"
-            remedy = "record a model that runs the same operators on the same shapes every time"
-            raise InputError.single(name, "iteration", what, remedy)
+    expect_same(name, expected, timing.signatures)
     return timing.durations()
-
-
-def _told(signature: Signature | None) -> str:
-    return "missing" if signature is None else f"{signature[0]} of shape {signature[1]}"
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -5,11 +5,14 @@ Lives here: the thinnest interception that can tell durations. Does not live her
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from simgpu.errors import InputError
 from simgpu.trace.model import Phase
 from simgpu.trace.recorder.clocks import Clock
 
@@ -24,6 +27,19 @@ def signature(func: Any, returned: Any) -> Signature:
     ('aten.relu.default', (2,))
     """
     return str(func), tuple(returned.shape) if isinstance(returned, torch.Tensor) else None
+
+
+def expect_same(name: str, expected: Sequence[Signature], found: Sequence[Signature]) -> None:
+    """Raises `InputError` naming `name` where two iterations ran different operators."""
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            what = f"operator {place} is {_told(one)} in one iteration and {_told(other)} in another"
+            remedy = "record a model that runs the same operators on the same shapes every time"
+            raise InputError.single(name, "iteration", what, remedy)
+
+
+def _told(signature: Signature | None) -> str:
+    return "missing" if signature is None else f"{signature[0]} of shape {signature[1]}"
 
 
 class TimingPass(TorchDispatchMode):  # type: ignore[misc]

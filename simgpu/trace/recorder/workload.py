@@ -5,34 +5,37 @@ Lives here: `Workload` and finding, calling and checking a factory. Does not liv
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.catalogue import BUILT_IN_MODELS, factory_path
+from simgpu.trace.recorder.references import find_callable
 
 _PLACE = "factory"
 _CONVENTION = (
-    "return an nn.Module that classifies 3x32x32 images, or the tuple (module, inputs, labels, loss) "
-    "with inputs and labels a tensor or a tuple of tensors"
+    "return an nn.Module that classifies 3x32x32 images, or the tuple (module, inputs, labels, loss) or "
+    "(module, inputs, labels, loss, batches) with inputs and labels a tensor or a tuple of tensors"
 )
 
 
 class Workload(NamedTuple):
     """One training step's ingredients: ``loss(module(*inputs), *labels)`` is a single value to differentiate.
 
-    The first input's first dimension is the batch. data: what inputs and labels are, in words.
+    The first input's first dimension is the batch. batches: what an epoch of training walks through, pairs of inputs
+    and labels, each a tensor or a tuple of tensors (a ``DataLoader`` or a list of such pairs); None where there is only
+    the one batch. data: what inputs and labels are, in words.
     """
 
     module: nn.Module
     inputs: tuple[torch.Tensor, ...]
     labels: tuple[torch.Tensor, ...]
     loss: Callable[..., torch.Tensor]
+    batches: Iterable[Any] | None = None
     data: str = "the factory's own data"
 
     def to(self, device: torch.device) -> Workload:
@@ -40,7 +43,26 @@ class Workload(NamedTuple):
         inputs = tuple(tensor.to(device) for tensor in self.inputs)
         labels = tuple(tensor.to(device) for tensor in self.labels)
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
-        return Workload(self.module.to(device).train(), inputs, labels, loss, self.data)
+        return Workload(self.module.to(device).train(), inputs, labels, loss, self.batches, self.data)
+
+    def steps(self, device: torch.device) -> Iterator[Workload]:
+        """The steps of one epoch, each this workload with its own batch on the device.
+
+        Raises `InputError` where a batch is no pair of inputs and labels.
+        """
+        if self.batches is None:
+            yield self
+            return
+        for number, batch in enumerate(self.batches):
+            where = f"batch {number} of an epoch"
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                remedy = "give pairs (inputs, labels), each a tensor or a tuple of tensors"
+                raise InputError.single("record", where, f"it is {_describe(batch)}", remedy)
+            inputs, labels = (_tensors("record", where, part) for part in batch)
+            yield self._replace(
+                inputs=tuple(tensor.to(device) for tensor in inputs),
+                labels=tuple(tensor.to(device) for tensor in labels),
+            )
 
 
 def find_factory(name: str) -> Callable[..., Any]:
@@ -48,36 +70,8 @@ def find_factory(name: str) -> Callable[..., Any]:
 
     Raises `InputError` when the module cannot be imported or the attribute is missing or not callable.
     """
-    path = factory_path(name) if name in BUILT_IN_MODELS else name
-    module_path, colon, attribute = path.partition(":")
-    if not colon or not module_path or not attribute:
-        remedy = f"{did_you_mean(name, BUILT_IN_MODELS)}; or name your own as module.path:factory"
-        raise InputError.single(name, _PLACE, f"{name!r} is neither a built-in model nor module.path:factory", remedy)
-    found: Any = _import(name, module_path)
-    for step in attribute.split("."):
-        if not hasattr(found, step):
-            known = [word for word in dir(found) if not word.startswith("_") and callable(getattr(found, word))]
-            raise InputError.single(name, _PLACE, f"there is no {step!r} in it", did_you_mean(step, known))
-        found = getattr(found, step)
-    if not callable(found):
-        what = f"{attribute!r} is not callable but a {type(found).__name__}"
-        raise InputError.single(name, _PLACE, what, "name a function that makes the model")
-    return found  # type: ignore[no-any-return]
-
-
-def _import(name: str, module_path: str) -> Any:
-    try:
-        return importlib.import_module(module_path)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_path
-        if module_path == missing or module_path.startswith(f"{missing}."):
-            remedy = "check the spelling, and that its folder is on Python's path"
-            raise InputError.single(name, _PLACE, f"there is no module {missing!r}", remedy) from error
-        what = f"module {module_path!r} needs {missing!r}, which is not installed"
-        raise InputError.single(name, _PLACE, what, f"install {missing}") from error
-    except Exception as error:
-        what = f"importing {module_path!r} raised {type(error).__name__}: {error}"
-        raise InputError.single(name, _PLACE, what, "put the module right first") from error
+    known = {built_in: factory_path(built_in) for built_in in BUILT_IN_MODELS}
+    return find_callable(name, known, kind="a built-in model", place=_PLACE)
 
 
 def make_workload(name: str, factory: Callable[..., Any], batch: int) -> Workload:
@@ -87,21 +81,39 @@ def make_workload(name: str, factory: Callable[..., Any], batch: int) -> Workloa
     """
     try:
         made = factory(batch=batch) if _takes_batch(factory) else factory()
+    except SimgpuError:
+        raise
     except Exception as error:
         what = f"calling it raised {type(error).__name__}: {error}"
         remedy = "it is called with batch=N if it has a parameter 'batch', else with nothing"
         raise InputError.single(name, _PLACE, what, remedy) from error
     if isinstance(made, nn.Module):
         return _image_classifier(name, made, batch)
-    parts = made[:4] if isinstance(made, Workload) else made
-    if not isinstance(parts, tuple) or len(parts) != 4 or not isinstance(parts[0], nn.Module):
+    if not _is_workload(made) or not isinstance(made[0], nn.Module):
         raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
-    module, inputs, labels, loss = parts
-    workload = Workload(module, _tensors(name, "inputs", inputs), _tensors(name, "labels", labels), loss)
-    if not callable(loss):
-        raise InputError.single(name, "loss", f"it is {_describe(loss)}, not callable", _CONVENTION)
+    workload = made if isinstance(made, Workload) else Workload(*made)
+    workload = workload._replace(
+        inputs=_tensors(name, "inputs", workload.inputs), labels=_tensors(name, "labels", workload.labels)
+    )
+    if not callable(workload.loss):
+        raise InputError.single(name, "loss", f"it is {_describe(workload.loss)}, not callable", _CONVENTION)
     _check_batch(name, workload.inputs, batch)
-    return workload._replace(data=made.data) if isinstance(made, Workload) else workload
+    _check_batches(name, workload.batches)
+    return workload
+
+
+def _is_workload(made: object) -> bool:
+    return isinstance(made, Workload) or (isinstance(made, tuple) and len(made) in (4, 5))
+
+
+def _check_batches(name: str, batches: object) -> None:
+    remedy = "give a DataLoader, or a list of pairs (inputs, labels)"
+    if batches is None:
+        return
+    if not isinstance(batches, Iterable):
+        raise InputError.single(name, "batches", f"they are {_describe(batches)}", remedy)
+    if isinstance(batches, Iterator):
+        raise InputError.single(name, "batches", "they can be walked through only once", remedy)
 
 
 def _check_batch(name: str, inputs: tuple[torch.Tensor, ...], batch: int) -> None:
@@ -147,4 +159,4 @@ def _image_classifier(name: str, module: nn.Module, batch: int) -> Workload:
         what = f"the module returned {shape} for {batch} images, not a row of scores for each"
         raise InputError.single(name, _PLACE, what, _CONVENTION)
     labels = torch.randint(scores.shape[1], (batch,))
-    return Workload(module, (images,), (labels,), nn.functional.cross_entropy, "random images and labels")
+    return Workload(module, (images,), (labels,), nn.functional.cross_entropy, data="random images and labels")

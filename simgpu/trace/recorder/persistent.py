@@ -1,0 +1,33 @@
+"""What is there before the iteration: the batch, weights, buffers and optimizer state.
+
+Lives here: entering it into a ledger under its names. Does not live here: the ledger.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from simgpu.trace.model import BlockKind
+from simgpu.trace.recorder.layers import LayerTracker
+from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.workload import Workload
+
+
+def enter_persistent(
+    ledger: Ledger, workload: Workload, optimizer: torch.optim.Optimizer, tracker: LayerTracker
+) -> None:
+    """Enter every tensor that an iteration finds."""
+    for kind, tensors in ((BlockKind.INPUT, workload.inputs), (BlockKind.LABEL, workload.labels)):
+        for place, tensor in enumerate(tensors):
+            ledger.keep(tensor, kind, f"{kind}.{place}" if place else str(kind))
+    names = {}
+    for name, parameter in workload.module.named_parameters():
+        names[parameter] = name
+        ledger.keep(parameter, BlockKind.WEIGHT, name, tracker.owner(name))
+    for name, buffer in workload.module.named_buffers():
+        ledger.keep(buffer, BlockKind.OTHER, name, tracker.owner(name))
+    for parameter, state in optimizer.state.items():
+        name = names.get(parameter, "state")
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", tracker.owner(name))
