@@ -1,0 +1,241 @@
+"""How a network becomes a trace: one training iteration as a plain framework (PyTorch) runs it.
+
+Lives here: the walk over the network, forward and back, and `operations_of`, `lower`. Does not live here: the kernels
+of each kind of layer (the families beside this file), or durations (`simgpu.trace.timemodel`).
+
+Backward runs in the reverse of forward, which is the order in which autograd's engine takes what is ready. A feature
+map is let go of after its last reader in forward, or where backward needs it after the last kernel of the last layer
+that saved it; a gradient after the last kernel of the layer it flowed into; gradients of weights after the optimizer's
+step. The network's output and the loss are held to the end, as a training loop's variables are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
+from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.zoo import (
+    lowering_loss,
+    lowering_optimizer,
+    lowering_pointwise,
+    lowering_products,
+    lowering_regions,
+    lowering_shapes,
+)
+from simgpu.trace.zoo.lowering_operations import elementwise
+from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering_step import Gradients, Made, Step
+from simgpu.trace.zoo.lowering_tape import KernelNote, Tape, Value
+from simgpu.trace.zoo.network import Layer, LayerKind, Network
+
+_FAMILIES: dict[LayerKind, Callable[[Step], Made]] = {
+    LayerKind.CONVOLUTION: lowering_products.convolution,
+    LayerKind.LINEAR: lowering_products.linear,
+    LayerKind.MATMUL: lowering_products.matmul,
+    LayerKind.EMBEDDING: lowering_products.embedding,
+    LayerKind.RELU: lowering_pointwise.relu,
+    LayerKind.GELU: lowering_pointwise.gelu,
+    LayerKind.TANH: lowering_pointwise.tanh,
+    LayerKind.SIGMOID: lowering_pointwise.sigmoid,
+    LayerKind.SOFTMAX: lowering_pointwise.softmax,
+    LayerKind.SCALE: lowering_pointwise.scale,
+    LayerKind.DROPOUT: lowering_pointwise.dropout,
+    LayerKind.ADD: lowering_pointwise.add,
+    LayerKind.MULTIPLY: lowering_pointwise.multiply,
+    LayerKind.MAX_POOL: lowering_regions.max_pool,
+    LayerKind.AVG_POOL: lowering_regions.avg_pool,
+    LayerKind.GLOBAL_AVG_POOL: lowering_regions.global_avg_pool,
+    LayerKind.BATCH_NORM: lowering_regions.batch_norm,
+    LayerKind.LAYER_NORM: lowering_regions.layer_norm,
+    LayerKind.LOCAL_RESPONSE_NORM: lowering_regions.local_response_norm,
+    LayerKind.CONCATENATE: lowering_shapes.concatenate,
+    LayerKind.VIEW: lowering_shapes.view,
+    LayerKind.CROP: lowering_shapes.view,
+    LayerKind.PERMUTE: lowering_shapes.permute,
+    LayerKind.LOSS: lowering_loss.loss,
+}
+
+
+class Prices(Protocol):
+    """What `lower` asks of a time model (`simgpu.trace.timemodel.model.TimeModel` is one)."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        """How long the kernel takes."""
+        ...
+
+    def algorithms(self, operation: Operation) -> tuple[Priced, ...]:
+        """The algorithms of a convolution, fastest first; empty for other kernels."""
+        ...
+
+
+class Priced(Protocol):
+    """One algorithm of a convolution."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def duration_ns(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+
+
+def operations_of(
+    network: Network, batch: int, optimizer: Optimizer = Optimizer.SGD
+) -> Iterator[tuple[str, str, Operation]]:
+    """Every kernel of one iteration in order: its id and operator in the trace that `lower` makes, and its work."""
+    for kernel in _tape_of(network, batch, optimizer).kernels:
+        yield kernel.id, kernel.op, kernel.operation
+
+
+def lower(
+    network: Network, *, batch: int, prices: Prices, info: TraceInfo, optimizer: Optimizer = Optimizer.SGD
+) -> Trace:
+    """One training iteration of `batch` samples; durations and workspaces are `prices`', `info` says where from.
+
+    A convolution runs by its fastest algorithm; all of them are in the trace's algorithms.
+    """
+    tape = _tape_of(network, batch, optimizer)
+    durations: dict[Operation, int] = {}
+    choices: dict[Operation, tuple[Priced, ...]] = {}
+    kernels, workspaces, algorithms = [], [], []
+    for note in tape.kernels:
+        operation = note.operation
+        if operation not in durations:
+            choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
+            fastest = choices[operation][:1]
+            durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
+        found = choices[operation]
+        workspace = _workspace(note, found[0].workspace_bytes if found else 0)
+        workspaces += workspace
+        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in found]
+        kernels.append(_kernel(note, durations[operation], workspace))
+    blocks = (*_blocks(tape), *workspaces)
+    return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
+
+
+def _workspace(note: KernelNote, size: int) -> list[Block]:
+    if not size:
+        return []
+    return [Block(f"workspace:{note.id}", size, BlockKind.WORKSPACE, release=note.id, layer=note.layer)]
+
+
+def _kernel(note: KernelNote, duration_ns: int, workspace: list[Block]) -> Kernel:
+    return Kernel(
+        note.id,
+        note.op,
+        note.phase,
+        duration_ns,
+        note.reads,
+        (*note.writes, *(block.id for block in workspace)),
+        note.layer,
+        pure=note.pure,
+        flops=note.operation.flops,
+        dram_bytes=note.operation.bytes,
+    )
+
+
+def _blocks(tape: Tape) -> Iterator[Block]:
+    """Those that are there at the start, then those made on the way, each in the order in which it came up."""
+    for note in sorted(tape.blocks, key=lambda note: not note.persistent):
+        release = RELEASED_AT_END if note.release is None else tape.kernels[note.release].id
+        yield Block(
+            note.id,
+            note.bytes,
+            note.kind,
+            note.persistent,
+            release=release,
+            layer=note.layer,
+            shape=note.shape,
+            dtype=note.dtype,
+        )
+
+
+def _tape_of(network: Network, batch: int, optimizer: Optimizer) -> Tape:
+    return _Walk(network, batch, optimizer).run()
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The network's layers, forward and back, onto one tape."""
+
+    network: Network
+    batch: int
+    optimizer: Optimizer
+    tape: Tape = field(default_factory=Tape)
+    values: dict[str, Value] = field(default_factory=dict)
+    weights: dict[str, dict[str, Value]] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    done: list[tuple[Step, Made]] = field(default_factory=list)
+
+    def run(self) -> Tape:
+        """The whole iteration."""
+        tape, gradients = self.tape, Gradients(self.tape)
+        labels = self._constants()
+        weights = [value for layer in self.network.layers for value in self.weights[layer.name].values()]
+        state = lowering_optimizer.states(tape, self.optimizer, weights)
+        for layer in self.network.layers:
+            self._forward(layer, labels, gradients)
+        loss = self.done[-1][0]
+        self._backward(gradients)
+        used = [weight for weight in weights if weight.block in gradients.of_weight]
+        lowering_optimizer.update(tape, self.optimizer, used, gradients.of_weight, state)
+        for value in (loss.x, self.done[-1][1].value):
+            value.block.release = None
+        return tape
+
+    def _constants(self) -> Value:
+        tape, batch = self.tape, self.batch
+        for each in self.network.inputs:
+            self.values[each.name] = tape.constant(each.name, (batch, *each.shape), BlockKind.INPUT, each.dtype)
+        labels = tape.constant("label", (batch, *self.network.label_shape), BlockKind.LABEL, "int64")
+        for layer in self.network.layers:
+            tape.layer = layer.stage or layer.name
+            self.weights[layer.name] = {
+                weight.name: tape.constant(f"{layer.name}.{weight.name}", weight.shape, BlockKind.WEIGHT)
+                for weight in layer.weights
+            }
+        return labels
+
+    def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
+        inputs = tuple(self.values[name] for name in layer.inputs)
+        needed = tuple(name in self.trained for name in layer.inputs)
+        weights = self.weights[layer.shares or layer.name]
+        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients)
+        self.tape.layer = self._tag(step)
+        made = _FAMILIES[layer.kind](step)
+        self.values[layer.name] = made.value
+        if any(needed) or weights:
+            self.trained.add(layer.name)
+        self.done.append((step, made))
+
+    def _tag(self, step: Step) -> str:
+        """The layer that the kernels belong to: an in-place one to the layer whose block it rewrites."""
+        if step.layer.stage:
+            return step.layer.stage
+        owner = step.x.block.layer if step.layer.attributes.get("in_place") else None
+        return owner or step.layer.name
+
+    def _backward(self, gradients: Gradients) -> None:
+        """From the loss back; its own gradient, a one, is held until backward is over."""
+        tape = self.tape
+        tape.phase = Phase.BACKWARD
+        last, made = self.done[-1]
+        tape.layer = self._tag(last)
+        one = tape.new(f"{last.layer.name}.grad", made.value.shape, BlockKind.GRADIENT)
+        tape.launch("ones_like", elementwise((), (one,), backward=True), (), (one,))
+        gradients.give(last.layer.name, one)
+        for step, made in reversed(self.done):
+            grad = gradients.take(step.layer.name)
+            if grad is None or step.layer.name not in self.trained:
+                continue
+            tape.layer = self._tag(step)
+            results = made.backward(grad)
+            tape.keep((*made.saved, grad))
+            for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
+                if needed and gradient is not None:
+                    gradients.give(name, gradient)
+            gradients.settle()
+        tape.keep((one,))
