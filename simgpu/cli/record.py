@@ -23,9 +23,8 @@ def _listed(title: str, described: Mapping[str, str]) -> str:
     return "\b\n" + "\n".join([f"{title}:", *(f"  {name:<{width}}  {what}" for name, what in described.items())])
 
 
-_EPILOG = "\n\n".join(
-    (_listed("Built-in models", BUILT_IN_MODELS), _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS))
-)
+_MODELS = _listed("Built-in models", BUILT_IN_MODELS)
+_OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
 
 
 @click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")

@@ -123,7 +123,8 @@ def digits_cnn(batch: int) -> Workload:
     """Four 3x3 convolutions and three linear layers, ReLU after each but the last, on the digits of scikit-learn.
 
     The order is that of AlexNet and VGG (convolution, ReLU, now and then pooling, fully connected layers with dropout
-    at the end), so that the sparsity of its feature maps can be compared with what is known of theirs.
+    at the end), so that the sparsity of its feature maps can be compared with what is known of theirs. Weights begin
+    normal, scaled for ReLU (He et al. 2015, equation 10), biases zero.
     """
     images, labels = digits(batch)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -142,9 +143,14 @@ def digits_cnn(batch: int) -> Workload:
         layers[f"drop{number}"] = nn.Dropout(0.5)
         features = width
     layers["fc7"] = nn.Linear(features, _CLASSES)
+    module = nn.Sequential(layers)
+    for layer in module:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
     batches = DataLoader(TensorDataset(images, labels), batch_size=batch, shuffle=True)
     return Workload(
-        nn.Sequential(layers),
+        module,
         (images[:batch],),
         (labels[:batch],),
         nn.functional.cross_entropy,
