@@ -17,7 +17,7 @@ class LayerKind(StrEnum):
     """What a layer computes; its attributes are listed with each."""
 
     CONVOLUTION = "convolution"  # kernel, stride, padding, dilation: pairs; groups: int; transposed: bool
-    LINEAR = "linear"  # on the last side of the shape
+    LINEAR = "linear"  # on the last side; sampled_rows: int where it reads so many rows of its weight alone
     MATMUL = "matmul"  # of two inputs; transpose_second: bool; batch sides lead
     RELU = "relu"  # in_place: bool
     GELU = "gelu"
@@ -31,15 +31,15 @@ class LayerKind(StrEnum):
     LOCAL_RESPONSE_NORM = "local_response_norm"  # size: int
     DROPOUT = "dropout"  # rate: float
     SOFTMAX = "softmax"  # over the last side
-    SCALE = "scale"  # by a constant, or a mask added: one elementwise kernel
-    ADD = "add"  # of two or more inputs
+    SCALE = "scale"  # by a constant, or a mask or its own weight added: one elementwise kernel
+    ADD = "add"  # of two or more inputs; in_place: bool, into the first
     MULTIPLY = "multiply"  # of two inputs
     CONCATENATE = "concatenate"  # axis: int, of the shape for one sample
     CROP = "crop"
-    VIEW = "view"  # flatten, reshape, transpose without a copy
+    VIEW = "view"  # flatten, reshape, transpose, take a part, without a copy
     PERMUTE = "permute"  # a copy in another order
-    EMBEDDING = "embedding"
-    LSTM_CELL = "lstm_cell"  # one time step; inputs: x, h, c
+    EMBEDDING = "embedding"  # sparse_gradient: bool, whether only the rows that were read get one
+    LSTM_CELL = "lstm_cell"  # one time step; inputs: x, h, c; result (2, hidden): output, new c; views take them apart
     LOSS = "loss"  # cross-entropy over the last side, always the last layer
 
 

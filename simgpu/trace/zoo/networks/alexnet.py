@@ -1,0 +1,122 @@
+"""AlexNet and its contemporaries: OverFeat and Network in Network; sources with each function."""
+
+from __future__ import annotations
+
+from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
+from simgpu.trace.zoo.network import Network
+from simgpu.trace.zoo.networks.images import ImageSet, image_set
+
+
+def alexnet(input: str, *, grouped: bool = True) -> Network:
+    """AlexNet: five convolutions, three linear layers.
+
+    grouped: Krizhevsky, Sutskever and Hinton (NIPS 2012), figure 2, with local response normalization and two groups
+    in the convolutions that the paper split over two GPUs, as Caffe's reference model has it (which GPU memory studies
+    measured), on images of 227 x 227. Otherwise the single column of Krizhevsky, "One weird trick" (2014), without
+    normalization, on 224 x 224, as torchvision has it.
+
+    For CIFAR10: the single column with poolings of 2 x 2, which leave 256 values for one linear layer, as in Wei Yang's
+    pytorch-classification (2.47 M parameters).
+
+    >>> round(alexnet("imagenet").parameters / 1e6, 2), round(alexnet("imagenet", grouped=False).parameters / 1e6, 2)
+    (60.97, 61.1)
+    """
+    if input == "cifar10":
+        return _single_column(image_set(input))
+    return _two_groups(image_set(input, 227)) if grouped else _single_column(image_set(input))
+
+
+def _two_groups(images: ImageSet) -> Network:
+    net = NetworkBuilder("alexnet", "Krizhevsky, Sutskever and Hinton, NIPS 2012, figure 2")
+    x = net.input("image", images.shape)
+    x = net.relu("relu1", net.convolution("conv1", x, 96, 11, stride=4))
+    x = net.max_pool("pool1", net.local_response_norm("norm1", x), 3, 2)
+    x = net.relu("relu2", net.convolution("conv2", x, 256, 5, padding=2, groups=2))
+    x = net.max_pool("pool2", net.local_response_norm("norm2", x), 3, 2)
+    x = net.relu("relu3", net.convolution("conv3", x, 384, 3, padding=1))
+    x = net.relu("relu4", net.convolution("conv4", x, 384, 3, padding=1, groups=2))
+    x = net.relu("relu5", net.convolution("conv5", x, 256, 3, padding=1, groups=2))
+    x = net.flatten("flatten", net.max_pool("pool5", x, 3, 2))
+    for number in (6, 7):
+        x = net.relu(f"relu{number}", net.linear(f"fc{number}", x, 4096))
+        x = net.dropout(f"drop{number}", x, 0.5)
+    return net.finish(net.linear("fc8", x, images.classes))
+
+
+def _single_column(images: ImageSet) -> Network:
+    net = NetworkBuilder("alexnet", "Krizhevsky, One weird trick for parallelizing CNNs, arXiv:1404.5997, section 5")
+    x = net.input("image", images.shape)
+    pool = 2 if images.small else 3
+    x = net.relu("relu1", net.convolution("conv1", x, 64, 11, stride=4, padding=5 if images.small else 2))
+    x = net.max_pool("pool1", x, pool, 2)
+    x = net.relu("relu2", net.convolution("conv2", x, 192, 5, padding=2))
+    x = net.max_pool("pool2", x, pool, 2)
+    for number, width in ((3, 384), (4, 256), (5, 256)):
+        x = net.relu(f"relu{number}", net.convolution(f"conv{number}", x, width, 3, padding=1))
+    x = net.flatten("flatten", net.max_pool("pool5", x, pool, 2))
+    if images.small:
+        return net.finish(net.linear("fc", x, images.classes))
+    for number in (6, 7):
+        x = net.dropout(f"drop{number}", x, 0.5)
+        x = net.relu(f"relu{number}", net.linear(f"fc{number}", x, 4096))
+    return net.finish(net.linear("fc8", x, images.classes))
+
+
+def overfeat(input: str) -> Network:
+    """OverFeat's fast model: Sermanet et al., "OverFeat", ICLR 2014, table 1; no normalization, images of 231 x 231."""
+    images = image_set(input, 231)
+    net = NetworkBuilder("overfeat", "Sermanet et al., ICLR 2014, table 1 (fast model)")
+    x = net.input("image", images.shape)
+    x = net.relu("relu1", net.convolution("conv1", x, 96, 11, stride=4))
+    x = net.max_pool("pool1", x, 2, 2)
+    x = net.relu("relu2", net.convolution("conv2", x, 256, 5))
+    x = net.max_pool("pool2", x, 2, 2)
+    for number, width in ((3, 512), (4, 1024), (5, 1024)):
+        x = net.relu(f"relu{number}", net.convolution(f"conv{number}", x, width, 3, padding=1))
+    x = net.flatten("flatten", net.max_pool("pool5", x, 2, 2))
+    for number, width in ((6, 3072), (7, 4096)):
+        x = net.relu(f"relu{number}", net.linear(f"fc{number}", x, width))
+        x = net.dropout(f"drop{number}", x, 0.5)
+    return net.finish(net.linear("fc8", x, images.classes))
+
+
+def nin(input: str) -> Network:
+    """Network in Network: Lin, Chen and Yan, ICLR 2014; a convolution and two of 1 x 1 form a block.
+
+    For CIFAR10 the paper's own network (its figure 2, in the sizes the authors published); for ImageNet the authors'
+    later one of four blocks on 224 x 224, published as a Caffe model.
+    """
+    images = image_set(input)
+    net = NetworkBuilder("nin", "Lin, Chen and Yan, ICLR 2014")
+    x = net.input("image", images.shape)
+    if images.small:
+        x = _nin_block(net, x, 1, (192, 160, 96), 5, padding=2)
+        x = net.dropout("drop1", net.max_pool("pool1", x, 3, 2, ceil=True), 0.5)
+        x = _nin_block(net, x, 2, (192, 192, 192), 5, padding=2)
+        x = net.dropout("drop2", net.avg_pool("pool2", x, 3, 2, ceil=True), 0.5)
+        x = _nin_block(net, x, 3, (192, 192, images.classes), 3, padding=1)
+    else:
+        x = _nin_block(net, x, 1, (96, 96, 96), 11, stride=4)
+        x = net.max_pool("pool1", x, 3, 2, ceil=True)
+        x = _nin_block(net, x, 2, (256, 256, 256), 5, padding=2)
+        x = net.max_pool("pool2", x, 3, 2, ceil=True)
+        x = _nin_block(net, x, 3, (384, 384, 384), 3, padding=1)
+        x = net.dropout("drop3", net.max_pool("pool3", x, 3, 2, ceil=True), 0.5)
+        x = _nin_block(net, x, 4, (1024, 1024, images.classes), 3, padding=1)
+    return net.finish(net.flatten("flatten", net.global_avg_pool("pool", x)))
+
+
+def _nin_block(
+    net: NetworkBuilder,
+    x: Tensor,
+    number: int,
+    widths: tuple[int, int, int],
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+) -> Tensor:
+    first, second, third = widths
+    x = net.relu(f"relu{number}", net.convolution(f"conv{number}", x, first, kernel, stride=stride, padding=padding))
+    x = net.relu(f"relu{number}a", net.convolution(f"cccp{number}a", x, second, 1))
+    return net.relu(f"relu{number}b", net.convolution(f"cccp{number}b", x, third, 1))
