@@ -36,6 +36,7 @@ _OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
 @click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
 @click.option("--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity at each epoch.")
+@click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
 def record(
     model: str,
@@ -47,6 +48,7 @@ def record(
     warmup: int,
     repetitions: int,
     epochs: int,
+    algorithms: bool,
     seed: int,
 ) -> None:
     """Run one training iteration of MODEL for real and write its trace.
@@ -73,6 +75,7 @@ def record(
             seed=seed,
             optimizer=optimizer,
             epochs=epochs,
+            algorithms=algorithms,
             say=say,
         )
         say(f"writing {output}")

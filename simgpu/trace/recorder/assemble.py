@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median_low
 
-from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SparsitySample, Trace, TraceInfo
-from simgpu.trace.recorder.notes import BlockNote, KernelNote, made_in_iteration
+from simgpu.trace.model import (
+    RELEASED_AT_END,
+    AlgorithmChoice,
+    Block,
+    BlockKind,
+    Kernel,
+    SparsitySample,
+    Trace,
+    TraceInfo,
+)
+from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, made_in_iteration
 
 
 def assemble(
@@ -18,6 +27,7 @@ def assemble(
     blocks: Sequence[BlockNote],
     durations: Sequence[Sequence[int]],
     epochs: Sequence[Sequence[float | None]] = (),
+    algorithms: Sequence[AlgorithmNote] = (),
 ) -> Trace:
     """The trace of the noted kernels and blocks.
 
@@ -25,9 +35,11 @@ def assemble(
     repetitions, the lower of the two middle ones where their number is even, and their `spread`.
     epochs: for each epoch of a training run, from 0, the share of zeros in each block that forward makes, in the order
     of `made_in_iteration`; left out, the recorded iteration's own shares stand as epoch 0.
+    algorithms: other ways to run convolutions.
     """
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
+    kernel_of = {kernel.call: ids[place] for place, kernel in enumerate(kernels)}
     times = [[repetition[kernel.call] for repetition in durations] for kernel in kernels]
     return Trace(
         info,
@@ -59,6 +71,10 @@ def assemble(
                 block.dtype,
             )
             for number, block in enumerate(blocks)
+        ),
+        algorithms=tuple(
+            AlgorithmChoice(kernel_of[note.call], note.algorithm, note.duration_ns, note.workspace_bytes)
+            for note in algorithms
         ),
         sparsity=tuple(_sparsity(names, blocks, epochs)),
         name=info.model,

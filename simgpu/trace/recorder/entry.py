@@ -27,6 +27,7 @@ def record(
     seed: int = 0,
     optimizer: str | Callable[..., Any] = "sgd",
     epochs: int = 0,
+    algorithms: bool = False,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -50,6 +51,9 @@ def record(
         batches, or one step on its only batch. The share of zeros of every feature map is measured on the recorded
         batch at the end of each epoch, and before the first as epoch 0. With 0 epochs it is measured once, in the
         recorded iteration, after the warm-up.
+    algorithms: whether convolutions are measured under other settings of the backend too: cuDNN's benchmark and
+        deterministic modes and PyTorch's own kernels on CUDA, PyTorch's own kernels instead of oneDNN on a CPU. Each
+        is a row of the trace's algorithms, with its median duration and the workspace seen by PyTorch's allocator.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -79,7 +83,7 @@ def record(
     from simgpu.trace.recorder.session import Session
 
     day = date if date is not None else datetime.date.today().isoformat()
-    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, day, say).run()
+    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say).run()
 
 
 def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, date: str | None) -> None:

@@ -27,7 +27,7 @@ class Watcher(Protocol):
 
 
 class NoWatcher:
-    """Nobody watches: for iterations that only warm up."""
+    """Nobody watches: for iterations that only warm up, and those watched by other means."""
 
     def begin(self, phase: Phase) -> None:
         """Nothing to do."""

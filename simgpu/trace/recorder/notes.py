@@ -1,7 +1,7 @@
-"""What the structure pass notes of kernels and blocks, before it becomes a trace.
+"""What the passes note of kernels and blocks, before it becomes a trace.
 
-Lives here: the two plain records, and which blocks are new. Does not live here: who fills them (`structure`,
-`ledger`) or reads them.
+Lives here: the plain records, and which blocks are new. Does not live here: who fills them (`structure`, `ledger`,
+`algorithms`) or reads them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ class BlockNote:
     born: int | None = None
     release: int | None = None
     sparsity: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmNote:
+    """One way to run the convolution that is operator `call` of the iteration: nanoseconds and bytes."""
+
+    call: int
+    algorithm: str
+    duration_ns: int
+    workspace_bytes: int
 
 
 def made_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:

@@ -15,8 +15,8 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.recorder.algorithms import measure_algorithms
 from simgpu.trace.recorder.assemble import assemble
-from simgpu.trace.recorder.clocks import Clock, CudaClock, HostClock
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
@@ -24,9 +24,9 @@ from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
-from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch
+from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch, framework_peak
 from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.timing import Signature, TimingPass, expect_same
+from simgpu.trace.recorder.timing import time_iteration
 from simgpu.trace.recorder.training import Training, train
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
@@ -43,6 +43,7 @@ class Session:
     seed: int
     optimizer: str | Callable[..., Any]
     epochs: int
+    algorithms: bool
     date: str
     say: Callable[[str], None]
 
@@ -58,20 +59,27 @@ class Session:
         device = find_device(self.device)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        with _current(device), _own_random_state(device, self.seed):
+        with _current(device), own_random_state(device, self.seed):
             workload = make_workload(self.name, factory, self.batch).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = train(self.name, workload, optimizer, device, self.epochs, self.say) if self.epochs else None
             self.say(f"recording {self.name}")
             self._warm_up(workload, optimizer)
-            with _no_garbage_collection():
+            with no_garbage_collection():
+                peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
                 structure, ledger = _structure(workload, optimizer, device)
+                calls = structure.signatures
                 durations = [
-                    _time(workload, optimizer, device, structure.signatures, self.name) for _ in range(self.repetitions)
+                    time_iteration(self.name, workload, optimizer, device, calls) for _ in range(self.repetitions)
                 ]
+                choices = (
+                    measure_algorithms(self.name, workload, optimizer, device, calls, durations)
+                    if self.algorithms
+                    else []
+                )
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
-        info = self._info(device, workload, optimizer, training)
-        return assemble(info, kernels, blocks, durations, training.sparsity if training else ())
+        info = self._info(device, workload, optimizer, training, peak)
+        return assemble(info, kernels, blocks, durations, training.sparsity if training else (), choices)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -83,7 +91,12 @@ class Session:
             raise InputError.single(self.name, "iteration", what, remedy) from error
 
     def _info(
-        self, device: torch.device, workload: Workload, optimizer: torch.optim.Optimizer, training: Training | None
+        self,
+        device: torch.device,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        training: Training | None,
+        peak: int | None,
     ) -> TraceInfo:
         steps = self.warmup + (training.steps if training else 0)
         notes = (
@@ -97,15 +110,16 @@ class Session:
             model=self.name,
             batch=self.batch,
             device=device_name(device),
-            dtype=_dtype(workload),
+            dtype=main_dtype(workload),
             origin=Origin.RECORDED,
             tool=tool_name(),
             date=self.date,
             notes=notes,
+            framework_peak_bytes=peak,
         )
 
 
-def _dtype(workload: Workload) -> str:
+def main_dtype(workload: Workload) -> str:
     """The element type that most of the weights' bytes have; the first input's where there are no weights."""
     bytes_: dict[torch.dtype, int] = {workload.inputs[0].dtype: 0}
     for parameter in workload.module.parameters():
@@ -127,24 +141,13 @@ def _structure(
     return structure, ledger
 
 
-def _time(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, expected: list[Signature], name: str
-) -> list[int]:
-    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
-    timing = TimingPass(clock)
-    with timing:
-        run_iteration(workload, optimizer, timing)
-    expect_same(name, expected, timing.signatures)
-    return timing.durations()
-
-
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Events are recorded on the current device, so the recorded one must be it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
-def _own_random_state(device: torch.device, seed: int) -> Iterator[None]:
+def own_random_state(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch, and put its random state back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -152,7 +155,7 @@ def _own_random_state(device: torch.device, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """So that what is freed, and when, does not depend on when the collector happens to run."""
     was_on = gc.isenabled()
     gc.collect()

@@ -13,8 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simgpu.errors import InputError
-from simgpu.trace.model import Phase
-from simgpu.trace.recorder.clocks import Clock
+from simgpu.trace.recorder.clocks import Clock, CudaClock, HostClock
+from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
+from simgpu.trace.recorder.workload import Workload
 
 #: What must be the same each time an operator of an iteration runs: which one it is and the shape of its result.
 Signature = tuple[str, tuple[int, ...] | None]
@@ -42,7 +43,23 @@ def _told(signature: Signature | None) -> str:
     return "missing" if signature is None else f"{signature[0]} of shape {signature[1]}"
 
 
-class TimingPass(TorchDispatchMode):  # type: ignore[misc]
+def time_iteration(
+    name: str,
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    expected: Sequence[Signature],
+) -> list[int]:
+    """Nanoseconds of every operator call of one iteration, which must be the calls that are expected."""
+    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    timing = TimingPass(clock)
+    with timing:
+        run_iteration(workload, optimizer, timing)
+    expect_same(name, expected, timing.signatures)
+    return timing.durations()
+
+
+class TimingPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
     """Times the call of each operator; watches one iteration."""
 
     def __init__(self, clock: Clock) -> None:
@@ -60,15 +77,6 @@ class TimingPass(TorchDispatchMode):  # type: ignore[misc]
         self._marks.append((begin, self._clock.mark()))
         self.signatures.append(signature(func, returned))
         return returned
-
-    def begin(self, phase: Phase) -> None:
-        """Phases do not matter here."""
-
-    def differentiate(self, root: Any) -> None:
-        """Nor does what is differentiated."""
-
-    def finish(self) -> None:
-        """Nothing to close."""
 
     def durations(self) -> list[int]:
         """Nanoseconds of each operator called, in order."""
