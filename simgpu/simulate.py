@@ -259,6 +259,8 @@ class _Shared:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
+        if self.node.gpus > 1:
+            notes = (*notes, f"one of the node's {self.node.gpus} GPUs runs, with a link of its own")
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         pool = self.pool or program.pool or "counting"

@@ -115,3 +115,15 @@ def format_bandwidth(value: int) -> str:
         if abs(value) >= BANDWIDTH_UNITS[unit]:
             return f"{_shortest(value, BANDWIDTH_UNITS[unit])} {unit}"
     return f"{value} B/s"
+
+
+def format_rate(value: int) -> str:
+    """Operations per second for people.
+
+    >>> format_rate(15700000000000)
+    '15.7 TFLOP/s'
+    """
+    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
+        if abs(value) >= RATE_UNITS[unit]:
+            return f"{_shortest(value, RATE_UNITS[unit])} {unit}"
+    return f"{value} FLOP/s"

@@ -1,13 +1,19 @@
-"""``simgpu nodes``: the machines that ship with simgpu, or one of them with the sources of its numbers."""
+"""``simgpu nodes``: the machines that ship with simgpu, or one of them with the source of each of its numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
 import click
 
-from simgpu.cli.screen import Screen, facts, table
+from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
-from simgpu.hardware.spec import NodeSpec
-from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.hardware.spec import LinkSpec, NodeSpec, SwitchSpec
+from simgpu.units import format_bandwidth, format_bytes, format_rate, format_time
+
+#: What a value is, the value, and its key in the file.
+Row = tuple[str, str, str]
 
 
 @click.command()
@@ -24,37 +30,70 @@ def nodes(node: str | None) -> None:
     """
     screen = Screen()
     if node is None:
-        rows = [_row(load_node(name)) for name in node_names()]
-        screen.print(table(("node", "memory", "copy-out", "copy-in", "GPU"), rows, left=(0, 4)))
+        specs = [load_node(name) for name in node_names()]
+        headings = ("node", "memory", "out/in, GB/s", "GPUs", "GPU")
+        screen.print(table(headings, _list(specs), left=(0, 4)))
+        if any(spec.gpus > 1 for spec in specs):
+            screen.print(f"\nof several GPUs, {_FIRST_ALONE}")
         return
     file = load_node_file(node)
-    spec = file.spec()
-    screen.print(f"{spec.name}: {spec.description}" if spec.description else spec.name)
-    screen.print(facts(_facts(spec)))
-    if file.sources:
-        screen.print("\nsources")
-        screen.print(facts(file.sources.items()))
+    screen.print(f"{file.name}: {file.description}" if file.description else file.name)
+    if file.base:
+        screen.print(f"based on {file.base}")
+    screen.print()
+    rows = [(what, text, file.sources.get(key, "")) for what, text, key in _rows(file.spec())]
+    screen.print(table(("", "", "source"), rows, left=(0, 1, 2)))
+    if file.gpus > 1:
+        screen.print(f"\n{_FIRST_ALONE}")
 
 
-def _row(node: NodeSpec) -> tuple[str, ...]:
-    link = node.link
-    speeds = format_bandwidth(link.d2h_bandwidth), format_bandwidth(link.h2d_bandwidth)
-    return node.name, format_bytes(node.gpu.memory), *speeds, node.gpu.name
+_FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
 
 
-def _facts(node: NodeSpec) -> list[tuple[str, str]]:
-    gpu, link, pinned = node.gpu, node.link, node.host.pinned_memory
+def _list(specs: list[NodeSpec]) -> Iterator[tuple[str, ...]]:
+    """Rows grouped by GPU, its name in a group's first; within a group by number of GPUs, then by speed of link."""
+    first = {spec.gpu.name: number for number, spec in reversed(list(enumerate(specs)))}
+    ordered = sorted(specs, key=lambda spec: (first[spec.gpu.name], spec.gpus, spec.link.d2h_bandwidth))
+    for name, group in groupby(ordered, key=lambda spec: spec.gpu.name):
+        for number, spec in enumerate(group):
+            speeds = " / ".join(f"{speed / 10**9:.4g}" for speed in (spec.link.d2h_bandwidth, spec.link.h2d_bandwidth))
+            yield spec.name, format_bytes(spec.gpu.memory), speeds, str(spec.gpus), "" if number else name
+
+
+def _rows(node: NodeSpec) -> list[Row]:
+    gpu, link, host = node.gpu, node.link, node.host
     rows = [
-        ("GPU", gpu.name),
-        ("memory", format_bytes(gpu.memory)),
-        ("reserved", format_bytes(gpu.reserved) if gpu.reserved else ""),
-        ("alignment", format_bytes(gpu.alignment)),
-        ("copy engines", str(gpu.copy_engines)),
-        ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else ""),
-        ("link", f"{link.kind}, {link.duplex} duplex"),
-        ("copy-out", format_bandwidth(link.d2h_bandwidth)),
-        ("copy-in", format_bandwidth(link.h2d_bandwidth)),
-        ("latency", format_time(link.latency_ns)),
-        ("pinned host memory", "without limit" if pinned is None else format_bytes(pinned)),
+        ("GPU", gpu.name, "gpu.name"),
+        ("GPUs", str(node.gpus), "gpus"),
+        ("memory", format_bytes(gpu.memory), "gpu.memory"),
+        ("reserved", format_bytes(gpu.reserved) if gpu.reserved else "", "gpu.reserved"),
+        ("alignment", format_bytes(gpu.alignment), "gpu.alignment"),
+        ("copy engines", str(gpu.copy_engines), "gpu.copy_engines"),
+        ("architecture", gpu.architecture or "", "gpu.architecture"),
+        ("multiprocessors", str(gpu.multiprocessors or ""), "gpu.multiprocessors"),
+        ("fp32 rate", format_rate(gpu.fp32_rate) if gpu.fp32_rate else "", "gpu.fp32_rate"),
+        ("tensor rate", format_rate(gpu.tensor_rate) if gpu.tensor_rate else "", "gpu.tensor_rate"),
+        ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else "", "gpu.dram_bandwidth"),
+        ("link", link.kind, "link.kind"),
+        *_ways(link, "link"),
+        ("  latency", format_time(link.latency_ns), "link.latency"),
     ]
-    return [(name, text) for name, text in rows if text]
+    for number, switch in enumerate(node.switches):
+        key = f"switches[{number}]"
+        behind = f"GPUs {', '.join(map(str, switch.gpus))}"
+        rows += [(f"switch {number}", behind, f"{key}.gpus"), *_ways(switch, key)]
+    pinned = "without limit" if host.pinned_memory is None else format_bytes(host.pinned_memory)
+    rows += [
+        ("host memory", format_bytes(host.memory) if host.memory else "", "host.memory"),
+        ("host cores", str(host.cores or ""), "host.cores"),
+        ("pinned memory", pinned, "host.pinned_memory"),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _ways(link: LinkSpec | SwitchSpec, key: str) -> list[Row]:
+    return [
+        ("  copy-out", format_bandwidth(link.d2h_bandwidth), f"{key}.d2h_bandwidth"),
+        ("  copy-in", format_bandwidth(link.h2d_bandwidth), f"{key}.h2d_bandwidth"),
+        ("  duplex", link.duplex.value, f"{key}.duplex"),
+    ]

@@ -68,6 +68,7 @@ def read_layered(path: Path, schema: str) -> Layered:
     for document in reversed(files):
         for key in OWN:
             values.pop(key, None)
+            origins.pop(key, None)
         _drop_sources(values, document)
         _lay(values, copy.deepcopy(dict(document.values)), "", document, origins)
     return Layered(files, values, origins)

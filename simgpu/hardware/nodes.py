@@ -233,11 +233,8 @@ def _switch_problems(node: NodeFile, where: Where) -> list[Problem]:
         place = f"switches[{number}].gpus"
         for gpu in switch.gpus:
             if gpu >= node.gpus:
-                what, remedy = (
-                    f"there is no GPU {gpu}",
-                    f"the node has {node.gpus}: write less than that, or raise gpus",
-                )
-                problems.append(Problem(*where(place), what, remedy))
+                remedy = f"the node has {node.gpus}, counted from 0: name one of them, or raise gpus"
+                problems.append(Problem(*where(place), f"there is no GPU {gpu}", remedy))
             elif gpu in behind:
                 what = f"GPU {gpu} is named in {behind[gpu]} already"
                 problems.append(Problem(*where(place), what, "name every GPU once at most"))

@@ -71,9 +71,10 @@ def test_nodes_and_one_node_with_its_sources() -> None:
     listed = simgpu("nodes").stdout
     assert all(any(line.startswith(f"{name} ") for line in listed.splitlines()) for name in node_names())
     shown = simgpu("nodes", "k40").stdout
-    assert "10.05 GB/s" in shown
-    assert "sources" in shown
     assert "Microway" in shown
+    (copy_out,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
+    assert copy_out.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
+    assert "GPU 0" in listed
 
 
 def test_policies_with_parameters_and_sources() -> None:

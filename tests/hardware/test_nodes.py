@@ -1,4 +1,4 @@
-"""Node configurations: what ships is complete and sourced, and every mistake is named at its place."""
+"""Node configurations: units, overrides, and every mistake named at its place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.hardware.nodes import load_node, load_node_file, node_names
-from simgpu.hardware.spec import Duplex
-from simgpu.shipped import shipped_folder
-from simgpu.units import parse_bandwidth
-from simgpu.yamlfile import read_yaml_mapping
+from simgpu.hardware.nodes import load_node, load_node_file
+from simgpu.hardware.spec import Duplex, SwitchSpec
 
 GOOD = """\
 schema: simgpu.node/1
@@ -36,37 +33,6 @@ def node_file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "node.yaml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@pytest.mark.parametrize("name", node_names())
-def test_shipped_nodes_load_and_name_themselves(name: str) -> None:
-    node = load_node(name)
-    assert node.name == name
-    assert node.description
-    assert 0 < node.budget <= node.gpu.memory
-
-
-@pytest.mark.parametrize("name", node_names())
-def test_every_shipped_quantity_has_a_source(name: str) -> None:
-    values = read_yaml_mapping(shipped_folder("configs") / f"{name}.yaml", "simgpu.node/1").values
-    quantities = {f"{part}.{key}" for part in ("gpu", "link", "host") for key in values.get(part, {})} - {
-        "gpu.name",
-        "link.kind",
-    }
-    assert quantities == set(load_node_file(name).sources)
-
-
-@pytest.mark.parametrize(
-    ("name", "h2d", "d2h"),
-    [
-        ("v100", "10.6 GB/s", "11.7 GB/s"),
-        ("2080ti", "11.8 GB/s", "12.9 GB/s"),
-        ("titan-x-maxwell", "12.8 GB/s", "12.8 GB/s"),
-    ],
-)
-def test_bandwidths_the_papers_state(name: str, h2d: str, d2h: str) -> None:
-    link = load_node(name).link
-    assert (link.h2d_bandwidth, link.d2h_bandwidth) == (parse_bandwidth(h2d), parse_bandwidth(d2h))
 
 
 def test_units_become_whole_numbers(tmp_path: Path) -> None:
@@ -129,13 +95,48 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         (("name: a GPU", "name:"), "line 4, gpu.name: None is not a text"),
         (("name: a GPU", "name: ''"), "line 4, gpu.name: '' is empty"),
         (("gpu:\n  name: a GPU\n  memory: 8 GiB", "gpu: big"), "line 3, gpu: 'big' is not a mapping"),
+        (("link:", "gpus: 0\nlink:"), "line 6, gpus: 0 is too small; write at least 1"),
+        (("link:", "switches: [{gpus: []}]\nlink:"), "line 6, switches[0].gpus: [] is too short"),
     ],
 )
 def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    (told,) = problems_of(node_file(tmp_path, GOOD.replace(*change)))
-    assert told.startswith(f"node.yaml: {expected}")
+    told = problems_of(node_file(tmp_path, GOOD.replace(*change)))
+    assert any(problem.startswith(f"node.yaml: {expected}") for problem in told)
+    assert len(told) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
 
 
 def test_unknown_node_suggests_the_closest() -> None:
     with pytest.raises(InputError, match=r"no shipped node is called '2080it'; did you mean '2080ti'\?"):
         load_node("2080it")
+
+
+SWITCH = "  - {gpus: [GPUS], d2h_bandwidth: 16 GB/s, h2d_bandwidth: 8 GB/s}\n"
+
+
+def test_gpus_behind_switches(tmp_path: Path) -> None:
+    switches = "gpus: 4\nswitches:\n" + SWITCH.replace("GPUS", "0, 1") + SWITCH.replace("GPUS", "3")
+    node = load_node(node_file(tmp_path, GOOD + switches))
+    assert node.gpus == 4
+    assert node.switches == (
+        SwitchSpec((0, 1), 16_000_000_000, 8_000_000_000),
+        SwitchSpec((3,), 16_000_000_000, 8_000_000_000, Duplex.FULL),
+    )
+
+
+def test_a_gpu_is_there_and_behind_one_switch_at_most(tmp_path: Path) -> None:
+    switches = "gpus: 2\nswitches:\n" + SWITCH.replace("GPUS", "0, 1") + SWITCH.replace("GPUS", "1, 2")
+    assert problems_of(node_file(tmp_path, GOOD + switches)) == [
+        (
+            "node.yaml: line 13, switches[1].gpus: GPU 1 is named in switches[0].gpus already; "
+            "name every GPU once at most"
+        ),
+        (
+            "node.yaml: line 13, switches[1].gpus: there is no GPU 2; "
+            "the node has 2, counted from 0: name one of them, or raise gpus"
+        ),
+    ]
+
+
+def test_the_host(tmp_path: Path) -> None:
+    host = load_node(node_file(tmp_path, GOOD + "host: {memory: 256 GiB, cores: 20}\n")).host
+    assert (host.memory, host.cores, host.pinned_memory) == (256 * 2**30, 20, None)

@@ -1,0 +1,132 @@
+"""What ships is complete and sourced, and its figures are those that the papers state."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simgpu.hardware.nodes import load_node, load_node_file, node_names
+from simgpu.units import parse_bandwidth
+
+CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
+GIGA = 10**9
+
+#: Keys that name or arrange things, and so need no source.
+NO_QUANTITY = {"gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
+NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
+
+
+@pytest.fixture(scope="module")
+def claims() -> dict[str, Any]:
+    """By id, the figure that a paper states."""
+    if not CLAIMS.exists():
+        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+    document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    rows = [row for rows in document.values() if isinstance(rows, list) for row in rows]
+    return {row["id"]: row["value"] for row in rows if "value" in row}
+
+
+def leaves(value: object, place: str = "") -> list[str]:
+    """Dotted places of the values that a file gives."""
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, f"{place}.{key}" if place else key)]
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [leaf for number, item in enumerate(value) for leaf in leaves(item, f"{place}[{number}]")]
+    return [place]
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_it_loads_and_names_itself(name: str) -> None:
+    node = load_node(name)
+    assert node.name == name
+    assert node.description
+    assert 0 < node.budget <= node.gpu.memory
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_every_quantity_has_a_source(name: str) -> None:
+    file = load_node_file(name)
+    parts = file.model_dump(exclude_unset=True, include={"gpu", "gpus", "link", "switches", "host"})
+    assert set(leaves(parts)) - NO_QUANTITY == set(file.sources)
+
+
+@pytest.mark.parametrize("name", [name for name in node_names() if name != "laptop-2gb"])
+def test_it_states_what_modelled_durations_need(name: str) -> None:
+    gpu = load_node(name).gpu
+    assert gpu.architecture in {"kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"}
+    assert gpu.multiprocessors
+    assert gpu.fp32_rate
+    assert gpu.dram_bandwidth
+    has_matrix_units = gpu.architecture not in {"kepler", "maxwell", "pascal"}
+    assert (gpu.tensor_rate is not None) == has_matrix_units
+
+
+@pytest.mark.parametrize(
+    ("name", "h2d", "d2h"),
+    [
+        ("v100", "10.6 GB/s", "11.7 GB/s"),
+        ("2080ti", "11.8 GB/s", "12.9 GB/s"),
+        ("titan-x-maxwell", "12.8 GB/s", "12.8 GB/s"),
+        ("k40", "10.0387 GB/s", "10.0467 GB/s"),
+    ],
+)
+def test_bandwidths_that_results_on_record_were_made_with(name: str, h2d: str, d2h: str) -> None:
+    link = load_node(name).link
+    assert (link.h2d_bandwidth, link.d2h_bandwidth) == (parse_bandwidth(h2d), parse_bandwidth(d2h))
+
+
+@pytest.mark.parametrize(("name", "claim"), [("v100", "cswap.bandwidth.v100"), ("2080ti", "cswap.bandwidth.2080ti")])
+def test_effective_bandwidths_of_the_cswap_servers(name: str, claim: str, claims: dict[str, Any]) -> None:
+    link = load_node(name).link
+    assert [link.h2d_bandwidth / GIGA, link.d2h_bandwidth / GIGA] == claims[claim]
+
+
+@pytest.mark.parametrize("name", ["titan-x-maxwell", "titan-x-maxwell-x4", "titan-xp"])
+def test_effective_bandwidth_of_vdnn_in_cdma(name: str, claims: dict[str, Any]) -> None:
+    link = load_node(name).link
+    assert link.h2d_bandwidth == link.d2h_bandwidth == claims["cdma.pcie_effective"][0] * GIGA
+
+
+def test_four_busy_gpus_of_cdma_share_two_switches(claims: dict[str, Any]) -> None:
+    node = load_node("titan-x-maxwell-x4")
+    assert sorted(gpu for switch in node.switches for gpu in switch.gpus) == list(range(node.gpus))
+    for switch in node.switches:
+        assert switch.d2h_bandwidth / len(switch.gpus) == claims["cdma.shared_link"] * GIGA
+        assert switch.h2d_bandwidth == switch.d2h_bandwidth
+
+
+def test_modnns_four_gpus_share_one_bus() -> None:
+    node, single = load_node("k40-x4"), load_node("k40")
+    (switch,) = node.switches
+    assert switch.gpus == (0, 1, 2, 3)
+    assert (switch.d2h_bandwidth, switch.h2d_bandwidth) == (single.link.d2h_bandwidth, single.link.h2d_bandwidth)
+    assert (node.gpu, node.link, node.host) == (single.gpu, single.link, single.host)
+    assert node.host.cores == 20
+
+
+@pytest.mark.parametrize("name", NVLINK2)
+def test_nvlink2_variants_differ_in_the_link_alone(name: str) -> None:
+    node, six_bricks = load_node(name), load_node("v100-nvlink2-150")
+    speed = int(name.rpartition("-")[2]) * GIGA
+    assert (node.link.d2h_bandwidth, node.link.h2d_bandwidth) == (speed, speed)
+    assert node.gpu == six_bricks.gpu
+    assert node.link.kind == f"NVLink2, {speed // (25 * GIGA)} bricks"
+
+
+@pytest.mark.parametrize("name", ["titan-xp", "v100"])
+def test_pcie_generations_double(name: str) -> None:
+    links = [load_node(f"{name}{suffix}").link for suffix in ("", "-pcie4", "-pcie5")]
+    for before, after in pairwise(links):
+        assert after.d2h_bandwidth == 2 * before.d2h_bandwidth
+        assert after.h2d_bandwidth == 2 * before.h2d_bandwidth
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_a_link_that_nobody_measured_says_so(name: str) -> None:
+    source = load_node_file(name).sources["link.d2h_bandwidth"]
+    measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest")
+    assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "made up"))
