@@ -13,9 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import Literal
 
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape
-from simgpu.trace.timemodel.parameters import AlgorithmName
+
+AlgorithmName = Literal[
+    "implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd", "winograd_nonfused", "fft", "fft_tiling"
+]
 
 #: Bytes of one complex number in single precision, and of one offset of the precomputed indices.
 _COMPLEX, _OFFSET = 8, 4

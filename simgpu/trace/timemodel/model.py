@@ -4,24 +4,37 @@ Lives here: the roofline. Does not live here: the numbers (`parameters.yaml`), c
 (`simgpu.trace.timemodel.algorithms`), or where operations come from.
 
 A kernel takes the launch time plus the longer of its arithmetic and its traffic, each at a share of the GPU's peak
-rate. The share of a product falls with small sides by a smooth law, (m + a)(n + b)(k + c) / mnk, which stands for
-tiles that are not full; any kernel's share falls with few results by (r + h) / r, where h is what the
-multiprocessors together need to be half busy. Both are smooth instead of steps of whole waves: a step's place depends
-on each kernel's tile, which nobody but the library knows, and the law is exact in both limits.
+rate; passes around it, such as the transforms of a Winograd convolution, are added. The share falls where there is
+too little to do, by smooth laws:
+
+- a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (the longer side of
+  the result as m), for tiles that are not full and loops that are short;
+- and (1 + h M / r) times, for multiprocessors that idle: r results, M multiprocessors, each half busy with h; sums
+  longer than `split_depth` are split, and their parts count as results;
+- any other kernel moves `in_flight` bytes for each multiprocessor more than its own: what must be under way before
+  the memory's pipe is full (Little's law).
+
+They stand for waves of tiles without their steps: where a step lies depends on the tile that the library picks, which
+nobody else knows, and the laws are exact in both limits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
+from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.timemodel.algorithms import AlgorithmWork, works
 from simgpu.trace.timemodel.operation import Direction, GemmShape, Operation, OperationKind
-from simgpu.trace.timemodel.parameters import Architecture, Parameters, load_parameters
 
+if TYPE_CHECKING:
+    from simgpu.trace.timemodel.parameters import Architecture, Parameters
+
+#: Bytes of one value, by number format as PyTorch names it; products of no other have a rate.
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -49,10 +62,11 @@ class TimeModel:
     gpu: GpuSpec
     architecture: Architecture
     parameters: Parameters
-    tf32: Tf32
     fp32_rate: int
     dram_bandwidth: int
     multiprocessors: int
+    tf32: Tf32
+    without: frozenset[str]
 
     def duration_ns(self, operation: Operation) -> int:
         """How long the kernel takes, whole nanoseconds; a convolution by its fastest algorithm.
@@ -60,15 +74,15 @@ class TimeModel:
         Raises `InputError` for a product of numbers other than float32, float16 and bfloat16.
 
         >>> from simgpu.hardware.nodes import load_node
-        >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=8 * 10**8, results=10**8)
-        >>> time_model(load_node("v100").gpu).duration_ns(relu) > 800_000_000 / 900
+        >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=9 * 10**8, results=10**8)
+        >>> time_model(load_node("v100").gpu).duration_ns(relu) > 1_000_000
         True
         """
-        if operation.convolution is not None and operation.kind is OperationKind.CONVOLUTION:
+        if operation.kind is OperationKind.CONVOLUTION and operation.convolution is not None:
             return self.algorithms(operation)[0].duration_ns
         if operation.gemm is not None:
             work = AlgorithmWork("implicit_precomp_gemm", operation.gemm, operation.flops, matrix_units=True)
-            return self._product_ns(operation, work, self._matrix_gemm(operation))
+            return self._product_ns(operation, work, on_matrix_units=self._uses_matrix_units(operation, Tf32.ALL))
         return self._other_ns(operation)
 
     def algorithms(self, operation: Operation) -> tuple[Algorithm, ...]:
@@ -79,104 +93,120 @@ class TimeModel:
         shape = operation.convolution
         if shape is None or operation.kind is not OperationKind.CONVOLUTION:
             return ()
+        matrix_units = self._uses_matrix_units(operation, Tf32.CONVOLUTIONS, Tf32.ALL)
         found = [
             Algorithm(
                 work.name,
-                self._product_ns(operation, work, self._matrix_convolution(operation)),
+                self._product_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
                 work.workspace_bytes,
             )
-            for work in works(shape, operation.direction, self._itemsize(operation))
+            for work in works(shape, operation.direction, _itemsize(operation))
+            if work.name not in self.without
         ]
         return tuple(sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
 
-    def _matrix_convolution(self, operation: Operation) -> bool:
-        return operation.dtype != "float32" or self.tf32 is not Tf32.NONE
+    def _uses_matrix_units(self, operation: Operation, *tf32: Tf32) -> bool:
+        if self.gpu.tensor_rate is None or self.architecture.matrix is None:
+            return False
+        return operation.dtype != "float32" or (self.architecture.tf32 and self.tf32 in tf32)
 
-    def _matrix_gemm(self, operation: Operation) -> bool:
-        return operation.dtype != "float32" or self.tf32 is Tf32.ALL
-
-    def _itemsize(self, operation: Operation) -> int:
-        if operation.dtype not in _ITEMSIZE:
-            remedy = f"give one of {', '.join(_ITEMSIZE)}"
-            raise InputError.single("", "time model", f"knows no rate for products of {operation.dtype!r}", remedy)
-        return _ITEMSIZE[operation.dtype]
-
-    def _peak(self, operation: Operation, matrix: bool) -> float:
+    def _peak(self, operation: Operation, on_matrix_units: bool) -> float:
         """Operations per second that the best product of this type of number reaches."""
-        kind, rate = self.architecture, self.gpu.tensor_rate
-        if matrix and rate is not None and kind.matrix is not None:
-            if operation.dtype != "float32":
-                return rate * kind.matrix
-            if kind.tf32:
-                return rate / 2 * kind.matrix
-        return self.fp32_rate * kind.compute
+        rate, share = self.gpu.tensor_rate, self.architecture.matrix
+        if not on_matrix_units or rate is None or share is None:
+            return self.fp32_rate * self.architecture.compute
+        return rate * share / (2 if operation.dtype == "float32" else 1)
 
-    def _product_ns(self, operation: Operation, work: AlgorithmWork, matrix: bool) -> int:
-        table = self.parameters
-        share = table.algorithms[work.name] * table.directions[operation.direction]
-        rate = self._peak(operation, matrix and work.matrix_units) * share
+    def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
+        _itemsize(operation)
+        share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
+        rate = self._peak(operation, on_matrix_units) * share
         arithmetic = work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
-        transforms = work.other_flops / (self.fp32_rate * self.architecture.compute)
-        moved = (operation.bytes + work.extra_bytes) / self._bandwidth(operation)
-        launches = work.kernels * self.architecture.launch
-        return launches + ceil(max(arithmetic + transforms, moved) * 1e9)
+        bandwidth = self._bandwidth(operation)
+        # Matrix units want channels last, and frameworks keep them first: operands and result are reordered.
+        reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
+        around = max(
+            work.other_flops / (self.fp32_rate * self.architecture.compute),
+            (work.extra_bytes + reordered) / bandwidth,
+        )
+        seconds = max(arithmetic, operation.bytes / bandwidth) + around
+        return work.kernels * self.architecture.launch + ceil(seconds * 1e9)
 
     def _padding(self, product: GemmShape) -> float:
         """How much longer a product takes because its sides do not fill the tiles it is computed in."""
         half = self.parameters.halves
-        m, n = max(product.m, product.n), min(product.m, product.n)
-        return (1 + half.rows / m) * (1 + half.columns / n) * (1 + half.depth / product.k)
+        long, short = max(product.m, product.n), min(product.m, product.n)
+        return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / product.k)
 
     def _idle(self, product: GemmShape) -> float:
         """How much longer a product takes because its results do not fill the multiprocessors."""
         parts = max(1.0, product.k / self.parameters.split_depth)
         results = product.count * product.m * product.n * parts
-        return 1 + self.parameters.halves.results_per_multiprocessor * self.multiprocessors / results
+        return 1 + self.parameters.halves.results * self.multiprocessors / results
 
     def _bandwidth(self, operation: Operation) -> float:
-        table = self.parameters.kinds[operation.kind]
-        share = table["forward" if operation.direction is Direction.FORWARD else "backward"]
+        shares = self.parameters.kinds[operation.kind]
+        share = shares.forward if operation.direction is Direction.FORWARD else shares.backward
         return self.dram_bandwidth * self.architecture.memory * share
 
     def _other_ns(self, operation: Operation) -> int:
-        busy = self.parameters.halves.threads_per_multiprocessor * self.multiprocessors
-        idle = 1 + busy / max(1, operation.results)
+        in_flight = self.parameters.in_flight * self.multiprocessors
         arithmetic = operation.flops / (self.fp32_rate * self.architecture.compute)
-        moved = operation.bytes / self._bandwidth(operation)
-        return self.architecture.launch + ceil(max(arithmetic, moved) * idle * 1e9)
+        moved = (operation.bytes + in_flight) / self._bandwidth(operation)
+        return self.architecture.launch + ceil(max(arithmetic, moved) * 1e9)
 
 
-def time_model(gpu: GpuSpec, *, tf32: Tf32 = Tf32.CONVOLUTIONS) -> TimeModel:
+def time_model(
+    gpu: GpuSpec,
+    *,
+    tf32: Tf32 = Tf32.CONVOLUTIONS,
+    without: Iterable[str] = (),
+    parameters: Parameters | None = None,
+) -> TimeModel:
     """The time model of a GPU.
 
     tf32: which single-precision products use matrix units, where the GPU has such that take them.
+    without: algorithms that the library lacks, such as ``winograd`` before cuDNN 5.
+    parameters: another table than the one that comes with simgpu.
 
-    Raises `InputError` naming everything that the GPU's description lacks, and an architecture without parameters.
+    Raises `InputError` naming everything that the GPU's description lacks, an architecture without parameters, and
+    algorithms that are not known or are all there are.
 
     >>> time_model(GpuSpec("bare", memory=1))
     Traceback (most recent call last):
     simgpu.errors.InputError: bare: gpu.architecture: is not stated; ...
     """
-    parameters = load_parameters()
-    needed = {
-        "architecture": gpu.architecture,
-        "multiprocessors": gpu.multiprocessors,
-        "fp32_rate": gpu.fp32_rate,
-        "dram_bandwidth": gpu.dram_bandwidth,
-    }
+    from simgpu.trace.timemodel.parameters import load_parameters
+
+    table = parameters or load_parameters()
+    needed = ("architecture", "multiprocessors", "fp32_rate", "dram_bandwidth")
     problems = [
         Problem(gpu.name, f"gpu.{name}", "is not stated", "the time model needs it: add it to the node's file")
-        for name, value in needed.items()
-        if value is None
+        for name in needed
+        if getattr(gpu, name) is None
     ]
-    if gpu.architecture is not None and gpu.architecture not in parameters.architectures:
+    if gpu.architecture is not None and gpu.architecture not in table.architectures:
         what = f"the time model has no parameters for {gpu.architecture!r}"
         problems.append(
-            Problem(gpu.name, "gpu.architecture", what, did_you_mean(gpu.architecture, parameters.architectures))
+            Problem(gpu.name, "gpu.architecture", what, did_you_mean(gpu.architecture, table.architectures))
         )
+    lacking = frozenset(without)
+    for name in sorted(lacking - set(table.algorithms)):
+        problems.append(Problem("", "without", f"{name!r} is not an algorithm", did_you_mean(name, table.algorithms)))
+    if "implicit_gemm" in lacking:
+        what = "'implicit_gemm' is the algorithm that always applies"
+        problems.append(Problem("", "without", what, "leave it in"))
     if problems:
         raise InputError(problems)
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
-    architecture = parameters.architectures[gpu.architecture]
-    return TimeModel(gpu, architecture, parameters, tf32, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors)
+    architecture = table.architectures[gpu.architecture]
+    return TimeModel(gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking)
+
+
+def _itemsize(operation: Operation) -> int:
+    """Bytes of one value of a product."""
+    if operation.dtype not in _ITEMSIZE:
+        remedy = f"give one of {', '.join(_ITEMSIZE)}"
+        raise InputError.single("", "time model", f"knows no rate for products of {operation.dtype!r}", remedy)
+    return _ITEMSIZE[operation.dtype]
