@@ -22,16 +22,17 @@ from simgpu.trace.zoo import (
     lowering_optimizer,
     lowering_pointwise,
     lowering_products,
+    lowering_recurrent,
     lowering_regions,
     lowering_shapes,
 )
 from simgpu.trace.zoo.lowering_operations import elementwise
 from simgpu.trace.zoo.lowering_optimizer import Optimizer
-from simgpu.trace.zoo.lowering_step import Gradients, Made, Step
+from simgpu.trace.zoo.lowering_step import Gradients, Made, MadeOfParts, Step
 from simgpu.trace.zoo.lowering_tape import KernelNote, Tape, Value
 from simgpu.trace.zoo.network import Layer, LayerKind, Network
 
-_FAMILIES: dict[LayerKind, Callable[[Step], Made]] = {
+_FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
     LayerKind.CONVOLUTION: lowering_products.convolution,
     LayerKind.LINEAR: lowering_products.linear,
     LayerKind.MATMUL: lowering_products.matmul,
@@ -55,6 +56,7 @@ _FAMILIES: dict[LayerKind, Callable[[Step], Made]] = {
     LayerKind.VIEW: lowering_shapes.view,
     LayerKind.CROP: lowering_shapes.view,
     LayerKind.PERMUTE: lowering_shapes.permute,
+    LayerKind.LSTM_CELL: lowering_recurrent.lstm_cell,
     LayerKind.LOSS: lowering_loss.loss,
 }
 
@@ -158,6 +160,15 @@ def _tape_of(network: Network, batch: int, optimizer: Optimizer) -> Tape:
 
 
 @dataclass(slots=True)
+class _Done:
+    """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
+
+    step: Step
+    made: Made | MadeOfParts
+    results: list[str]
+
+
+@dataclass(slots=True)
 class _Walk:
     """The network's layers, forward and back, onto one tape."""
 
@@ -168,7 +179,7 @@ class _Walk:
     values: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, dict[str, Value]] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
-    done: list[tuple[Step, Made]] = field(default_factory=list)
+    done: dict[str, _Done] = field(default_factory=dict)
 
     def run(self) -> Tape:
         """The whole iteration."""
@@ -178,12 +189,11 @@ class _Walk:
         state = lowering_optimizer.states(tape, self.optimizer, weights)
         for layer in self.network.layers:
             self._forward(layer, labels, gradients)
-        loss = self.done[-1][0]
         self._backward(gradients)
-        used = [weight for weight in weights if weight.block in gradients.of_weight]
-        lowering_optimizer.update(tape, self.optimizer, used, gradients.of_weight, state)
-        for value in (loss.x, self.done[-1][1].value):
-            value.block.release = None
+        lowering_optimizer.update(tape, self.optimizer, weights, gradients.of_weight, state)
+        loss = self.network.layers[-1]
+        for name in (loss.name, *loss.inputs):
+            self.values[name].block.release = None
         return tape
 
     def _constants(self) -> Value:
@@ -200,16 +210,28 @@ class _Walk:
         return labels
 
     def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
+        whole = self.done.get(layer.inputs[0])
+        if whole is not None and isinstance(whole.made, MadeOfParts):
+            self._part(layer, whole, whole.made)
+            return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = self.weights[layer.shares or layer.name]
         step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients)
         self.tape.layer = self._tag(step)
         made = _FAMILIES[layer.kind](step)
-        self.values[layer.name] = made.value
+        if isinstance(made, Made):
+            self.values[layer.name] = made.value
         if any(needed) or weights:
             self.trained.add(layer.name)
-        self.done.append((step, made))
+        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, Made) else [])
+
+    def _part(self, layer: Layer, whole: _Done, made: MadeOfParts) -> None:
+        """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
+        self.values[layer.name] = made.parts[len(whole.results)]
+        whole.results.append(layer.name)
+        if whole.step.layer.name in self.trained:
+            self.trained.add(layer.name)
 
     def _tag(self, step: Step) -> str:
         """The layer that the kernels belong to: an in-place one to the layer whose block it rewrites."""
@@ -220,22 +242,26 @@ class _Walk:
 
     def _backward(self, gradients: Gradients) -> None:
         """From the loss back; its own gradient, a one, is held until backward is over."""
-        tape = self.tape
+        tape, loss = self.tape, self.network.layers[-1]
         tape.phase = Phase.BACKWARD
-        last, made = self.done[-1]
-        tape.layer = self._tag(last)
-        one = tape.new(f"{last.layer.name}.grad", made.value.shape, BlockKind.GRADIENT)
+        tape.layer = self._tag(self.done[loss.name].step)
+        one = tape.new(f"{loss.name}.grad", self.values[loss.name].shape, BlockKind.GRADIENT)
         tape.launch("ones_like", elementwise((), (one,), backward=True), (), (one,))
-        gradients.give(last.layer.name, one)
-        for step, made in reversed(self.done):
-            grad = gradients.take(step.layer.name)
-            if grad is None or step.layer.name not in self.trained:
-                continue
-            tape.layer = self._tag(step)
-            results = made.backward(grad)
-            tape.keep((*made.saved, grad))
-            for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
-                if needed and gradient is not None:
-                    gradients.give(name, gradient)
-            gradients.settle()
+        gradients.give(loss.name, one)
+        for done in reversed(self.done.values()):
+            self._layer_backward(done, gradients)
         tape.keep((one,))
+
+    def _layer_backward(self, done: _Done, gradients: Gradients) -> None:
+        step, made = done.step, done.made
+        grads = tuple(gradients.take(name) for name in done.results)
+        found = tuple(grad for grad in grads if grad is not None)
+        if not found or step.layer.name not in self.trained:
+            return
+        self.tape.layer = self._tag(step)
+        results = made.backward(grads) if isinstance(made, MadeOfParts) else made.backward(found[0])
+        self.tape.keep((*made.saved, *found))
+        for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
+            if needed and gradient is not None:
+                gradients.give(name, gradient)
+        gradients.settle()

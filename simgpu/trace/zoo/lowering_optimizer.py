@@ -41,13 +41,19 @@ def update(
     gradients: Mapping[BlockNote, Value],
     state: Mapping[str, list[Value]],
 ) -> None:
-    """The step's kernels. Gradients are held until its end, as they are in a loop that drops them after it."""
+    """The step's kernels, for the weights that have a gradient.
+
+    Gradients are held until its end, as they are in a loop that drops them after it.
+    """
     tape.phase, tape.layer = Phase.OPTIMIZER, None
+    used = [index for index, weight in enumerate(weights) if weight.block in gradients]
+    weights = [weights[index] for index in used]
     grads = [gradients[weight.block] for weight in weights]
+    kept = [[values[index] for index in used] for values in state.values()]
     if optimizer is Optimizer.SGD:
-        _sgd(tape, weights, grads, state["momentum_buffer"])
+        _sgd(tape, weights, grads, *kept)
     else:
-        _adam(tape, weights, grads, state["exp_avg"], state["exp_avg_sq"])
+        _adam(tape, weights, grads, *kept)
     tape.keep(grads)
 
 

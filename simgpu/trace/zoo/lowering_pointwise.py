@@ -50,13 +50,27 @@ def softmax(step: Step) -> Made:
 
 
 def scale(step: Step) -> Made:
-    """By a constant; saves nothing."""
+    """By a constant, or a trained value added to every sample; saves nothing."""
+    if "weight" in step.weights:
+        return _learned(step)
     y = _apply(step, "mul", 1)
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()
         step.tape.launch("mul", operations.elementwise((grad,), (dx,), backward=True), (grad,), (dx,))
         return step.one_way(dx)
+
+    return Made(y, backward)
+
+
+def _learned(step: Step) -> Made:
+    x, weight, y = step.x, step.weights["weight"], step.result()
+    step.tape.launch("add", operations.elementwise((x, weight), (y,)), (x, weight), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        for total in step.weight_gradients("weight"):
+            step.tape.launch("sum", operations.summed(grad, total), (grad,), (total,))
+        return (grad,)
 
     return Made(y, backward)
 
@@ -72,9 +86,11 @@ def dropout(step: Step) -> Made:
 
 def add(step: Step) -> Made:
     """Of two or more inputs. Their gradients are the one of the result, which is not copied."""
-    y = step.result()
     first, second, *others = step.inputs
-    step.tape.launch("add", operations.elementwise((first, second), (y,)), (first, second), (y,))
+    in_place = step.attribute("in_place", False)
+    y = first if in_place else step.result()
+    op = "add_" if in_place else "add"
+    step.tape.launch(op, operations.elementwise((first, second), (y,)), (first, second), (y,))
     for other in others:
         step.tape.launch("add_", operations.elementwise((y, other), (y,)), (y, other), (y,))
 

@@ -39,6 +39,18 @@ class Made:
     saved: tuple[Value, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class MadeOfParts:
+    """A lowered layer with several results, which the views that follow it tell apart in order.
+
+    backward: from the gradients of the parts, None for a part that nothing flows back to.
+    """
+
+    parts: tuple[Value, ...]
+    backward: Callable[[tuple[Value | None, ...]], tuple[Value | None, ...]]
+    saved: tuple[Value, ...] = ()
+
+
 @dataclass(slots=True)
 class Gradients:
     """Gradients on their way back, as autograd's engine gathers them.
@@ -149,9 +161,11 @@ class Step:
         """A block for the layer's result."""
         return self.tape.new(self.layer.name, self.shape, BlockKind.FEATURE_MAP)
 
-    def beside(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Value:
-        """A block for what the layer saves beside its result, such as a mask."""
-        return self.tape.new(f"{self.layer.name}.{name}", shape, BlockKind.OTHER, dtype)
+    def beside(
+        self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER
+    ) -> Value:
+        """A block for what the layer makes beside its result, such as a mask."""
+        return self.tape.new(f"{self.layer.name}.{name}", shape, kind, dtype)
 
     def gradient(self, index: int = 0) -> Value:
         """A block for the gradient of an input."""

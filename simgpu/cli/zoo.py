@@ -1,0 +1,123 @@
+"""``simgpu zoo``: networks from their published descriptions, and modelled traces of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import cast
+
+import click
+
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import write_trace
+from simgpu.trace.model import Trace
+from simgpu.trace.stats import trace_stats
+from simgpu.trace.zoo.build import trace_of
+from simgpu.trace.zoo.catalogue import NETWORKS, Entry, Value, build
+from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.network import Network
+from simgpu.units import format_bytes, format_time
+
+
+@click.group()
+def zoo() -> None:
+    """Networks from their published descriptions, as modelled traces for a named GPU.
+
+    \b
+    simgpu zoo list
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
+    """
+
+
+@zoo.command("list")
+def list_() -> None:
+    """List the networks: parameters, multiply-accumulates of a sample, inputs (the first is the default), variants."""
+    screen = Screen()
+    rows = [_row(entry, build(entry.name)) for entry in NETWORKS.values()]
+    screen.print(table(("network", "parameters", "MACs", "inputs", "what"), rows, left=(0, 3, 4)))
+    screen.print()
+    screen.print(table(("variant", "what", "of"), _variants(), left=(0, 1, 2)))
+
+
+@zoo.command("build")
+@click.argument("network")
+@folder_options
+@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
+@click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
+@click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
+@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
+@click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
+def build_(
+    network: str,
+    output: Path,
+    force: bool,
+    batch: int,
+    gpu: str,
+    input: str | None,
+    optimizer: str,
+    variant: tuple[str],
+) -> None:
+    """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
+
+    \b
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
+    simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
+    """
+    from simgpu.cli.run import parse_settings
+
+    with progress(quiet=False) as say:
+        say(f"building {network}")
+        settings = cast("dict[str, Value]", parse_settings(variant))  # build refuses values of other types
+        built = build(network, input, **settings)
+        trace = trace_of(built, batch=batch, gpu=load_node(gpu).gpu, optimizer=optimizer)
+        refuse_another(output, force, trace)
+        say(f"writing {output}")
+        write_trace(trace, output)
+    Screen().print(facts([*_facts(built, trace), ("written", str(output))]))
+
+
+def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
+    stats = trace_stats(trace)
+    peak = stats.peak_recorded
+    assert peak is not None, "every lifetime of a modelled trace is known"
+    return [
+        *trace.facts(),
+        ("source", network.source),
+        ("layers", f"{len(network.layers)}, {_short(network.parameters)} parameters"),
+        ("MACs", f"{_short(network.macs)} a sample, forward"),
+        ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
+        ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
+        ("peak", f"{format_bytes(peak.bytes)} at {peak.kernel}, if nothing is moved"),
+    ]
+
+
+def _row(entry: Entry, network: Network) -> tuple[str, ...]:
+    inputs = ", ".join(entry.inputs)
+    return entry.name, _short(network.parameters), _short(network.macs), inputs, entry.description
+
+
+def _variants() -> list[tuple[str, str, str]]:
+    """Each variant with its usual value, what it means, and the networks that have it."""
+    networks: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in NETWORKS.values():
+        for name, variant in entry.variants.items():
+            networks[f"{name}={_yaml(variant.default)}", variant.meaning].append(entry.name)
+    return [(name, meaning, ", ".join(names)) for (name, meaning), names in networks.items()]
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _short(count: int) -> str:
+    """A large count for people.
+
+    >>> _short(138_357_544), _short(61_706)
+    ('138.4 M', '61.71 k')
+    """
+    for factor, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.4g} {letter}"
+    return str(count)

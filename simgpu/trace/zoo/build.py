@@ -1,0 +1,64 @@
+"""A network of the zoo as a modelled trace, from its name.
+
+Lives here: `build_trace`. Does not live here: the networks (`simgpu.trace.zoo.catalogue`), their kernels
+(`simgpu.trace.zoo.lowering`), or durations (`simgpu.trace.timemodel`).
+"""
+
+from __future__ import annotations
+
+from simgpu import __version__
+from simgpu.errors import InputError, did_you_mean
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.timemodel.model import time_model
+from simgpu.trace.zoo.catalogue import Value, build
+from simgpu.trace.zoo.lowering import lower
+from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.network import Network
+
+
+def build_trace(
+    name: str, *, batch: int, gpu: GpuSpec, input: str | None = None, optimizer: str = "sgd", **variant: Value
+) -> Trace:
+    """One training iteration of a network of the zoo, modelled for a GPU.
+
+    batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum)
+    or adam. Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> trace = build_trace("vgg16", batch=128, gpu=load_node("v100").gpu)
+    >>> trace.block_by_id["conv1_1"].bytes / 2**20, trace.info.origin.value
+    (1568.0, 'modelled')
+    """
+    return trace_of(build(name, input, **variant), batch=batch, gpu=gpu, optimizer=optimizer)
+
+
+def trace_of(network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sgd") -> Trace:
+    """One training iteration of any network; see `build_trace`."""
+    problems = []
+    if batch < 1:
+        problems.append(InputError.single("", "batch", f"{batch} is not a number of samples", "give at least 1"))
+    if optimizer not in list(Optimizer):
+        remedy = did_you_mean(optimizer, list(Optimizer))
+        problems.append(InputError.single("", "optimizer", f"{optimizer!r} is not known", remedy))
+    if problems:
+        raise InputError(problem for error in problems for problem in error.problems)
+    info = TraceInfo(
+        model=network.name,
+        batch=batch,
+        device=gpu.name,
+        dtype="float32",
+        origin=Origin.MODELLED,
+        tool=f"simgpu zoo {__version__}",
+        notes=_notes(network, optimizer),
+    )
+    return lower(network, batch=batch, prices=time_model(gpu), info=info, optimizer=Optimizer(optimizer))
+
+
+def _notes(network: Network, optimizer: str) -> str:
+    update = "SGD with momentum" if optimizer == Optimizer.SGD else "Adam"
+    return (
+        f"Network after {network.source}. Kernels, blocks and lifetimes as PyTorch has them, updated by {update}; "
+        "durations by simgpu's time model. Convolutions run by their fastest algorithm, whose duration and workspace "
+        "these are; the others are listed beside it."
+    )
