@@ -30,7 +30,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
 
     An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
     shares storage with an argument, and nothing is written) does no work on the device and is left out: later
-    operators on the view read the block behind it.
+    operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         tracker: LayerTracker,
         parameters: dict[str, torch.nn.Parameter],
         scratch: Scratch,
+        has_values: bool = True,
     ) -> None:
         super().__init__()
+        self._has_values = has_values
         self.kernels: list[KernelNote] = []
         self.signatures: list[Signature] = []
         self._ledger = ledger
@@ -70,6 +72,8 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return func(*args, **named)
         layer = self._current_layer()
         self._scratch.start()
         returned = func(*args, **named)
@@ -127,7 +131,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return
         if scratch:
             writes[self._ledger.scratch(scratch, layer, op)] = None
-        if self._phase is Phase.FORWARD:
+        if self._phase is Phase.FORWARD and self._has_values:
             self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
         pure = False if lasting else operator_purity(func)

@@ -1,0 +1,96 @@
+"""Tensors that have shapes and storages but no memory: a model runs on them without computing anything.
+
+Lives here: PyTorch's fake tensors, set up so that any factory runs under them, and what is said where a model needs
+values. Does not live here: what is noted of the run (`structure`), or how long it would take (`modelled_work`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+
+from simgpu.errors import InputError, SimgpuError
+from simgpu.trace.recorder.workload import Workload
+
+
+class FakeTensors(FakeTensorMode):  # type: ignore[misc]
+    """Fake tensors for whole models: a factory may use real data, copy layers and change their number format."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __deepcopy__(self, memo: object) -> FakeTensors:
+        return self
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.allow_non_fake_inputs:
+            # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
+            # are there to make one fake of one real tensor, which `settle` sees to.
+            self.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def settle(self, workload: Workload) -> Workload:
+        """The factory is done: its module in training mode, every tensor of it and of the data fake, once.
+
+        From here on a real tensor is an error: each use of it would be a new piece of memory.
+        """
+        made: dict[int, torch.Tensor] = {}
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, FakeTensor):
+                return tensor
+            return made.setdefault(id(tensor), self.from_tensor(tensor))
+
+        losses = [workload.loss] if isinstance(workload.loss, nn.Module) else []
+        for part in [*workload.module.modules(), *losses]:
+            for tensors in (part._parameters, part._buffers):
+                tensors.update({name: fake(tensor) for name, tensor in tensors.items() if tensor is not None})
+        workload.module.train()
+        self.allow_non_fake_inputs = False
+        return workload._replace(
+            inputs=tuple(fake(tensor) for tensor in workload.inputs),
+            labels=tuple(fake(tensor) for tensor in workload.labels),
+        )
+
+
+@contextmanager
+def fake_tensors(name: str) -> Iterator[FakeTensors]:
+    """Every tensor made within is fake. Raises `InputError` naming `name` where a value would be needed."""
+    try:
+        with FakeTensors() as mode, warnings.catch_warnings():
+            # Copying a layer (copy.deepcopy) asks each weight for its address.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+            yield mode
+    except SimgpuError as error:
+        raise _refusal(name, error.__cause__) or error from error.__cause__
+    except Exception as error:
+        raise _refusal(name, error) or error from error
+
+
+def _refusal(name: str, error: BaseException | None) -> InputError | None:
+    """What a failure under fake tensors means, where it is theirs."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        what = f"{error.func} needs the values of a tensor, which do not exist where nothing runs"
+        remedy = "record this model on a device, or let it decide from shapes alone"
+    elif isinstance(error, UnsupportedFakeTensorException):
+        what, remedy = f"PyTorch has no fake tensors for this: {error}", "record this model on a device"
+    elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
+        what = "the model uses a tensor that was made outside the factory and is neither a weight nor a buffer"
+        remedy = "make it in the factory, or register it as a buffer"
+    else:
+        return None
+    return InputError.single(name, "iteration", what, remedy)

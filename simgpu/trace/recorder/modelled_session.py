@@ -1,0 +1,108 @@
+"""A modelled iteration from start to end: the model on fake tensors, its operators priced for a named GPU.
+
+Lives here: the order of its steps, and what its trace says of itself. Does not live here: fake tensors
+(`fake_tensors`), work and prices (`modelled_work`), or what is noted of an iteration (`structure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from simgpu.errors import InputError
+from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.recorder.assemble import assemble
+from simgpu.trace.recorder.environment import tool_name
+from simgpu.trace.recorder.fake_tensors import fake_tensors
+from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
+from simgpu.trace.recorder.layers import LayerTracker
+from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.modelled_work import Prices, WorkPass, algorithms, durations
+from simgpu.trace.recorder.notes import KernelNote
+from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.trace.recorder.persistent import enter_persistent
+from simgpu.trace.recorder.session import main_dtype, no_garbage_collection, own_random_state
+from simgpu.trace.recorder.structure import StructurePass
+from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ModelledSession:
+    """What `record` was asked for where nothing is to run.
+
+    gpu_name: of the GPU that `prices` holds for.
+    """
+
+    name: str
+    factory: str | Callable[..., Any]
+    batch: int
+    optimizer: str | Callable[..., Any]
+    gpu_name: str
+    prices: Prices
+    date: str
+
+    def run(self) -> Trace:
+        """Make the trace."""
+        new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+        with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode:
+            workload = mode.settle(make_workload(self.name, factory, self.batch))
+            optimizer = make_optimizer(new_optimizer, workload.module)
+            self._warm_up(workload, optimizer)
+            with no_garbage_collection():
+                work = WorkPass(self.prices)
+                structure, ledger = _structure(workload, optimizer, work)
+            dtype = main_dtype(workload)
+        kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
+        choices = [
+            choice
+            for kernel in kernels
+            for choice in algorithms(self.prices, kernel.call, work.calls[kernel.call].operations)
+        ]
+        times = durations(self.prices, kernels, blocks, work.calls)
+        return assemble(self._info(dtype, kernels, work), kernels, blocks, [times], algorithms=choices)
+
+    def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+        """One iteration, so that the optimizer's state exists."""
+        try:
+            run_iteration(workload, optimizer, NoWatcher())
+        except Exception as error:
+            what = f"a training iteration raised {type(error).__name__}: {error}"
+            remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+            raise InputError.single(self.name, "iteration", what, remedy) from error
+
+    def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
+        unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
+        notes = (
+            "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own, on tensors without memory; "
+            f"durations, algorithms and workspaces are modelled for {self.gpu_name}."
+        )
+        if unknown:
+            notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
+        return TraceInfo(
+            model=self.name,
+            batch=self.batch,
+            device=self.gpu_name,
+            dtype=dtype,
+            origin=Origin.MODELLED,
+            tool=f"{tool_name()} (fake tensors), simgpu time model",
+            date=self.date,
+            notes=notes,
+        )
+
+
+def _structure(workload: Workload, optimizer: torch.optim.Optimizer, work: WorkPass) -> tuple[StructurePass, Ledger]:
+    parameters = dict(workload.module.named_parameters())
+    ledger = Ledger(_CPU)
+    with LayerTracker(workload.module) as tracker:
+        enter_persistent(ledger, workload, optimizer, tracker)
+        structure = StructurePass(ledger, tracker, parameters, work, has_values=False)
+        with work, structure:
+            run_iteration(workload, optimizer, structure)
+    return structure, ledger

@@ -1,0 +1,136 @@
+"""What every operator of an iteration does, and what that costs on a named GPU.
+
+Lives here: noting the work of each call (`WorkPass`) and pricing it (`durations`, `algorithms`). Does not live here:
+which operators mean which work (`operations`), or the prices themselves (`simgpu.trace.timemodel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, Protocol
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote
+from simgpu.trace.recorder.operations import Work, work_of
+from simgpu.trace.timemodel.operation import Direction, Operation, OperationKind
+
+
+class Algorithm(Protocol):
+    """One way to run a convolution; `simgpu.trace.timemodel.model.Algorithm` is one."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Nanoseconds."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that it needs while it runs."""
+
+
+class Prices(Protocol):
+    """What a GPU takes; `simgpu.trace.timemodel.model.TimeModel` is one."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        """Nanoseconds of one operation."""
+
+    def algorithms(self, operation: Operation) -> Sequence[Algorithm]:
+        """Ways to run a convolution, fastest first; none for anything else."""
+
+
+class WorkPass(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the work of each operator called, and tells the structure pass the workspace it needs.
+
+    Enter it before the structure pass, which then calls through it once for every operator that it sees.
+    """
+
+    def __init__(self, gpu: Prices) -> None:
+        super().__init__()
+        self.calls: list[Work] = []
+        self._gpu = gpu
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        returned = func(*args, **named)
+        if func.namespace != "prim":
+            self.calls.append(work_of(func, args, named, returned))
+        return returned
+
+    def start(self) -> None:
+        """The call that is noted tells all."""
+
+    def used(self) -> int:
+        """Bytes of workspace of the fastest way to run the last call."""
+        found = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
+        return found[0].workspace_bytes if found else 0
+
+
+def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
+    """The ways to run a call that holds convolutions, fastest first; none where it holds none.
+
+    A call with several, as the backward of a convolution is, combines their algorithms, one running after another in
+    the same workspace: the durations add up, the workspace is the largest. Of the combinations only those stand that
+    need less workspace than all faster ones.
+    """
+    found = [gpu.algorithms(operation) for operation in operations]
+    others = sum(gpu.duration_ns(operation) for operation, ways in zip(operations, found, strict=True) if not ways)
+    convolutions = [ways for ways in found if ways]
+    if not convolutions:
+        return []
+    combined = [
+        AlgorithmNote(
+            call,
+            "+".join(way.name for way in ways),
+            others + sum(way.duration_ns for way in ways),
+            max(way.workspace_bytes for way in ways),
+        )
+        for ways in product(*convolutions)
+    ]
+    combined.sort(key=lambda way: (way.duration_ns, way.workspace_bytes, way.algorithm))
+    return combined if len(convolutions) == 1 else _unbeaten(combined)
+
+
+def _unbeaten(ways: Sequence[AlgorithmNote]) -> list[AlgorithmNote]:
+    kept: list[AlgorithmNote] = []
+    for way in ways:
+        if not kept or way.workspace_bytes < kept[-1].workspace_bytes:
+            kept.append(way)
+    return kept
+
+
+def durations(
+    gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[Work]
+) -> list[int]:
+    """Nanoseconds of each call; 0 of those that are no kernel, or that only ask for memory."""
+    priced = [0] * len(calls)
+    for kernel in kernels:
+        direction = _direction(kernel, blocks)
+        work = calls[kernel.call].operations
+        priced[kernel.call] = sum(gpu.duration_ns(_directed(operation, direction)) for operation in work)
+    return priced
+
+
+def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
+    """What an operator is called for: feature maps made again in backward are forward's, as in checkpointing."""
+    made = {blocks[number].kind for number in kernel.writes}
+    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+        return Direction.FORWARD
+    return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else Direction.BACKWARD_DATA
+
+
+def _directed(operation: Operation, direction: Direction) -> Operation:
+    """An operation told what it is for; only products tell weights from data, and convolutions know by themselves."""
+    if operation.convolution is not None or operation.direction is not Direction.FORWARD:
+        return operation
+    if direction is Direction.BACKWARD_WEIGHTS and operation.kind is not OperationKind.GEMM:
+        direction = Direction.BACKWARD_DATA
+    return replace(operation, direction=direction)

@@ -1,0 +1,169 @@
+"""From an operator's call to the work it means: what the time model prices.
+
+Lives here: `operations`, the kinds of PyTorch's operators and the bytes they must move. Does not live here: products
+(`operations_products`), or durations (`simgpu.trace.timemodel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from simgpu.trace.recorder.operations_products import PRODUCTS
+from simgpu.trace.recorder.operators import Access, access, operator_name
+from simgpu.trace.timemodel.operation import Operation, OperationKind
+
+_KINDS = {
+    OperationKind.NORMALIZATION: """
+        native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
+        _native_batch_norm_legit _native_batch_norm_legit_no_training _native_batch_norm_legit_functional
+        _batch_norm_with_update batch_norm_backward native_layer_norm native_layer_norm_backward native_group_norm
+        native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    """,
+    OperationKind.POOLING: """
+        max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+        max_pool3d_with_indices_backward avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+        adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward
+    """,
+    OperationKind.SOFTMAX: """
+        _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
+        _masked_softmax _masked_softmax_backward
+    """,
+    OperationKind.REDUCTION: """
+        sum mean amax amin max min argmax argmin prod var var_mean std std_mean norm linalg_vector_norm any all
+        logsumexp cumsum cumprod count_nonzero nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss
+        binary_cross_entropy _foreach_norm
+    """,
+    OperationKind.GATHER: """
+        embedding embedding_dense_backward index index_put index_put_ _index_put_impl_ index_select index_add
+        index_add_ gather gather_backward scatter scatter_ scatter_add scatter_add_ masked_select take
+    """,
+    OperationKind.COPY: """
+        copy_ clone _to_copy contiguous cat stack constant_pad_nd reflection_pad2d replication_pad2d repeat flip roll
+        slice_backward select_backward slice_scatter select_scatter as_strided_scatter diagonal_backward unfold_backward
+        _foreach_copy_ _local_scalar_dense pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im tril triu
+        _unsafe_view reshape _reshape_copy split_with_sizes_copy unfold_copy
+    """,
+    OperationKind.ELEMENTWISE: """
+        zero_ fill_ zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor arange eye
+        rand randn randint rand_like randn_like randperm bernoulli bernoulli_ normal_ uniform_ random_ exponential_
+        native_dropout native_dropout_backward nll_loss_backward nll_loss2d_backward mse_loss_backward
+        smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward masked_fill masked_fill_
+        threshold_backward gelu_backward silu_backward mish_backward elu_backward leaky_relu_backward
+        hardtanh_backward hardswish_backward hardsigmoid_backward softplus_backward log_sigmoid_forward
+        log_sigmoid_backward tanh_backward sigmoid_backward glu glu_backward _prelu_kernel _prelu_kernel_backward
+        upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+        _fused_sgd_ _fused_adam_ _fused_adamw_ _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+    """,
+}
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+#: They ask for memory, or look at something that is no value: nothing runs on the device.
+_NO_WORK = frozenset(
+    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "resize_", "set_")
+)
+#: Operations for each value of the largest operand or result. What is not a product takes as long as its memory does,
+#: so this is only the order of magnitude: an exponential, or a mean, a variance and a scaling, count as eight.
+_PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
+
+
+class Work(NamedTuple):
+    """What one call of an operator does: operations that run one after another; none where nothing runs.
+
+    is_known: whether the operator has a kind here; one without is taken to go over its operands value by value.
+    """
+
+    operations: tuple[Operation, ...]
+    is_known: bool = True
+
+
+def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Work:
+    """The work of a call, from its arguments and its result.
+
+    All that is not a convolution comes in direction forward; an operator does not know what it is called for.
+
+    >>> x = torch.ones(2, 3)
+    >>> work_of(torch.ops.aten.relu.default, (x,), {}, x.relu()).operations
+    (Operation(kind=<OperationKind.ELEMENTWISE: 'elementwise'>, flops=6, bytes=48, results=6, ...),)
+    """
+    name = operator_name(func).removeprefix("aten::")
+    if name in _NO_WORK or func.namespace == "profiler":
+        return Work(())
+    if name in PRODUCTS:
+        return Work(PRODUCTS[name](func, args, kwargs, returned))
+    kind = _kind(func, name)
+    done = access(func, args, kwargs, returned)
+    known = kind is not None
+    if kind is OperationKind.GATHER:
+        return Work((_gathered(done),), known)
+    return Work((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
+
+
+def _kind(func: Any, name: str) -> OperationKind | None:
+    if name in _KIND_OF:
+        return _KIND_OF[name]
+    if name.rstrip("_") in _KIND_OF:
+        return _KIND_OF[name.rstrip("_")]
+    pointwise = torch.Tag.pointwise in func.tags or name.startswith("_foreach_")
+    return OperationKind.ELEMENTWISE if pointwise else None
+
+
+def _plain(kind: OperationKind, done: Access) -> Operation:
+    """Every operand read once and every result written once; a result that is an operand is changed in place."""
+    read = _distinct(done.read + done.changed)
+    written = _distinct(done.overwritten + done.changed) | _new_results(done)
+    if kind is OperationKind.COPY and not done.changed:
+        # Where sizes differ (a padding, a slice put back), only the smaller one's values are looked at.
+        bytes_ = min(_bytes(read), _bytes(written)) + _bytes(written)
+    else:
+        bytes_ = _bytes(read) + _bytes(written)
+    largest = max((values for values, _ in (*read.values(), *written.values())), default=0)
+    results = sum(values for values, _ in written.values())
+    return Operation(kind, _PER_VALUE.get(kind, 1) * largest, bytes_, results, dtype=_dtype(done))
+
+
+def _gathered(done: Access) -> Operation:
+    """Rows picked from a table or added into one: of the table only what is picked is read, a result is made whole."""
+    read = _distinct(done.read)
+    written = _distinct(done.overwritten + done.changed) | _new_results(done)
+    results = sum(values for values, _ in written.values())
+    largest = max((size for _, size in read.values()), default=0)
+    picked = min(largest, _bytes(written))
+    return Operation(
+        OperationKind.GATHER, 0, _bytes(read) - largest + picked + _bytes(written), results, dtype=_dtype(done)
+    )
+
+
+def _new_results(done: Access) -> dict[object, tuple[int, int]]:
+    there = {_storage(tensor) for tensor in (*done.read, *done.overwritten, *done.changed)}
+    return _distinct(tensor for _, tensor in done.results if _storage(tensor) not in there)
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, int]]:
+    """Number of values and bytes of each piece of memory looked at; a side that is only repeated counts once."""
+    pieces: dict[object, tuple[int, int]] = {}
+    for tensor in tensors:
+        values = 1
+        for side, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            values *= side if stride else min(side, 1)
+        key = (_storage(tensor), tensor.storage_offset(), values, tensor.dtype)
+        pieces[key] = (values, values * tensor.element_size())
+    return pieces
+
+
+def _bytes(pieces: dict[object, tuple[int, int]]) -> int:
+    return sum(size for _, size in pieces.values())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _dtype(done: Access) -> str:
+    """Of the first result with a fraction, else of the first tensor there is."""
+    tensors = [tensor for _, tensor in done.results] + done.changed + done.overwritten + done.read
+    floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+    found = floating or [tensor.dtype for tensor in tensors]
+    return str(found[0]).removeprefix("torch.") if found else "float32"
