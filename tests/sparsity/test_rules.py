@@ -55,13 +55,17 @@ def test_a_pool_is_zero_where_its_whole_window_is(size: int, values: int) -> Non
     assert found["p"] <= found["b"], "pooling never makes a map sparser"
 
 
-def test_dropout_adds_its_zeros_and_copies_keep_theirs() -> None:
+def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> None:
     found = last_epoch(
         network(
-            ("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("dropout", "b", "d", 64), ("aten::clone", "d", "e", 64)
+            ("conv2d", "x", "a", 64),
+            ("relu", "a", "b", 64),
+            ("dropout", "b", "d", 64),
+            ("aten::clone", "d", "e", 64),
+            ("local_response_norm", "e", "n", 64),
         )
     )
-    assert (found["d"], found["e"]) == (0.75, 0.75)
+    assert (found["d"], found["e"], found["n"]) == (0.75, 0.75, 0.75)
 
 
 def test_a_concatenation_has_the_mean_of_its_parts_by_size() -> None:
@@ -91,7 +95,7 @@ def test_a_relu_behind_a_linear_layer_is_the_sparsest() -> None:
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
     profile = load_profile(name)
-    told = {key for key, value in profile if key not in ("schema_", "network", "sources", "layers", "level")}
+    told = {key for key, value in profile if key not in ("schema_", "networks", "sources", "layers", "level")}
     told |= {f"layers.{layer}" for layer in profile.layers} | ({"level"} if profile.level else set())
     assert told <= set(profile.sources)
     assert set(profile.sources) <= told

@@ -8,8 +8,9 @@ Zeros come from ReLU; what other operators make of them is followed through the 
   input: sparsity s becomes s^(1 + (w - 1)(1 - c)) for w input values a result and a share c of clustered zeros.
   A recording does not tell the window; w is the number of input values for each result (overlapping windows are
   larger, and their results denser still).
-* Dropout adds its own zeros; a concatenation has the mean of its parts, weighted by size; copies keep what they copy.
-* Everything else (convolutions, normalizations, sums) is taken as dense and gets no row.
+* Dropout adds its own zeros; a concatenation has the mean of its parts, weighted by size; copies and local response
+  normalization keep the zeros they are given.
+* Everything else (convolutions, other normalizations, sums) is taken as dense and gets no row.
 
 Lives here: these rules. Does not live here: the numbers (`simgpu.trace.sparsity.profile` and the files it reads).
 Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
@@ -25,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from simgpu.errors import InputError
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, SparsitySample, Trace
 from simgpu.trace.ops import OpClass, op_class
-from simgpu.trace.sparsity.profile import EMPTIEST, GENERAL, Profile, load_profile, profile_names
+from simgpu.trace.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
 
 _DIGITS = 6
 _RELU = re.compile(r"(^|[^a-z])(relu|relu6|threshold)_?([^a-z_]|$)")
-_COPIES = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|reshape")
+_KEEPS_ZEROS = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|reshape|local_?response|(^|[^a-z])lrn")
 _JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
 
 
@@ -48,7 +49,7 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | None = None) -> Trac
         raise InputError.single(
             trace.name or "trace", "epochs", f"{epochs!r} is not a number of epochs", "give 1 or more"
         )
-    name = profile or (trace.info.model if trace.info.model in profile_names() else GENERAL)
+    name = profile or profile_for(trace.info.model)
     flow = _Flow.of(trace, load_profile(name))
     if not flow.relus:
         remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
@@ -139,7 +140,7 @@ class _Flow:
             return float(before ** (1 + (window - 1) * (1 - self.profile.pool_clustering)))
         if sort is OpClass.DROPOUT:
             return 1 - (1 - before) * (1 - self.profile.dropout)
-        return before if _COPIES.search(kernel.op) else None
+        return before if _KEEPS_ZEROS.search(kernel.op) else None
 
     def _curve(self, layer: str, is_linear: bool, rank: int, share: float) -> float:
         profile = self.profile

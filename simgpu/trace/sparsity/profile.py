@@ -62,7 +62,7 @@ class Profile(FileModel):
     """What is known of a network's sparsity; see `simgpu.trace.sparsity.generator` for how it is used."""
 
     schema_: Literal["simgpu.sparsity/1"] = Field(alias="schema")
-    network: Text
+    networks: tuple[Text, ...] = Field(strict=False, description="models that it is for, as the model zoo names them")
     first: Curve = Field(description="of the first ReLU")
     shallow: Curve = Field(description="of the first ReLU after it; those between follow their depth")
     deep: Curve = Field(description="of the last ReLU that follows a convolution")
@@ -78,7 +78,7 @@ class Profile(FileModel):
 
 @cache
 def load_profile(name: str, folder: Path = FOLDER) -> Profile:
-    """A shipped profile by the name of its network; `InputError` where there is none or its file is wrong.
+    """A shipped profile by its name; `InputError` where there is none or its file is wrong.
 
     >>> load_profile("vgg16").first.at(0.5)
     0.5
@@ -92,8 +92,17 @@ def load_profile(name: str, folder: Path = FOLDER) -> Profile:
     return validate(Profile, document.values, lambda place: (document.file, document.place(place)))
 
 
+def profile_for(model: str) -> str:
+    """Name of the profile for a model: the one that lists it, else the general one.
+
+    >>> profile_for("vgg16"), profile_for("a model of one's own")
+    ('vgg16', 'general')
+    """
+    return next((name for name in profile_names() if model in load_profile(name).networks), GENERAL)
+
+
 def profile_names() -> tuple[str, ...]:
-    """Networks that have a profile of their own, and the general one.
+    """Names of the profiles, one file each.
 
     >>> "vgg16" in profile_names(), GENERAL in profile_names()
     (True, True)
