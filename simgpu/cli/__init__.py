@@ -21,6 +21,7 @@ COMMANDS = {
     "trace": ("simgpu.cli.trace:trace", "Look at a recorded trace: show, check, stats."),
     "import": ("simgpu.cli.importing:import_", "Turn another tool's recording into a trace."),
     "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
+    "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
     "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
     "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario or node files."),
 }

@@ -8,9 +8,11 @@ from itertools import groupby
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.hardware.nodes import load_node, load_node_file, node_names
+from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
 from simgpu.hardware.spec import LinkSpec, NodeSpec, SwitchSpec
 from simgpu.units import format_bandwidth, format_bytes, format_rate, format_time
+
+_FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
 
 #: What a value is, the value, and its key in the file.
 Row = tuple[str, str, str]
@@ -36,7 +38,11 @@ def nodes(node: str | None) -> None:
         if any(spec.gpus > 1 for spec in specs):
             screen.print(f"\nof several GPUs, {_FIRST_ALONE}")
         return
-    file = load_node_file(node)
+    show_node(screen, load_node_file(node))
+
+
+def show_node(screen: Screen, file: NodeFile) -> None:
+    """Prints a node, each value beside its source."""
     screen.print(f"{file.name}: {file.description}" if file.description else file.name)
     if file.base:
         screen.print(f"based on {file.base}")
@@ -45,9 +51,6 @@ def nodes(node: str | None) -> None:
     screen.print(table(("", "", "source"), rows, left=(0, 1, 2)))
     if file.gpus > 1:
         screen.print(f"\n{_FIRST_ALONE}")
-
-
-_FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
 
 
 def _list(specs: list[NodeSpec]) -> Iterator[tuple[str, ...]]:

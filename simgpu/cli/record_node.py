@@ -1,0 +1,76 @@
+"""``simgpu record-node``: measure this machine's GPU and link, and write its node file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from simgpu.cli.nodes import show_node
+from simgpu.cli.screen import Screen, progress
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.nodes import load_node_file
+from simgpu.trace.recorder.bandwidth import DEFAULT_SIZES
+from simgpu.trace.recorder.node import DEFAULT_REPETITIONS, record_node
+from simgpu.units import format_bytes, parse_bytes
+
+_SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
+
+
+@click.command("record-node")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="YAML file to write."
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N", help="Which GPU.")
+@click.option("--sizes", default=_SIZES, show_default=True, metavar="SIZE,SIZE...", help="Copies to measure.")
+@click.option(
+    "--repetitions", type=click.IntRange(min=1), default=DEFAULT_REPETITIONS, show_default=True, help="Of each copy."
+)
+def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions: int) -> None:
+    """Measure this machine's GPU and its link to the host, and write a node file.
+
+    Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
+    multiprocessors, copy engines, architecture, and the host's memory and cores. Every number gets its source. Best
+    run while nothing else uses the GPU. Needs PyTorch: pip install 'simgpu[record]'.
+
+    \b
+    simgpu record-node -o my-node.yaml
+    simgpu record-node -o second.yaml --device cuda:1 --sizes "1 MiB, 1 GiB"
+    simgpu run vgg11-cifar-cpu --set node=my-node.yaml
+    """
+    _check_output(output, force)
+    with progress(quiet=False) as say:
+        say(f"measuring {device}")
+        text = record_node(output.stem, device=device, sizes=_bytes_of(sizes), repetitions=repetitions)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError.single(
+            output, "", f"cannot be written: {error.strerror}", "check the folder's rights"
+        ) from None
+    screen = Screen()
+    show_node(screen, load_node_file(output))
+    screen.print(f"\nwritten to {output}")
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if output.suffix not in (".yaml", ".yml"):
+        raise InputError.single(output, "", "is no YAML file by its name", "let the name end in .yaml")
+    if not output.parent.is_dir():
+        raise InputError.single(output, "", "its folder does not exist", f"make {output.parent} first")
+    if output.is_dir() or (output.exists() and not force):
+        remedy = "choose another name" if output.is_dir() else "choose another name, or replace it with --force"
+        raise InputError.single(output, "", "is there already", remedy)
+
+
+def _bytes_of(sizes: str) -> list[int]:
+    found, problems = [], []
+    for text in sizes.split(","):
+        try:
+            found.append(parse_bytes(text.strip()))
+        except ValueError as error:
+            problems.append(Problem("", "--sizes", str(error)))
+    if problems:
+        raise InputError(problems)
+    return found
