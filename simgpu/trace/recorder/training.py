@@ -39,9 +39,11 @@ class Training:
 
     def told(self) -> str:
         """The run in one sentence."""
+        steps = self.steps // len(self.losses)
         return (
-            f"Trained for {len(self.losses)} epochs of {self.steps // len(self.losses)} steps; the mean loss went from "
-            f"{self.losses[0]:.4g} in the first to {self.losses[-1]:.4g} in the last."
+            f"Trained for {len(self.losses)} epoch{'s' if len(self.losses) > 1 else ''} of {steps} "
+            f"step{'s' if steps > 1 else ''}; the mean loss was {self.losses[0]:.4g} in the first and "
+            f"{self.losses[-1]:.4g} in the last."
         )
 
 
