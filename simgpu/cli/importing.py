@@ -23,6 +23,13 @@ _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in 
 @click.option("--device", help="What it ran on, for example 'NVIDIA H100'.")
 @click.option("--dtype", help="Number format of the feature maps, for example float32.")
 @click.option("--date", metavar="YYYY-MM-DD", help="Day of the recording.")
+@click.option(
+    "--execution-trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Execution trace of the run of a PyTorch profile; gives its tensors.",
+)
+@click.option("--iteration", type=click.IntRange(min=0), help="Which ProfilerStep of a PyTorch profile; else the last.")
 def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
 
@@ -31,6 +38,7 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     \b
     simgpu import recordings/vgg13 -o vgg13-h100 --batch 128 --device "NVIDIA H100"
     simgpu import resnet32-b56.log -o resnet32
+    simgpu import profile.json.gz --execution-trace graph.json -o vgg13
     """
     with progress(quiet=False) as say:
         say(f"reading {path.name}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
-from simgpu.trace.importers import dtr, g10, triosim
+from simgpu.trace.importers import chakra, dtr, execution_trace, g10, kineto, triosim
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
 
@@ -29,11 +29,28 @@ class Importer:
     load: Callable[[Path, Told], Trace]
 
 
+_PROFILE = Importer("PyTorch profile", "JSON of torch.profiler, plain or gzip", kineto.recognises, kineto.load)
+_JOINED = Importer(
+    "PyTorch profile joined with an execution trace",
+    "a folder with one of each, or a profile and --execution-trace",
+    kineto.recognises_folder,
+    kineto.load_folder,
+)
+
 #: All formats, in the order in which they are tried.
 IMPORTERS: tuple[Importer, ...] = (
     Importer("TrioSim CSV", "a folder with trace.csv and tensor.csv", triosim.recognises, triosim.load),
     Importer("DTR log", "lines of JSON, each with an INSTRUCTION", dtr.recognises, dtr.load),
     Importer("G10 folder", "a folder with kernels.config, tensors.config and cudnnB.txt", g10.recognises, g10.load),
+    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", chakra.recognises, chakra.load),
+    _PROFILE,
+    _JOINED,
+    Importer(
+        "PyTorch execution trace",
+        "JSON of its observer; no times of its own",
+        execution_trace.recognises,
+        execution_trace.load,
+    ),
 )
 
 
@@ -63,7 +80,8 @@ def detect(path: str | Path) -> Importer:
 def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str]:
     r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
 
-    told: what the user knows and the recording does not say (batch, device, dtype, model, date).
+    told: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
+    profile also the execution trace to join it with, and which of its iterations to take.
     Raises `InputError` when the format is unknown or the recording is damaged.
 
     >>> import json, tempfile
@@ -81,9 +99,23 @@ def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str
     >>> recognised, trace.info.batch, [kernel.op for kernel in trace.kernels]
     ('DTR log', 4, ['relu'])
     """
-    importer = detect(path)
-    trace = importer.load(Path(path), told or Told())
+    told = told or Told()
+    importer = _with_execution_trace(detect(path), path, told)
+    trace = importer.load(Path(path), told)
     trace = replace(trace, name=trace.info.model)
     if problems := check_trace(trace):
         raise InputError([replace(problem, file=str(path)) for problem in problems])
     return trace, importer.name
+
+
+def _with_execution_trace(importer: Importer, path: str | Path, told: Told) -> Importer:
+    """What is told of a profile alone is refused for other formats."""
+    if told.execution_trace is None and told.iteration is None:
+        return importer
+    if told.execution_trace is not None and importer is _PROFILE:
+        return replace(_JOINED, load=kineto.load)
+    if told.execution_trace is None and importer in (_PROFILE, _JOINED):
+        return importer
+    option = "an execution trace" if told.execution_trace is not None else "the number of an iteration"
+    what = f"is a {importer.name}; {option} goes with a PyTorch profile"
+    raise InputError.single(path, "", what, "leave it out, or name the profile's file")

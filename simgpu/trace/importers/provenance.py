@@ -14,6 +14,7 @@ class Told:
     """Description of a recording as the user knows it; None leaves it to the recording.
 
     batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
+    execution_trace: file with the tensors of a profile's run. iteration: which of a profile's iterations to take.
     """
 
     model: str | None = None
@@ -21,6 +22,8 @@ class Told:
     device: str | None = None
     dtype: str | None = None
     date: str | None = None
+    execution_trace: Path | None = None
+    iteration: int | None = None
 
     def info(self, source: Path, tool: str, model: str, batch: int | None, notes: str) -> TraceInfo:
         """The description of a trace: what the user said first, then what the recording says."""

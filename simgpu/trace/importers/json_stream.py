@@ -1,0 +1,107 @@
+"""Reading large JSON recordings piece by piece, plain or gzip, without holding the file.
+
+Lives here: opening, the first bytes by which a format is recognised, and the items of one array as they come. Does
+not live here: any format.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from simgpu.errors import InputError
+
+_GZIP = b"\x1f\x8b"
+
+#: What is looked at to recognise a file: more than any recording writes before its first event.
+_HEAD_BYTES = 1 << 16
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """The file's bytes; gzip is told by its first two bytes and read through."""
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == _GZIP
+    return cast(BinaryIO, gzip.open(path, "rb")) if is_gzip else path.open("rb")
+
+
+def head(path: Path) -> bytes:
+    """The first bytes, as far as they can be read; nothing for what is no file."""
+    if not path.is_file():
+        return b""
+    try:
+        with open_plain(path) as file:
+            return file.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def members_before(path: Path, array: str) -> dict[str, Any]:
+    r"""Top-level members of an object that stand before the named one; numbers with a fraction are `Decimal`.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "profile.json"
+    >>> _ = file.write_text('{"schemaVersion": 1, "cards": [{"id": 0}], "events": [1, 2], "name": "x"}')
+    >>> members_before(file, "events")
+    {'schemaVersion': 1, 'cards': [{'id': 0}]}
+    """
+    import ijson
+
+    found: dict[str, Any] = {}
+    with _reading(path, lambda: "before its first item"), open_plain(path) as file:
+        builder, key = None, ""
+        for prefix, event, value in ijson.parse(file):
+            if not prefix and event == "map_key":
+                if value == array:
+                    break
+                builder, key = ijson.ObjectBuilder(), value
+            elif builder is not None and prefix:
+                builder.event(event, value)
+                found[key] = builder.value
+    return found
+
+
+def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
+    r"""The items of a top-level array with their numbers from 1, one at a time.
+
+    Raises `InputError` naming the item at which the file is cut off or is no JSON.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "profile.json"
+    >>> _ = file.write_bytes(gzip.compress(b'{"events": [{"dur": 0.25}, {"dur": 3}]}'))
+    >>> list(items(file, "events"))
+    [(1, {'dur': Decimal('0.25')}), (2, {'dur': 3})]
+    """
+    import ijson
+
+    number = 0
+    with _reading(path, lambda: f"item {number + 1} of {array}"), open_plain(path) as file:
+        for number, item in enumerate(ijson.items(file, f"{array}.item"), start=1):
+            yield number, item
+
+
+@contextmanager
+def _reading(path: Path, place: Any) -> Iterator[None]:
+    """Turns what can go wrong with the file itself into messages for the user."""
+    import ijson
+
+    again = "record it again, or copy it again from where it came"
+    try:
+        yield
+    except EOFError:
+        raise InputError.single(path, place(), "the gzip file is cut off", again) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError.single(path, place(), f"the gzip file is damaged ({error})", again) from None
+    except ijson.JSONError as error:
+        text = str(error)
+        if "premature EOF" in text or "Incomplete" in text:
+            raise InputError.single(path, place(), "the JSON ends too early: the file is cut off", again) from None
+        remedy = "JSON knows no NaN and no Infinity and is UTF-8; put it right or record it again"
+        shown = text.splitlines()[0].removeprefix("b'").strip()
+        raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None

@@ -1,0 +1,128 @@
+"""Who launched each kernel of an iteration, and what follows from that: operator, phase, layer.
+
+- A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
+  on its thread. Where the call was not recorded, the operator with the kernel's External id; else there is none.
+- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, that
+  is an operator of autograd's engine or one that answers a forward operator; forward otherwise.
+- Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
+  sequence number of its autograd node: the last one that shows it, since that is the one that made the node.
+
+Does not live here: blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from simgpu.trace.importers.kineto.iteration import Iteration, launched_at
+from simgpu.trace.importers.kineto.nesting import innermost, parents
+from simgpu.trace.importers.kineto.profile import Op, Profile, Thread
+from simgpu.trace.model import Phase
+from simgpu.trace.purity import purity
+
+_ENGINE = "autograd::engine::evaluate_function"
+_OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
+_MARKS = ("ProfilerStep#", "Optimizer.")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A kernel as it stands in the trace.
+
+    op: position of the operator that launched it among the iteration's, -1 where none. at: when it was launched (ns).
+    """
+
+    op: int
+    name: str
+    at: int
+    phase: Phase
+    layer: str | None
+    pure: bool | None
+
+
+class Attribution:
+    """The operators of an iteration and the kernels they launched, in the order these ran."""
+
+    def __init__(self, profile: Profile, iteration: Iteration) -> None:
+        self.profile = profile
+        self.iteration = iteration
+        self.ops: list[Op] = [op for op in profile.ops if iteration.contains(op.start)]
+        self.parent = parents(self.ops)
+
+    @cached_property
+    def launched(self) -> tuple[Launched, ...]:
+        """What is known of each kernel of the iteration."""
+        kernels, launches = self.iteration.kernels, self.profile.launches
+        nobody: tuple[Thread, int] = ((None, None), 0)
+        calls = [launches.get(kernel.correlation, nobody) for kernel in kernels]
+        around = innermost(self.ops, calls)
+        by_external = {op.external: position for position, op in enumerate(self.ops) if op.external}
+        modules = innermost(self.profile.modules, calls)
+        layer_of_sequence = self._layers_of_sequences()
+        found = []
+        for position, kernel in enumerate(kernels):
+            op = around[position]
+            if kernel.correlation not in launches:
+                op = by_external.get(kernel.external, -1)
+            op = next((p for p in self.chain(op) if not self.is_mark(p)), -1)
+            phase = self._phase(around[position] if op < 0 else op)
+            layer = self.profile.modules[modules[position]].name if modules[position] >= 0 else None
+            if phase is Phase.BACKWARD:
+                layer = next((layer_of_sequence[n] for n in self._sequences(op) if n in layer_of_sequence), layer)
+            name = self.ops[op].name if op >= 0 else kernel.name
+            pure = False if phase is Phase.OPTIMIZER else self._purity(op)
+            found.append(Launched(op, name, launched_at(kernel, self.profile), phase, layer, pure))
+        return tuple(found)
+
+    @cached_property
+    def launched_by(self) -> dict[int, list[int]]:
+        """Positions of the kernels that each operator launched itself."""
+        found: dict[int, list[int]] = {}
+        for position, launched in enumerate(self.launched):
+            found.setdefault(launched.op, []).append(position)
+        return found
+
+    @cached_property
+    def launch_order(self) -> list[int]:
+        """Positions of the kernels in the order they were launched."""
+        return sorted(range(len(self.launched)), key=lambda position: (self.launched[position].at, position))
+
+    def chain(self, op: int) -> Iterator[int]:
+        """An operator and those around it, innermost first."""
+        while op >= 0:
+            yield op
+            op = self.parent[op]
+
+    def is_mark(self, op: int) -> bool:
+        """Whether it is an annotation of a step rather than an operator."""
+        return self.ops[op].name.startswith(_MARKS)
+
+    def samples(self) -> int | None:
+        """Samples in the iteration: the first side of the first forward operator's data."""
+        ordered = sorted(self.ops, key=lambda op: op.start)
+        return next((op.samples for op in ordered if op.samples is not None), None)
+
+    def _phase(self, op: int) -> Phase:
+        names = [self.ops[p] for p in self.chain(op)]
+        if any(around.name.startswith(_OPTIMIZER) for around in names):
+            return Phase.OPTIMIZER
+        if any(around.is_backward or around.name.startswith(_ENGINE) for around in names):
+            return Phase.BACKWARD
+        return Phase.FORWARD
+
+    def _purity(self, op: int) -> bool | None:
+        """What the innermost operator that settles it says: a part of a pure operator is pure as well."""
+        verdicts = (purity(self.ops[p].name) for p in self.chain(op))
+        return next((verdict for verdict in verdicts if verdict is not None), None)
+
+    def _sequences(self, op: int) -> Iterator[int]:
+        return (self.ops[p].sequence for p in self.chain(op) if self.ops[p].sequence >= 0)
+
+    def _layers_of_sequences(self) -> dict[int, str]:
+        forward = [op for op in self.ops if op.sequence >= 0 and not op.is_backward]
+        forward.sort(key=lambda op: op.start)
+        modules = innermost(self.profile.modules, [(op.thread, op.start) for op in forward])
+        pairs = zip(forward, modules, strict=True)
+        return {op.sequence: self.profile.modules[module].name for op, module in pairs if module >= 0}
