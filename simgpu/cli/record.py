@@ -32,6 +32,7 @@ _OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
 @folder_options
 @click.option("--batch", type=_COUNT, required=True, help="Samples in the iteration.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Where it runs.")
+@click.option("--gpu", metavar="NODE", help="Run nothing: model the iteration for a node's GPU (v100, my-node.yaml).")
 @click.option("--optimizer", default="sgd", show_default=True, metavar="NAME", help="Built in, or module.path:factory.")
 @click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
@@ -44,6 +45,7 @@ def record(
     force: bool,
     batch: int,
     device: str,
+    gpu: str | None,
     optimizer: str,
     warmup: int,
     repetitions: int,
@@ -51,7 +53,7 @@ def record(
     algorithms: bool,
     seed: int,
 ) -> None:
-    """Run one training iteration of MODEL for real and write its trace.
+    """Run one training iteration of MODEL for real and write its trace; or with --gpu, model it without running it.
 
     MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module, or (module,
     inputs, labels, loss), or these and batches to train on. Needs PyTorch: pip install 'simgpu[record]'.
@@ -60,6 +62,7 @@ def record(
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
     simgpu record my_models:unet --batch 8 --device cuda -o traces/unet
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
+    simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
     """
     refuse_another(output, force)
@@ -76,6 +79,7 @@ def record(
             optimizer=optimizer,
             epochs=epochs,
             algorithms=algorithms,
+            gpu=gpu,
             say=say,
         )
         say(f"writing {output}")

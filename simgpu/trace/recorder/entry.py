@@ -8,11 +8,14 @@ from __future__ import annotations
 import datetime
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Trace
 
+DEFAULT_DEVICE = "cpu"
 DEFAULT_REPETITIONS = 5
 DEFAULT_WARMUP = 2
 
@@ -21,17 +24,20 @@ def record(
     factory: str | Callable[..., Any],
     *,
     batch: int,
-    device: str = "cpu",
+    device: str = DEFAULT_DEVICE,
     repetitions: int = DEFAULT_REPETITIONS,
     warmup: int = DEFAULT_WARMUP,
     seed: int = 0,
     optimizer: str | Callable[..., Any] = "sgd",
     epochs: int = 0,
     algorithms: bool = False,
+    gpu: str | Path | GpuSpec | None = None,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
     """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
+
+    With `gpu`, model that iteration instead: a trace of origin `modelled`, for which nothing runs.
 
     factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or the factory itself. It is called with
         ``batch=`` if it has a parameter of that name, else with nothing, and returns either an ``nn.Module``, which
@@ -54,6 +60,10 @@ def record(
     algorithms: whether convolutions are measured under other settings of the backend too: cuDNN's benchmark and
         deterministic modes and PyTorch's own kernels on CUDA, PyTorch's own kernels instead of oneDNN on a CPU. Each
         is a row of the trace's algorithms, with its median duration and the workspace seen by PyTorch's allocator.
+    gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken. The
+        trace is modelled for that GPU: operators, blocks, sizes and lifetimes are exact, durations, algorithms and
+        workspaces come from the time model (`simgpu.trace.recorder.modelled_session`). What only a run could tell
+        (device, repetitions, warmup, seed, epochs, algorithms) is then left alone.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -71,18 +81,27 @@ def record(
     (`simgpu.trace.recorder.gradient_sums`), the bias of a linear layer on inputs of three or more dimensions is not.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
-    above, the model fails, or its operators are not the same in every iteration.
+    above, the model fails, or its operators are not the same in every iteration; with `gpu` also when the model needs
+    the values of its tensors.
 
     >>> record("resnet20", batch=0)
     Traceback (most recent call last):
     simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
     _check_arguments(batch, repetitions, warmup, epochs, date)
+    if gpu is not None:
+        _check_that_nothing_runs(device, repetitions, warmup, seed, epochs, algorithms)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
+    day = date if date is not None else datetime.date.today().isoformat()
+    if gpu is not None:
+        from simgpu.hardware.nodes import load_node
+        from simgpu.trace.recorder.modelled_session import ModelledSession
+
+        spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
+        return ModelledSession(factory, batch, optimizer, spec, day, say).run()
     from simgpu.trace.recorder.session import Session
 
-    day = date if date is not None else datetime.date.today().isoformat()
     return Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say).run()
 
 
@@ -105,5 +124,23 @@ def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, dat
             datetime.date.fromisoformat(date)
         except ValueError:
             problems.append(Problem("record", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
+    if problems:
+        raise InputError(problems)
+
+
+def _check_that_nothing_runs(
+    device: str, repetitions: int, warmup: int, seed: int, epochs: int, algorithms: bool
+) -> None:
+    """With a GPU to model for, what asks for a run is refused."""
+    asked = {
+        "device": device != DEFAULT_DEVICE,
+        "repetitions": repetitions != DEFAULT_REPETITIONS,
+        "warmup": warmup != DEFAULT_WARMUP,
+        "seed": seed != 0,
+        "epochs": epochs != 0,
+        "algorithms": algorithms,
+    }
+    what, remedy = "nothing runs where a GPU is named to model for", "leave it out, or leave out gpu"
+    problems = [Problem("record", name, what, remedy) for name, given in asked.items() if given]
     if problems:
         raise InputError(problems)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.environment import tool_name
@@ -25,10 +26,12 @@ from simgpu.trace.recorder.modelled_work import Prices, WorkPass, algorithms, du
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
-from simgpu.trace.recorder.session import main_dtype, no_garbage_collection, own_random_state
+from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_collection, own_random_state
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
+from simgpu.trace.timemodel.model import time_model
 
+#: What fake tensors say they are on: the CPU's are the ones that every build of PyTorch can make.
 _CPU = torch.device("cpu")
 
 
@@ -36,36 +39,43 @@ _CPU = torch.device("cpu")
 class ModelledSession:
     """What `record` was asked for where nothing is to run.
 
-    gpu_name: of the GPU that `prices` holds for.
+    time_model: gives the prices of a GPU, `simgpu.trace.timemodel.model.time_model` but for tests.
     """
 
-    name: str
     factory: str | Callable[..., Any]
     batch: int
     optimizer: str | Callable[..., Any]
-    gpu_name: str
-    prices: Prices
+    gpu: GpuSpec
     date: str
+    say: Callable[[str], None]
+    time_model: Callable[[GpuSpec], Prices] = time_model
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return model_name(self.factory)
 
     def run(self) -> Trace:
         """Make the trace."""
+        prices = self.time_model(self.gpu)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode:
             workload = mode.settle(make_workload(self.name, factory, self.batch))
             optimizer = make_optimizer(new_optimizer, workload.module)
             self._warm_up(workload, optimizer)
+            self.say(f"following {self.name}")
             with no_garbage_collection():
-                work = WorkPass(self.prices)
+                work = WorkPass(prices)
                 structure, ledger = _structure(workload, optimizer, work)
             dtype = main_dtype(workload)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
         choices = [
             choice
             for kernel in kernels
-            for choice in algorithms(self.prices, kernel.call, work.calls[kernel.call].operations)
+            for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
         ]
-        times = durations(self.prices, kernels, blocks, work.calls)
+        times = durations(prices, kernels, blocks, work.calls)
         return assemble(self._info(dtype, kernels, work), kernels, blocks, [times], algorithms=choices)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
@@ -81,14 +91,14 @@ class ModelledSession:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
         notes = (
             "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own, on tensors without memory; "
-            f"durations, algorithms and workspaces are modelled for {self.gpu_name}."
+            f"durations, algorithms and workspaces are modelled for {self.gpu.name}."
         )
         if unknown:
             notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
         return TraceInfo(
             model=self.name,
             batch=self.batch,
-            device=self.gpu_name,
+            device=self.gpu.name,
             dtype=dtype,
             origin=Origin.MODELLED,
             tool=f"{tool_name()} (fake tensors), simgpu time model",

@@ -14,7 +14,6 @@ import torch
 
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
-_Tensor = torch.Tensor
 _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
 #: What a transposed convolution does in a direction is what the plain one it undoes does in this one.
 _UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
@@ -27,11 +26,11 @@ def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return defaults | dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _bytes(*tensors: _Tensor | None) -> int:
+def _bytes(*tensors: torch.Tensor | None) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-def _dtype(tensor: _Tensor) -> str:
+def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -60,7 +59,13 @@ def _convolution_backward(
 
 
 def _direction(
-    given: dict[str, Any], x: _Tensor, weight: _Tensor, y: _Tensor, way: Direction, bytes_: int, result: _Tensor
+    given: dict[str, Any],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    way: Direction,
+    bytes_: int,
+    result: torch.Tensor,
 ) -> Operation:
     """One direction; y is the forward result or a tensor of its shape. Over three sides it is priced as a product."""
     sides, groups, transposed = weight.dim() - 2, given["groups"], given["transposed"]
@@ -120,7 +125,7 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned),)
 
 
-def _gemm(shape: GemmShape, bytes_: int, result: _Tensor, direction: Direction = _FORWARD) -> Operation:
+def _gemm(shape: GemmShape, bytes_: int, result: torch.Tensor, direction: Direction = _FORWARD) -> Operation:
     return Operation(
         OperationKind.GEMM, 2 * shape.macs, bytes_, result.numel(), direction, gemm=shape, dtype=_dtype(result)
     )
@@ -155,7 +160,7 @@ def _attention_backward(
     )
 
 
-def _attention_shapes(query: _Tensor, key: _Tensor, value: _Tensor) -> tuple[GemmShape, GemmShape]:
+def _attention_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[GemmShape, GemmShape]:
     count, (rows, depth), tokens = prod(query.shape[:-2]), query.shape[-2:], key.shape[-2]
     return GemmShape(rows, tokens, depth, count), GemmShape(rows, value.shape[-1], tokens, count)
 

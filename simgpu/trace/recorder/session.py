@@ -49,10 +49,8 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The model's name: the factory's, as given or as it calls itself."""
-        if isinstance(self.factory, str):
-            return self.factory
-        return getattr(self.factory, "__qualname__", type(self.factory).__qualname__)
+        """The model's name."""
+        return model_name(self.factory)
 
     def run(self) -> Trace:
         """Make the recording."""
@@ -98,7 +96,7 @@ class Session:
         training: Training | None,
         peak: int | None,
     ) -> TraceInfo:
-        steps = self.warmup + (training.steps if training else 0)
+        steps = self.warmup + (training.steps if training else 0) + (peak is not None)
         notes = (
             f"{remarks(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
             f"after the factory made them (seed {self.seed}). "
@@ -117,6 +115,11 @@ class Session:
             notes=notes,
             framework_peak_bytes=peak,
         )
+
+
+def model_name(factory: str | Callable[..., Any]) -> str:
+    """The factory's name, as given or as it calls itself."""
+    return factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__qualname__)
 
 
 def main_dtype(workload: Workload) -> str:
