@@ -144,20 +144,29 @@ class NetworkBuilder:
             attributes={**window, "dilation": (1, 1), "groups": 1, "transposed": True},
         )
 
-    def linear(
-        self, name: str, x: Tensor, features: int, *, bias: bool = True, shares: str | None = None, **attributes: object
-    ) -> Tensor:
-        """A product with a (features, last side) weight."""
-        weights = () if shares else _weights((features, x.shape[-1]), features if bias else 0)
+    def linear(self, name: str, x: Tensor, features: int, *, bias: bool = True, shares: str | None = None) -> Tensor:
+        """A product with a (features, last side) weight, which may be that of an earlier layer; a bias is its own."""
+        shared = (Weight("bias", (features,)),) if bias else ()
         return self._add(
             name,
             LayerKind.LINEAR,
             (x,),
             (*x.shape[:-1], features),
-            weights=weights,
+            weights=shared if shares else _weights((features, x.shape[-1]), features if bias else 0),
             macs=prod(x.shape) * features,
-            attributes=attributes,
             shares=shares,
+        )
+
+    def sampled_linear(self, name: str, x: Tensor, rows: int, sampled: int) -> Tensor:
+        """A product with `sampled` rows of a (rows, last side) weight, drawn anew in every iteration."""
+        return self._add(
+            name,
+            LayerKind.LINEAR,
+            (x,),
+            (*x.shape[:-1], sampled),
+            weights=_weights((rows, x.shape[-1]), rows),
+            macs=prod(x.shape) * sampled,
+            attributes={"sampled_rows": sampled},
         )
 
     def matmul(self, name: str, first: Tensor, second: Tensor, *, transpose_second: bool = False) -> Tensor:
@@ -173,9 +182,21 @@ class NetworkBuilder:
         """Rectified linear unit; in place, unless told otherwise, as public implementations have it."""
         return self._add(name, LayerKind.RELU, (x,), x.shape, attributes={"in_place": in_place})
 
-    def elementwise(self, name: str, kind: LayerKind, x: Tensor) -> Tensor:
-        """A function of each value alone, or one along the last side that keeps the shape: GELU, TANH, SOFTMAX, ..."""
-        return self._add(name, kind, (x,), x.shape)
+    def gelu(self, name: str, x: Tensor) -> Tensor:
+        """Gaussian error linear unit."""
+        return self._add(name, LayerKind.GELU, (x,), x.shape)
+
+    def tanh(self, name: str, x: Tensor) -> Tensor:
+        """Hyperbolic tangent."""
+        return self._add(name, LayerKind.TANH, (x,), x.shape)
+
+    def softmax(self, name: str, x: Tensor) -> Tensor:
+        """Softmax over the last side."""
+        return self._add(name, LayerKind.SOFTMAX, (x,), x.shape)
+
+    def scale(self, name: str, x: Tensor) -> Tensor:
+        """Multiplied by a constant, or a constant added (a mask, fixed positions)."""
+        return self._add(name, LayerKind.SCALE, (x,), x.shape)
 
     def max_pool(
         self, name: str, x: Tensor, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
@@ -252,12 +273,17 @@ class NetworkBuilder:
         attributes = {"sparse_gradient": sparse_gradient}
         return self._add(name, LayerKind.EMBEDDING, (x,), (*x.shape, width), weights=weights, attributes=attributes)
 
-    def learned(self, name: str, x: Tensor, weight: Sequence[int]) -> Tensor:
-        """A trained value of its own, of the shape `weight`, added to x with the sides before it repeated."""
-        shape = tuple(weight)
-        fits = x.shape[len(x.shape) - len(shape) :] == shape
-        self._need(name, fits, f"cannot add a trained {shape} to {x.shape}")
-        return self._add(name, LayerKind.SCALE, (x,), x.shape, weights=(Weight("weight", shape),))
+    def add_weight(self, name: str, x: Tensor, rows: int | None = None) -> Tensor:
+        """A trained value added; it has as many rows as x, or `rows`, of which x then takes the first."""
+        have, width = x.shape
+        self._need(name, have <= (rows or have), f"a trained value of {rows} rows is too short for {x.shape}")
+        return self._add(name, LayerKind.SCALE, (x,), x.shape, weights=(Weight("weight", (rows or have, width)),))
+
+    def prepend_weight(self, name: str, x: Tensor) -> Tensor:
+        """A trained row put before those of x."""
+        rows, width = x.shape
+        weights = (Weight("weight", (1, width)),)
+        return self._add(name, LayerKind.CONCATENATE, (x,), (rows + 1, width), weights=weights, attributes={"axis": 0})
 
     def lstm_cell(
         self, name: str, x: Tensor, h: Tensor, c: Tensor, *, shares: str | None = None

@@ -34,7 +34,7 @@ class LayerKind(StrEnum):
     SCALE = "scale"  # by a constant, or a mask or its own weight added: one elementwise kernel
     ADD = "add"  # of two or more inputs; in_place: bool, into the first
     MULTIPLY = "multiply"  # of two inputs
-    CONCATENATE = "concatenate"  # axis: int, of the shape for one sample
+    CONCATENATE = "concatenate"  # axis: int, of the shape for one sample; a weight of its own stands first
     CROP = "crop"
     VIEW = "view"  # flatten, reshape, transpose, take a part, without a copy
     PERMUTE = "permute"  # a copy in another order
@@ -63,7 +63,8 @@ class Layer:
     inputs: names of the layers it reads, or names of the network's inputs. shape: of its result for one sample,
     without the batch. macs: multiply-accumulates for one sample in forward. attributes: by `LayerKind`.
     shares: the earlier layer whose weights it uses (time steps of an LSTM, a tied output layer); its own `weights`
-    are then empty. stage: the layer tag its kernels carry in a trace, its own name where None.
+    are then those it has besides (the bias of a tied output layer). stage: the layer tag its kernels carry in a
+    trace, its own name where None.
     """
 
     name: str

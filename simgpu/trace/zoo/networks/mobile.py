@@ -1,0 +1,76 @@
+"""Networks made for small devices: MobileNet v1 and SqueezeNet."""
+
+from __future__ import annotations
+
+from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
+from simgpu.trace.zoo.network import Network
+from simgpu.trace.zoo.networks.images import image_set
+from simgpu.trace.zoo.networks.units import normalized_convolution as unit
+
+#: Channels and stride of MobileNet's thirteen separable convolutions.
+_SEPARABLE = (
+    *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+    *((512, 1),) * 5,
+    *((1024, 2), (1024, 1)),
+)
+
+
+def mobilenet(input: str, *, width: float = 1.0) -> Network:
+    """MobileNet v1: Howard et al., "MobileNets", arXiv:1704.04861, table 1; width: the paper's multiplier alpha.
+
+    The last separable convolution has stride 1: the table's 2 does not lead to the 7 x 7 it shows. For CIFAR10 the
+    first convolution has stride 1 as well, as in kuangliu's pytorch-cifar.
+
+    >>> round(mobilenet("imagenet").parameters / 1e6, 2), round(mobilenet("imagenet").macs / 1e6)
+    (4.23, 569)
+    """
+    images = image_set(input)
+    net = NetworkBuilder("mobilenet", "Howard et al., arXiv:1704.04861, table 1")
+    x = net.input("image", images.shape)
+    x = unit(net, "conv1", x, round(32 * width), 3, stride=1 if images.small else 2, padding=1)
+    for number, (channels, stride) in enumerate(_SEPARABLE, 2):
+        with net.scope(f"conv{number}"):
+            x = unit(net, "depthwise", x, x.channels, 3, stride=stride, padding=1, groups=x.channels)
+            x = unit(net, "pointwise", x, round(channels * width), 1)
+    x = net.flatten("flatten", net.global_avg_pool("pool", x))
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+#: Of each fire module: channels of the squeeze and of each half of the expand layer.
+_FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
+#: Fire modules after which pooling follows, by version.
+_POOLS = {"1.0": (4, 8), "1.1": (3, 5)}
+
+
+def squeezenet(version: str, input: str) -> Network:
+    """SqueezeNet 1.0: Iandola et al., arXiv:1602.07360, table 1; 1.1: the authors' cheaper release.
+
+    As the authors' Caffe model and torchvision have it, ReLU follows the last convolution too and the first one has no
+    padding. For CIFAR10 the first convolution is 3 x 3 of stride 1 and padding 1; the rest stays.
+
+    >>> squeezenet("1.0", "imagenet").parameters, squeezenet("1.1", "imagenet").parameters
+    (1248424, 1235496)
+    """
+    images = image_set(input)
+    net = NetworkBuilder(f"squeezenet{version}", "Iandola et al., arXiv:1602.07360, table 1")
+    x = net.input("image", images.shape)
+    channels, kernel = (96, 7) if version == "1.0" else (64, 3)
+    if images.small:
+        x = net.convolution("conv1", x, channels, 3, padding=1)
+    else:
+        x = net.convolution("conv1", x, channels, kernel, stride=2)
+    x = net.max_pool("pool1", net.relu("relu1", x), 3, 2, ceil=True)
+    for number, (squeeze, expand) in enumerate(_FIRES, 2):
+        with net.scope(f"fire{number}"):
+            x = _fire(net, x, squeeze, expand)
+        if number in _POOLS[version]:
+            x = net.max_pool(f"pool{number}", x, 3, 2, ceil=True)
+    x = net.convolution("conv10", net.dropout("drop9", x, 0.5), images.classes, 1)
+    return net.finish(net.flatten("flatten", net.global_avg_pool("pool10", net.relu("relu10", x))))
+
+
+def _fire(net: NetworkBuilder, x: Tensor, squeeze: int, expand: int) -> Tensor:
+    x = net.relu("squeeze.relu", net.convolution("squeeze", x, squeeze, 1))
+    small = net.relu("expand1x1.relu", net.convolution("expand1x1", x, expand, 1))
+    large = net.relu("expand3x3.relu", net.convolution("expand3x3", x, expand, 3, padding=1))
+    return net.concatenate("concatenate", (small, large))
