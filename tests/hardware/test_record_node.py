@@ -1,0 +1,215 @@
+"""A node file measured on this machine: the numbers drawn from copies, the file, and what happens without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.hardware.nodes import load_node, load_node_file
+from simgpu.trace.recorder.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
+from simgpu.trace.recorder.node import DeviceFacts, HostFacts, architecture, host_facts, measured_node, record_node
+from tests.cli.cli_helpers import simgpu
+
+DAY = "2024-05-17"
+FACTS = DeviceFacts("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
+HOST = HostFacts(64 * 2**30, 12)
+GIGA = 10**9
+
+
+@dataclass
+class StandIn:
+    """A device whose copies take a latency and then run at a bandwidth; every third copy is disturbed."""
+
+    latency_ns: int = 10_000
+    bandwidths: dict[Way, int] = field(
+        default_factory=lambda: {Way.OUT: 12 * GIGA, Way.IN: 10 * GIGA, Way.WITHIN: 400 * GIGA}
+    )
+    asked: list[tuple[Way, int, int]] = field(default_factory=list)
+
+    def copy_times(self, way: Way, size: int, repetitions: int) -> Sequence[int]:
+        self.asked.append((way, size, repetitions))
+        undisturbed = self.latency_ns + size * GIGA // self.bandwidths[way]
+        return [undisturbed * (5 if number % 3 == 2 else 1) for number in range(repetitions)]
+
+
+def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
+    device = StandIn()
+    measure(device, [1024, 4096, 1024], repetitions=7)
+    assert device.asked == [
+        (Way.OUT, 1024, 7),
+        (Way.OUT, 4096, 7),
+        (Way.IN, 1024, 7),
+        (Way.IN, 4096, 7),
+        (Way.WITHIN, 4096, 7),
+    ]
+
+
+def test_speeds_are_those_of_the_largest_copies_and_disturbances_do_not_count() -> None:
+    speeds = measure(StandIn(), DEFAULT_SIZES, repetitions=20)
+    largest = max(DEFAULT_SIZES)
+    assert speeds.d2h == largest * GIGA // (10_000 + largest * GIGA // (12 * GIGA))
+    assert speeds.h2d == largest * GIGA // (10_000 + largest * GIGA // (10 * GIGA))
+    assert speeds.within == 2 * largest * GIGA // (10_000 + largest * GIGA // (400 * GIGA)), "read plus written"
+    assert speeds.latency_ns == 10_000
+
+
+@given(
+    latency=st.integers(0, 100_000),
+    out=st.integers(GIGA, 500 * GIGA),
+    back=st.integers(GIGA, 500 * GIGA),
+)
+def test_the_fitted_line_gives_back_the_latency_it_was_made_with(latency: int, out: int, back: int) -> None:
+    times = {
+        way: {size: latency + size * GIGA // speed for size in DEFAULT_SIZES}
+        for way, speed in ((Way.OUT, out), (Way.IN, back))
+    }
+    assert abs(fit_latency(times) - latency) <= 1, "times are whole nanoseconds"
+
+
+def test_a_line_that_starts_below_zero_has_no_latency() -> None:
+    assert fit_latency({Way.OUT: {1000: 100, 2000: 300}}) == 0
+
+
+def test_small_copies_tell_the_latency_although_large_ones_scatter_by_more_than_it() -> None:
+    times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
+    times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
+    assert fit_latency({Way.OUT: times}) == pytest.approx(10_000, rel=0.02)
+
+
+def recorded(tmp_path: Path, facts: DeviceFacts = FACTS, host: HostFacts = HOST, device: StandIn | None = None) -> Path:
+    path = tmp_path / "mine.yaml"
+    text = measured_node("mine", facts, device or StandIn(), host, DEFAULT_SIZES, 20, DAY)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_file_loads_with_the_measured_numbers(tmp_path: Path) -> None:
+    node = load_node(recorded(tmp_path))
+    expected = measure(StandIn(), DEFAULT_SIZES, 20)
+    assert node.name == "mine"
+    assert (node.gpu.name, node.gpu.memory, node.gpu.multiprocessors) == ("Test GPU", 8 * 2**30, 80)
+    assert (node.gpu.architecture, node.gpu.copy_engines) == ("volta", 2)
+    assert node.link.latency_ns == expected.latency_ns
+    for found, measured in (
+        (node.link.d2h_bandwidth, expected.d2h),
+        (node.link.h2d_bandwidth, expected.h2d),
+        (node.gpu.dram_bandwidth, expected.within),
+    ):
+        assert found is not None
+        assert abs(found - measured) <= 500_000, "written to the MB/s"
+    assert (node.host.memory, node.host.cores) == (64 * 2**30, 12)
+
+
+def test_every_number_in_it_has_a_source_with_the_day(tmp_path: Path) -> None:
+    file = load_node_file(recorded(tmp_path))
+    values = file.model_dump(exclude_unset=True, include={"gpu", "link", "host"})
+    numbers = {f"{part}.{key}" for part, inner in values.items() for key in inner} - {"gpu.name", "link.kind"}
+    assert numbers == set(file.sources)
+    assert all(DAY in source for key, source in file.sources.items() if key != "gpu.copy_engines")
+    assert "median of 20 copies of 256 MiB" in file.sources["link.d2h_bandwidth"]
+
+
+def test_what_nobody_told_is_left_out(tmp_path: Path) -> None:
+    facts = replace(FACTS, copy_engines=None, capability=(2, 1))
+    file = load_node_file(recorded(tmp_path, facts, HostFacts(None, None)))
+    assert (file.gpu.architecture, file.host.memory, file.host.cores) == (None, None, None)
+    assert not {"gpu.copy_engines", "gpu.architecture", "host.memory", "host.cores"} & set(file.sources)
+
+
+def test_one_copy_engine_serves_both_ways(tmp_path: Path) -> None:
+    assert load_node(recorded(tmp_path, replace(FACTS, copy_engines=1))).gpu.copy_engines == 1
+
+
+def test_memory_is_written_to_the_byte(tmp_path: Path) -> None:
+    for size in (85_045_477_376, 12_884_180_993):
+        assert load_node(recorded(tmp_path, replace(FACTS, memory=size))).gpu.memory == size
+
+
+def test_a_link_too_fast_to_time_is_no_error() -> None:
+    instant = StandIn(latency_ns=0, bandwidths=dict.fromkeys(Way, 2**62))
+    assert measure(instant, [1, 2], 3) == Speeds(2 * GIGA, 2 * GIGA, 1, 4 * GIGA)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((3, 5), "kepler"),
+        ((5, 2), "maxwell"),
+        ((6, 1), "pascal"),
+        ((7, 0), "volta"),
+        ((7, 5), "turing"),
+        ((8, 6), "ampere"),
+        ((8, 9), "ada"),
+        ((9, 0), "hopper"),
+        ((12, 0), "blackwell"),
+    ],
+)
+def test_architectures_by_compute_capability(capability: tuple[int, int], name: str) -> None:
+    assert architecture(capability) == name
+
+
+def test_threads_of_a_core_count_once(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    threads = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
+    info.write_text("\n".join(f"physical id\t: {socket}\ncore id\t\t: {core}\n" for socket, core in threads))
+    assert host_facts(info).cores == 4
+
+
+def test_where_cores_are_not_told_the_file_says_that_they_are_threads(tmp_path: Path) -> None:
+    assert "threads" in host_facts(tmp_path / "none").cores_are
+
+
+def test_wrong_arguments_are_told_together() -> None:
+    with pytest.raises(InputError) as caught:
+        record_node("mine", sizes=[0, 1024], repetitions=0, date="today")
+    assert [problem.place for problem in caught.value.problems] == ["sizes", "repetitions", "date"]
+    with pytest.raises(InputError, match="one size shows no latency"):
+        record_node("mine", sizes=[1024, 1024])
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
+    )
+    with pytest.raises(MissingExtraError, match=r"measuring a node needs torch.*pip install 'simgpu\[record\]'"):
+        record_node("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("there.yaml", [], "is there already; choose another name, or replace it with --force"),
+        ("away/mine.yaml", [], "its folder does not exist; make"),
+        ("mine.txt", [], "is no YAML file by its name; let the name end in .yaml"),
+        ("mine.yaml", ["--sizes", "3, 1 MiB, x"], "--sizes: '3' has no unit"),
+    ],
+)
+def test_the_command_refuses_before_it_measures(tmp_path: Path, name: str, options: list[str], expected: str) -> None:
+    (tmp_path / "there.yaml").write_text("mine", encoding="utf-8")
+    done = simgpu("record-node", "-o", str(tmp_path / name), *options)
+    assert done.exit_code == 2
+    assert expected in done.stderr
+    assert (tmp_path / "there.yaml").read_text(encoding="utf-8") == "mine"
+
+
+def test_the_command_writes_the_file_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(name: str, **arguments: object) -> str:
+        assert arguments["sizes"] == [1024, 2048]
+        return measured_node(name, FACTS, StandIn(), HOST, [1024, 2048], 3, DAY)
+
+    monkeypatch.setattr("simgpu.cli.record_node.record_node", stand_in)
+    path = tmp_path / "desk.yaml"
+    path.write_text("old", encoding="utf-8")
+    done = simgpu("record-node", "-o", str(path), "--force", "--sizes", "1 KiB, 2 KiB")
+    assert done.exit_code == 0
+    assert load_node(path).name == "desk"
+    assert "Test GPU" in done.stdout
+    assert done.stdout.rstrip().endswith(path.name)

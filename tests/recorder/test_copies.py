@@ -1,0 +1,135 @@
+"""Copies through PyTorch: for real in host memory, and the CUDA device's parts against stand-ins."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+
+import torch
+
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.recorder.bandwidth import Way, measure
+from simgpu.trace.recorder.clocks import HostClock
+from simgpu.trace.recorder.cuda_copies import TorchCopies, copy_engines, open_device
+from simgpu.trace.recorder.node import record_node
+
+_CPU = torch.device("cpu")
+
+
+@dataclass
+class CountingClock:
+    """Counts marks; a copy takes the number of its mark."""
+
+    marks: list[int] = field(default_factory=list)
+
+    def mark(self) -> int:
+        self.marks.append(len(self.marks))
+        return self.marks[-1]
+
+    def durations(self, pairs: Any) -> list[int]:
+        assert all(end == begin + 1 for begin, end in pairs), "nothing else is timed"
+        return [end for _, end in pairs]
+
+
+def test_warm_up_copies_are_made_and_not_counted() -> None:
+    clock = CountingClock()
+    assert TorchCopies(_CPU, clock).copy_times(Way.OUT, 100, 4) == [7, 9, 11, 13]
+
+
+@pytest.mark.parametrize("way", Way)
+def test_a_copy_moves_every_byte(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[tuple[int, bool]] = []
+    copy = torch.Tensor.copy_
+
+    def watched(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        moved.append((source.nbytes, target.data_ptr() != source.data_ptr()))
+        return copy(target, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", watched)
+    TorchCopies(_CPU, HostClock()).copy_times(way, 12_345, 1)
+    assert set(moved) == {(12_345, True)}
+
+
+def test_host_memory_measured_for_real() -> None:
+    speeds = measure(TorchCopies(_CPU, HostClock()), [2**16, 2**20, 2**24], repetitions=5)
+    assert 10**8 < speeds.d2h < 10**13
+    assert 10**8 < speeds.h2d < 10**13
+    assert speeds.latency_ns < 10**7
+
+
+def test_too_large_a_copy_says_which_and_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"sizes: no memory for a copy of 4611686018427387904 bytes, host to device"):
+        TorchCopies(_CPU, HostClock()).copy_times(Way.IN, 2**62, 1)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda:x", "mps", ""])
+def test_only_a_cuda_device_has_a_link(name: str) -> None:
+    with pytest.raises(InputError, match=r"is no CUDA device: only a GPU has a link to measure; give cuda or cuda:N"):
+        open_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
+def test_without_a_gpu_the_message_says_how() -> None:
+    with pytest.raises(
+        InputError, match=r"device: 'cuda': PyTorch \S+ sees no CUDA device; run it on the machine with"
+    ):
+        record_node("mine")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"'cuda:2': PyTorch \S+ sees 2 CUDA devices; give cuda:0 to cuda:1"):
+        open_device("cuda:2")
+
+
+@dataclass
+class Driver:
+    """The CUDA driver, as far as it is asked."""
+
+    result: int = 0
+    calls: list[str] = field(default_factory=list)
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - the driver's name
+        self.calls.append(f"init {flags}")
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802 - the driver's name
+        device._obj.value = 40 + index
+        return 0
+
+    def cuDeviceGetAttribute(self, count: Any, attribute: int, device: ctypes.c_int) -> int:  # noqa: N802 - the driver's name
+        self.calls.append(f"attribute {attribute} of {device.value}")
+        count._obj.value = 3
+        return self.result
+
+
+def test_copy_engines_are_asked_of_the_driver() -> None:
+    driver = Driver()
+    assert copy_engines(1, lambda library: driver) == 3  # type: ignore[arg-type,return-value]
+    assert driver.calls == ["init 0", "attribute 40 of 41"]
+
+
+def test_a_driver_that_is_not_there_or_does_not_say() -> None:
+    def absent(library: str) -> ctypes.CDLL:
+        raise OSError(library)
+
+    assert copy_engines(0, absent) is None
+    assert copy_engines(0, lambda library: Driver(result=101)) is None  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
+def test_a_gpu_measured_for_real(tmp_path: Any) -> None:
+    path = tmp_path / "this.yaml"
+    path.write_text(record_node("this", sizes=[2**16, 2**20, 2**24, 2**26]), encoding="utf-8")
+    node = load_node(path)
+    assert node.gpu.memory == torch.cuda.get_device_properties(0).total_memory
+    assert node.gpu.dram_bandwidth is not None
+    assert node.gpu.dram_bandwidth > node.link.d2h_bandwidth
+    assert node.link.latency_ns < 1_000_000
