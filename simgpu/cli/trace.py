@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import click
 
@@ -52,13 +53,16 @@ def stats(path: str) -> None:
     counted = trace_stats(found)
     screen = Screen()
     screen.print(facts([*found.facts(), *counted.summary_rows()]))
-    for headings, rows in (
+    tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "bytes"), counted.kind_rows()),
         (("biggest blocks", "kind", "bytes"), counted.biggest_rows()),
-    ):
-        screen.print()
-        screen.print(table(headings, rows))
+        (("zeros over training", "first epoch", "lowest", "highest", "last epoch"), counted.sparsity_rows()),
+    )
+    for headings, rows in tables:
+        if rows:
+            screen.print()
+            screen.print(table(headings, rows))
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ Lives here: `trace_stats` and rows ready to print. Does not live here: printing,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
@@ -42,6 +42,17 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
+class SparsityStats:
+    """Share of zeros in a block at the first and the last epoch it is known at, and between which values it moved."""
+
+    block: str
+    first: float
+    lowest: float
+    highest: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
 class TraceStats:
     """A trace in numbers; times in nanoseconds, sizes in bytes.
 
@@ -51,6 +62,7 @@ class TraceStats:
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
     persistent blocks count throughout, or until their last use where their release is recorded.
     sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`; sparsity_epochs: at how many epochs.
+    sparsity: of each block with zeros at some epoch, in the trace's order; empty unless there are several epochs.
     spread_ns: the spreads of all kernels summed, None unless each has one; widest: the kernel with the largest.
     framework_peak_bytes: the peak that the framework itself reported, None where it did not.
     """
@@ -71,6 +83,7 @@ class TraceStats:
     feature_maps: int
     sparsity_blocks: int
     sparsity_epochs: int
+    sparsity: tuple[SparsityStats, ...]
     spread_ns: int | None
     widest: Kernel | None
     framework_peak_bytes: int | None
@@ -129,6 +142,13 @@ class TraceStats:
         """Block, kind, bytes, the biggest first."""
         return [(block.id, str(block.kind), format_bytes(block.bytes)) for block in self.biggest]
 
+    def sparsity_rows(self) -> list[tuple[str, ...]]:
+        """Block, share of zeros at the first epoch, lowest, highest, at the last epoch."""
+        return [
+            (row.block, *(f"{share:.1%}" for share in (row.first, row.lowest, row.highest, row.last)))
+            for row in self.sparsity
+        ]
+
 
 def trace_stats(trace: Trace) -> TraceStats:
     """Count a valid trace.
@@ -167,6 +187,7 @@ def trace_stats(trace: Trace) -> TraceStats:
         feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
         sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
         sparsity_epochs=len({sample.epoch for sample in trace.sparsity}),
+        sparsity=tuple(_sparsity(trace)),
         spread_ns=sum(spreads) if len(spreads) == len(trace.kernels) else None,
         widest=max(trace.kernels, key=lambda kernel: kernel.spread_ns or 0, default=None),
         framework_peak_bytes=trace.info.framework_peak_bytes,
@@ -175,6 +196,16 @@ def trace_stats(trace: Trace) -> TraceStats:
         pure=sum(kernel.pure is True for kernel in trace.kernels),
         impure=sum(kernel.pure is False for kernel in trace.kernels),
     )
+
+
+def _sparsity(trace: Trace) -> Iterator[SparsityStats]:
+    shares: dict[str, dict[int, float]] = {}
+    for sample in trace.sparsity:
+        shares.setdefault(sample.block, {})[sample.epoch] = sample.sparsity
+    for block, at in shares.items():
+        lowest, highest = min(at.values()), max(at.values())
+        if len(at) > 1 and highest:
+            yield SparsityStats(block, at[min(at)], lowest, highest, at[max(at)])
 
 
 def _total(blocks: Iterable[Block]) -> int:

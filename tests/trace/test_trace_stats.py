@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.trace.model import BlockKind, Phase
-from simgpu.trace.stats import KindStats, Peak, PhaseStats, trace_stats
+from simgpu.trace.model import BlockKind, Phase, SparsitySample
+from simgpu.trace.stats import KindStats, Peak, PhaseStats, SparsityStats, trace_stats
 from tests.trace.small import SMALL
 
 #: Alive while each kernel of the small trace runs, over needed lifetimes: x 16 until k4, w 8 always, y 64 from k1 to
@@ -83,4 +83,11 @@ def test_the_frameworks_own_peak_stands_beside_the_recorded_one():
 
 
 def test_epochs_with_measured_sparsity_are_counted():
-    assert dict(trace_stats(SMALL).summary_rows())["sparsity of feature maps"] == "1 of 2, at 2 epochs"
+    stats = trace_stats(SMALL)
+    assert dict(stats.summary_rows())["sparsity of feature maps"] == "1 of 2, at 2 epochs"
+    assert stats.sparsity_rows() == [("y", "50.0%", "50.0%", "62.0%", "62.0%")]
+    rows = [SparsitySample("y", epoch, share) for epoch, share in ((4, 0.3), (0, 0.1), (2, 0.0))]
+    dense = [SparsitySample("z", epoch, 0.0) for epoch in (0, 2)]
+    moved = trace_stats(replace(SMALL, sparsity=(*rows, *dense)))
+    assert moved.sparsity == (SparsityStats("y", first=0.1, lowest=0.0, highest=0.3, last=0.3),)
+    assert trace_stats(replace(SMALL, sparsity=SMALL.sparsity[:1])).sparsity_rows() == []
