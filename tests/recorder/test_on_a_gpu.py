@@ -25,7 +25,7 @@ _MIB = 2**20
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return record("vgg11", batch=_BATCH, device="cuda", repetitions=3)
+    return record("vgg11", batch=_BATCH, device="cuda", repetitions=3, algorithms=True)
 
 
 def test_it_is_a_valid_recording_of_that_device(trace: Trace) -> None:
@@ -60,6 +60,20 @@ def test_peak_is_what_pytorch_counts_up_to_its_rounding(trace: Trace) -> None:
     rounded = [replace(block, bytes=_at_most(block.bytes)) for block in trace.blocks]
     assert max(live_bytes(replace(trace, blocks=tuple(no_scratch)))) <= peak
     assert peak <= max(live_bytes(replace(trace, blocks=tuple(rounded))))
+
+
+def test_the_frameworks_own_peak_holds_all_that_was_recorded(trace: Trace) -> None:
+    no_scratch = [replace(block, bytes=0) if block.kind is BlockKind.WORKSPACE else block for block in trace.blocks]
+    kept = sum(block.bytes for block in trace.blocks if block.persistent)
+    assert trace.info.framework_peak_bytes is not None
+    assert trace.info.framework_peak_bytes >= kept + max(live_bytes(replace(trace, blocks=tuple(no_scratch))))
+
+
+def test_convolutions_are_measured_under_every_setting_of_cudnn(trace: Trace) -> None:
+    convolving = [kernel.id for kernel in trace.kernels if kernel.op.startswith("aten::convolution")]
+    names = ["default", "benchmark", "deterministic", "without-cudnn"]
+    assert [(c.kernel, c.algorithm) for c in trace.algorithms] == [(k, name) for k in convolving for name in names]
+    assert all(choice.duration_ns > 0 for choice in trace.algorithms)
 
 
 def _at_most(size: int) -> int:

@@ -31,8 +31,8 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_wrong_arguments_are_told_together() -> None:
     with pytest.raises(InputError) as caught:
-        record("vgg11", batch=0, repetitions=-1, warmup=0, date="yesterday")
-    assert [problem.place for problem in caught.value.problems] == ["batch", "repetitions", "warmup", "date"]
+        record("vgg11", batch=0, repetitions=-1, warmup=0, epochs=-1, date="yesterday")
+    assert [problem.place for problem in caught.value.problems] == ["batch", "repetitions", "warmup", "epochs", "date"]
     assert "'yesterday' is not a day" in str(caught.value)
 
 
@@ -42,4 +42,4 @@ def test_a_batch_that_is_no_int_is_refused() -> None:
 
 
 def test_there_are_convolutional_and_other_models() -> None:
-    assert {"vgg11", "resnet20", "mlp", "transformer"} <= set(BUILT_IN_MODELS)
+    assert {"vgg11", "resnet20", "mlp", "transformer", "digits-cnn"} <= set(BUILT_IN_MODELS)

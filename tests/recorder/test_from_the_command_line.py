@@ -1,0 +1,58 @@
+"""``simgpu record`` with PyTorch: every option reaches the recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+
+from simgpu.trace.folder import read_trace
+from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from tests.cli.cli_helpers import simgpu
+
+_SOURCE = """
+import torch
+from torch import nn
+
+def tiny(batch):
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
+    images, labels = torch.randn(batch, 1, 4, 4), torch.randint(2, (batch,))
+    return module, images, labels, nn.functional.cross_entropy, [(images, labels)] * 3
+
+def gentle(parameters):
+    return torch.optim.Adagrad(parameters, lr=1e-3)
+"""
+
+
+def test_every_option_reaches_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recorder_test_command.py").write_text(_SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--batch", "2", "--optimizer", "recorder_test_command:gentle", "--warmup", "4", "--repetitions", "3"]
+    done = simgpu(
+        "record", "recorder_test_command:tiny", *options, "--epochs", "2", "--algorithms", "--seed", "9", "-o", "tiny"
+    )
+    assert done.exit_code == 0, done.stderr
+    trace = read_trace(tmp_path / "tiny")
+    assert "with weights 10 steps of Adagrad after the factory made them (seed 9)" in trace.info.notes
+    assert "median of 3 iterations. Trained for 2 epochs of 3 steps;" in trace.info.notes
+    assert {sample.epoch for sample in trace.sparsity} == {0, 1, 2}
+    assert {choice.algorithm for choice in trace.algorithms} == {"default", "without-onednn"}
+    assert all(kernel.spread_ns is not None for kernel in trace.kernels)
+    shown = simgpu("trace", "stats", "tiny").stdout
+    assert "summed over kernels" in shown
+    assert "zeros over training" in shown
+
+
+def test_an_optimizer_that_is_not_known_is_told() -> None:
+    done = simgpu("record", "mlp", "--batch", "2", "--optimizer", "sdg", "-o", "never")
+    assert done.exit_code == 2
+    assert "did you mean 'sgd'" in done.stderr
+    assert not Path("never").exists()
+
+
+def test_help_lists_models_and_optimizers() -> None:
+    told = simgpu("record", "--help").stdout
+    assert all(f"  {name} " in told for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
