@@ -33,9 +33,11 @@ def head(path: Path) -> bytes:
     if not path.is_file():
         return b""
     try:
-        with open_plain(path) as file:
-            return file.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
+        with path.open("rb") as file:
+            raw = file.read(_HEAD_BYTES)
+        # Not through `gzip`, which gives nothing of a file that is cut off.
+        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD_BYTES) if raw.startswith(_GZIP) else raw
+    except (OSError, zlib.error):
         return b""
 
 

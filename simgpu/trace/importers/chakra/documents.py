@@ -1,0 +1,183 @@
+"""Reading a Chakra execution trace in one of its JSON forms.
+
+- *jsonized*: what chakra_jsonizer makes of the protobuf form: objects one after another, the metadata and then nodes,
+  in protobuf's JSON (camel case or snake case; 64-bit numbers as text; what is 0 or empty is left out);
+- *linked*: what chakra_trace_link makes of a PyTorch execution trace and a profile: one object with ``nodes``, those of
+  the host and, marked by ``cat``, those of the GPU;
+- *workload graph*: what the feeder of Chakra reads beside protobuf: one object with ``workload_graph``.
+
+Does not live here: protobuf (`protobuf`), what the nodes mean (`kernels`, `memory`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError
+from simgpu.trace.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
+from simgpu.trace.importers.json_stream import head, items, members_before, open_plain
+
+_AGAIN = "write it again with Chakra's tools"
+
+
+def jsonized(path: Path) -> bool:
+    """Whether a file begins with an object that has a version, attributes, or both, and nothing else."""
+    text = head(path).decode("utf-8", errors="ignore").lstrip()
+    try:
+        first, _ = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return False
+    return isinstance(first, dict) and bool(first) and first.keys() <= {"version", "attr"}
+
+
+def linked(path: Path) -> bool:
+    """Whether a file is an execution trace whose nodes have durations."""
+    start = head(path)
+    is_trace = re.match(rb'\s*\{\s*"schema"\s*:\s*"[^"]*chakra', start) is not None and b'"nodes"' in start
+    return is_trace and b'"exclusive_dur"' in start
+
+
+def workload_graph(path: Path) -> bool:
+    """Whether a file is an object with a workload graph."""
+    return re.match(rb'\s*\{\s*"workload_graph"\s*:', head(path)) is not None
+
+
+def read_jsonized(path: Path) -> Document:
+    """All nodes of a jsonized trace."""
+    values = _values(path)
+    _, metadata = next(values)
+    nodes = [_read(path, place, raw, _jsonized_node) for place, raw in values]
+    return document(path, str(metadata.get("version", "")), _values_by_name(metadata.get("attr", ())), nodes)
+
+
+def read_linked(path: Path) -> Document:
+    """All nodes of a linked trace."""
+    metadata = members_before(path, "nodes")
+    nodes = [_read(path, f"item {number} of nodes", raw, _linked_node) for number, raw in items(path, "nodes")]
+    return document(path, "", metadata, nodes)
+
+
+def read_workload_graph(path: Path) -> Document:
+    """All nodes of a workload graph."""
+    rows = items(path, "workload_graph")
+    nodes = [_read(path, f"item {number} of workload_graph", raw, _graph_node) for number, raw in rows]
+    return document(path, "", {}, nodes)
+
+
+def _values(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file one after another, with the lines on which they begin."""
+    try:
+        with open_plain(path) as file:
+            text = file.read().decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError.single(path, "", f"cannot be read: {error}", _AGAIN) from None
+    decoder = json.JSONDecoder(parse_float=Decimal)
+    gap = re.compile(r"\s*")
+    at, line, counted = gap.match(text, 0).end(), 1, 0  # type: ignore[union-attr]
+    while at < len(text):
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except ValueError as error:
+            what = f"is cut off or is no JSON ({str(error).partition(':')[0]})"
+            raise InputError.single(path, f"object on line {line}", what, _AGAIN) from None
+        if not isinstance(value, dict):
+            raise InputError.single(path, f"line {line}", f"{text[at : at + 40]!r} is not an object", _AGAIN)
+        yield f"object on line {line}", value
+        at = gap.match(text, end).end()  # type: ignore[union-attr]
+
+
+def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]], Node]) -> Node:
+    """A node; what cannot be read becomes an `InputError` naming its place."""
+    try:
+        if not isinstance(raw, dict):
+            raise ValueError(f"{str(raw)[:40]!r} is not an object")
+        return read(place, raw)
+    except KeyError as error:
+        raise InputError.single(path, place, f"the node lacks {error}", _AGAIN) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError.single(path, place, f"cannot be read: {error}", _AGAIN) from None
+
+
+def _number(value: object) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number >= 0")
+    return value
+
+
+def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
+    def get(name: str, default: Any) -> Any:
+        first, *rest = name.split("_")
+        return raw.get(name, raw.get(first + "".join(part.capitalize() for part in rest), default))
+
+    def operands(name: str) -> Operands:
+        told = raw.get(name, {})
+        return Operands(told.get("values", ""), told.get("shapes", ""), told.get("types", ""))
+
+    return Node(
+        place=place,
+        id=_number(get("id", 0)),
+        name=str(get("name", "")),
+        type=node_type(get("type", 0)),
+        ctrl_deps=tuple(map(_number, get("ctrl_deps", ()))),
+        data_deps=tuple(map(_number, get("data_deps", ()))),
+        start_ns=nanoseconds(get("start_time_micros", 0)),
+        duration_ns=nanoseconds(get("duration_micros", 0)),
+        inputs=operands("inputs"),
+        outputs=operands("outputs"),
+        attributes=_values_by_name(get("attr", ())),
+    )
+
+
+def _values_by_name(attributes: Any) -> dict[str, Any]:
+    """Attributes with a single value; protobuf's JSON writes 64-bit numbers as text."""
+    found: dict[str, Any] = {}
+    for attribute in attributes:
+        for key, value in attribute.items():
+            if re.fullmatch(r"\w+(_v|V)al", key):
+                is_number = "tring" not in key and isinstance(value, str)
+                found[attribute["name"]] = int(value) if is_number else value
+    return found
+
+
+def _linked_node(place: str, raw: dict[str, Any]) -> Node:
+    """A node of the host, or of the GPU where it has a category; its parent is the operator that launched it."""
+    attributes = {item["name"]: item["value"] for item in raw.get("attrs", ())}
+    attributes["is_cpu_op"] = raw.get("cat") is None
+    if raw.get("stream") is not None:
+        attributes["stream"] = raw["stream"]
+    name, parent = str(raw["name"]), raw["ctrl_deps"]
+    is_collective = "ncclKernel" in name or "ncclDevKernel" in name
+    waits_for = (raw.get("inter_thread_dep"), *(raw.get("sync_dep") or ()))
+    return Node(
+        place=place,
+        id=_number(raw["id"]),
+        name=name,
+        type="COMM_COLL_NODE" if is_collective and raw.get("cat") is not None else "COMP_NODE",
+        ctrl_deps=() if parent is None else (_number(parent),),
+        data_deps=tuple(_number(number) for number in waits_for if number is not None),
+        start_ns=nanoseconds(raw.get("ts", 0)),
+        duration_ns=nanoseconds(raw.get("exclusive_dur", 0)),
+        inputs=Operands(raw["inputs"]["values"], raw["inputs"]["shapes"], raw["inputs"]["types"]),
+        outputs=Operands(raw["outputs"]["values"], raw["outputs"]["shapes"], raw["outputs"]["types"]),
+        attributes=attributes,
+    )
+
+
+def _graph_node(place: str, raw: dict[str, Any]) -> Node:
+    return Node(
+        place=place,
+        id=_number(raw["Id"]),
+        name=str(raw["Name"]),
+        type=node_type(raw["NodeType"]),
+        data_deps=tuple(map(_number, raw.get("data_deps", ()))),
+        duration_ns=nanoseconds(raw.get("runtime", 0)),
+        attributes={name: raw[name] for name in ("is_cpu_op", "num_ops", "tensor_size") if name in raw},
+    )

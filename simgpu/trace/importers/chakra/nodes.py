@@ -1,0 +1,126 @@
+"""A node of a Chakra execution trace, however it was written.
+
+Lives here: the fields that simgpu reads, by the names of the published schema (et_def.proto, Chakra 0.0.4 and 1.0.0),
+and the schema versions that have them. Does not live here: the wire format (`protobuf`), JSON (`documents`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError
+
+#: Kinds of nodes by their number in the schema.
+NODE_TYPES = (
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
+    "CHECKPOINT_NODE",
+)
+_VERSIONS = ("0.0.4", "1.0.0")
+_SCHEMA = re.compile(r"\d+(?:\.\d+)*-chakra\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a node names as inputs or outputs: lists of one length, or their text as Python writes lists."""
+
+    values: Any = ()
+    shapes: Any = ()
+    types: Any = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. place: where it stands in its file.
+
+    start_ns, duration_ns: 0 where the file does not say, which the schema cannot tell from a time of 0.
+    attributes: those with a single value, by name.
+    """
+
+    place: str
+    id: int
+    name: str
+    type: str
+    ctrl_deps: tuple[int, ...] = ()
+    data_deps: tuple[int, ...] = ()
+    start_ns: int = 0
+    duration_ns: int = 0
+    inputs: Operands = Operands()
+    outputs: Operands = Operands()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """The node as messages name it."""
+        return f"{self.id} ({self.name[:60]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All nodes of a file, in the order in which it lists them. metadata: the attributes of the whole."""
+
+    path: Path
+    nodes: tuple[Node, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def is_from_pytorch(self) -> bool:
+        """Whether it was converted from a PyTorch execution trace, whose metadata hold the process."""
+        return "pid" in self.metadata
+
+
+def node_type(value: object) -> str:
+    """The name of a node's type, given as name or number; `ValueError` for another."""
+    if isinstance(value, str) and value in NODE_TYPES:
+        return value
+    if type(value) is int and 0 <= value < len(NODE_TYPES):
+        return NODE_TYPES[value]
+    raise ValueError(f"its type {value!r} is not one of the schema's")
+
+
+def nanoseconds(value: object) -> int:
+    """Microseconds, a number or its text, as whole nanoseconds; `ValueError` where it is none or below 0."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        raise ValueError(f"{value!r} is not a number of microseconds")
+    try:
+        time = Decimal(value) * 1000
+    except ArithmeticError:
+        raise ValueError(f"{value!r} is not a number of microseconds") from None
+    if not time.is_finite() or time < 0:
+        raise ValueError(f"{value!r} is not a number of microseconds >= 0")
+    return int(time.to_integral_value())
+
+
+def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[Node]) -> Document:
+    """The file as a whole. Raises `InputError` for an unknown schema version, or an id that comes twice."""
+    schema = metadata.get("schema")
+    if version and version not in _VERSIONS:
+        raise _unknown(path, version)
+    if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
+        raise _unknown(path, schema)
+    found: dict[int, Node] = {}
+    for node in nodes:
+        if node.id in found:
+            what = f"node {node.told} has the id of {found[node.id].place}"
+            raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")
+        found[node.id] = node
+    return Document(path, tuple(found.values()), metadata)
+
+
+def _unknown(path: Path, version: str) -> InputError:
+    known = ", ".join(_VERSIONS)
+    remedy = f"known versions of Chakra's schema: {known}; write it with a converter for one of these"
+    return InputError.single(path, "schema version", f"{version!r} is not known", remedy)
