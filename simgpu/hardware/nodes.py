@@ -94,6 +94,12 @@ class HostSection(FileModel):
     memory: Size | None = Field(default=None, description="memory of the host; does not limit a run")
     cores: int | None = Field(default=None, ge=1, description="cores of all its processors together")
 
+    @model_validator(mode="after")
+    def _has_what_is_pinned(self) -> HostSection:
+        if self.memory is not None and self.pinned_memory is not None and self.pinned_memory > self.memory:
+            raise ValueError("pinned_memory is more than memory: it is a part of it")
+        return self
+
 
 def _base_fills_gaps(schema: dict[str, Any]) -> None:
     """JSON Schema of a node file: what may be left out in a file with a base must stand in one without."""
@@ -207,7 +213,7 @@ def load_node_file(
         put(values, key, value)
 
     def where(place: str) -> tuple[str, str]:
-        if any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in changes):
+        if _changed(place, changes):
             return "override", f"node.{place}"
         return document.where(place)
 
@@ -222,7 +228,13 @@ def load_node_file(
     problems += _switch_problems(node, where)
     if problems:
         raise InputError(problems)
-    return node.model_copy(update={"sources": {k: v for k, v in node.sources.items() if k not in changes}})
+    kept = {key: source for key, source in node.sources.items() if not _changed(key, changes)}
+    return node.model_copy(update={"sources": kept})
+
+
+def _changed(place: str, changes: Mapping[str, object]) -> bool:
+    """Whether a place is one of the changed ones, or inside one."""
+    return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in changes)
 
 
 def _switch_problems(node: NodeFile, where: Where) -> list[Problem]:

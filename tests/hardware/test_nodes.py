@@ -54,6 +54,13 @@ def test_overrides_change_values_the_name_and_the_sources() -> None:
     assert load_node("v100").name == "v100", "an override must not leak into the next load"
 
 
+def test_an_override_of_several_gpus_drops_what_it_replaces() -> None:
+    switch = {"gpus": [0], "d2h_bandwidth": "1 GB/s", "h2d_bandwidth": "1 GB/s"}
+    file = load_node_file("k40-x4", {"switches": [switch], "gpus": 2})
+    assert file.spec().switches == (SwitchSpec((0,), 10**9, 10**9),)
+    assert not [key for key in file.sources if key.startswith(("switches", "gpus"))]
+
+
 def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
     path = node_file(tmp_path, GOOD)
     assert problems_of(path, {"gpu.memory": 8, "gpu.memoy": "8 GiB"}) == [
@@ -95,6 +102,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         (("name: a GPU", "name:"), "line 4, gpu.name: None is not a text"),
         (("name: a GPU", "name: ''"), "line 4, gpu.name: '' is empty"),
         (("gpu:\n  name: a GPU\n  memory: 8 GiB", "gpu: big"), "line 3, gpu: 'big' is not a mapping"),
+        (("link:", "host: {memory: 1 GiB, pinned_memory: 2 GiB}\nlink:"), "line 6, host: pinned_memory is more than"),
         (("link:", "gpus: 0\nlink:"), "line 6, gpus: 0 is too small; write at least 1"),
         (("link:", "switches: [{gpus: []}]\nlink:"), "line 6, switches[0].gpus: [] is too short"),
     ],

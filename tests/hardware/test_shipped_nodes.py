@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 import yaml
 
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
+from simgpu.scenario.load import load_trace
+from simgpu.shipped import shipped_folder
+from simgpu.simulate import simulate
 from simgpu.units import parse_bandwidth
 
+README = shipped_folder("configs") / "README.md"
 CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 GIGA = 10**9
 
@@ -130,3 +135,26 @@ def test_a_link_that_nobody_measured_says_so(name: str) -> None:
     source = load_node_file(name).sources["link.d2h_bandwidth"]
     measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest")
     assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "made up"))
+
+
+def test_a_run_uses_one_gpu_of_several_and_says_so() -> None:
+    trace = load_trace("vgg11-cifar-cpu")
+    four, one = (simulate(trace, load_node(name, {"gpu.memory": "1 GiB"}), "vdnn") for name in ("k40-x4", "k40"))
+    assert four.iteration_ns == one.iteration_ns
+    assert [note for note in four.notes if note not in one.notes] == [
+        "one of the node's 4 GPUs runs, with a link of its own"
+    ]
+
+
+def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(examples) == 2
+    for number, example in enumerate(examples):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(example, encoding="utf-8")
+        assert load_node_file(path).sources
+
+
+def test_every_node_is_explained_in_the_readme() -> None:
+    text = README.read_text(encoding="utf-8").replace("`-", "`v100-nvlink2-")
+    assert [name for name in node_names() if f"`{name}`" not in text] == []
