@@ -178,6 +178,7 @@ class _Walk:
     tape: Tape = field(default_factory=Tape)
     values: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, dict[str, Value]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     done: dict[str, _Done] = field(default_factory=dict)
 
@@ -218,7 +219,7 @@ class _Walk:
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = self.weights[layer.shares or layer.name]
         step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients)
-        self.tape.layer = self._tag(step)
+        self.tape.layer = self.tags[layer.name] = self._tag(layer)
         made = _FAMILIES[layer.kind](step)
         if isinstance(made, Made):
             self.values[layer.name] = made.value
@@ -229,22 +230,21 @@ class _Walk:
     def _part(self, layer: Layer, whole: _Done, made: MadeOfParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
         self.values[layer.name] = made.parts[len(whole.results)]
+        self.tags[layer.name] = self.tags[whole.step.layer.name]
         whole.results.append(layer.name)
         if whole.step.layer.name in self.trained:
             self.trained.add(layer.name)
 
-    def _tag(self, step: Step) -> str:
-        """The layer that the kernels belong to: an in-place one to the layer whose block it rewrites."""
-        if step.layer.stage:
-            return step.layer.stage
-        owner = step.x.block.layer if step.layer.attributes.get("in_place") else None
-        return owner or step.layer.name
+    def _tag(self, layer: Layer) -> str:
+        """The layer that its kernels belong to; an in-place activation is part of the layer whose result it rewrites."""
+        joined = layer.kind is LayerKind.RELU and layer.attributes.get("in_place")
+        return layer.stage or (self.tags.get(layer.inputs[0]) if joined else None) or layer.name
 
     def _backward(self, gradients: Gradients) -> None:
         """From the loss back; its own gradient, a one, is held until backward is over."""
         tape, loss = self.tape, self.network.layers[-1]
         tape.phase = Phase.BACKWARD
-        tape.layer = self._tag(self.done[loss.name].step)
+        tape.layer = self.tags[loss.name]
         one = tape.new(f"{loss.name}.grad", self.values[loss.name].shape, BlockKind.GRADIENT)
         tape.launch("ones_like", elementwise((), (one,), backward=True), (), (one,))
         gradients.give(loss.name, one)
@@ -258,7 +258,7 @@ class _Walk:
         found = tuple(grad for grad in grads if grad is not None)
         if not found or step.layer.name not in self.trained:
             return
-        self.tape.layer = self._tag(step)
+        self.tape.layer = self.tags[step.layer.name]
         results = made.backward(grads) if isinstance(made, MadeOfParts) else made.backward(found[0])
         self.tape.keep((*made.saved, *found))
         for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):

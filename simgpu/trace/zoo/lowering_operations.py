@@ -91,3 +91,9 @@ def copied(source: Value, target: Value, *, backward: bool = False) -> Operation
 def rows_of(shape: tuple[int, ...]) -> int:
     """How many rows a value has, when its last side is the row."""
     return prod(shape[:-1])
+
+
+def updated_rows(grad: Value, states: int) -> Operation:
+    """Rows of a weight, and of as many of its `states`, changed by their gradient."""
+    count = 3 * (1 + states) * grad.count
+    return Operation(OperationKind.GATHER, count, grad.bytes * (1 + 2 * (1 + states)), grad.count * (1 + states))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.trace.zoo.lowering_operations import elementwise
+from simgpu.trace.zoo.lowering_operations import elementwise, updated_rows
 from simgpu.trace.zoo.lowering_tape import BlockNote, Tape, Value
 
 
@@ -41,20 +41,24 @@ def update(
     gradients: Mapping[BlockNote, Value],
     state: Mapping[str, list[Value]],
 ) -> None:
-    """The step's kernels, for the weights that have a gradient.
+    """The step's kernels, for the weights that have a gradient; a weight of which only rows have one has its own.
 
     Gradients are held until its end, as they are in a loop that drops them after it.
     """
     tape.phase, tape.layer = Phase.OPTIMIZER, None
-    used = [index for index, weight in enumerate(weights) if weight.block in gradients]
-    weights = [weights[index] for index in used]
-    grads = [gradients[weight.block] for weight in weights]
-    kept = [[values[index] for index in used] for values in state.values()]
+    grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
+    whole = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
+    kept = [[values[index] for index in whole] for values in state.values()]
+    dense = [weights[index] for index in whole], [grads[index] for index in whole]
     if optimizer is Optimizer.SGD:
-        _sgd(tape, weights, grads, *kept)
+        _sgd(tape, *dense, *kept)
     else:
-        _adam(tape, weights, grads, *kept)
-    tape.keep(grads)
+        _adam(tape, *dense, *kept)
+    for index in sorted(grads.keys() - set(whole)):
+        changed = (weights[index], *(values[index] for values in state.values()))
+        operation = updated_rows(grads[index], len(state))
+        tape.launch("sparse_update_", operation, (*changed, grads[index]), changed, pure=False)
+    tape.keep(list(grads.values()))
 
 
 def _each(tape: Tape, op: str, targets: Sequence[Value], *others: Sequence[Value], per_value: int = 1) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape
 from simgpu.trace.zoo import lowering_operations as operations
 from simgpu.trace.zoo.lowering_step import Made, Step
@@ -72,6 +73,8 @@ def _bias(step: Step, op: str, grad: Value) -> None:
 
 def linear(step: Step) -> Made:
     """Saves input and weight; every row of the input is one row of the product."""
+    if sampled := step.attribute("sampled_rows", 0):
+        return sampled_linear(step, sampled)
     x, weight, y = step.x, step.weights["weight"], step.result()
     outputs, inputs = weight.shape
     forward = GemmShape(operations.rows_of(x.shape), outputs, inputs)
@@ -122,15 +125,46 @@ def matmul(step: Step) -> Made:
     return Made(y, backward, (a, b))
 
 
+def sampled_linear(step: Step, rows: int) -> Made:
+    """With `rows` rows of its weight, drawn anew in every iteration: gathered first, and they alone get a gradient.
+
+    Gathering is not pure: another run draws other rows.
+    """
+    x, y = step.x, step.result()
+    drawn: dict[str, Value] = {}
+    for name, table in step.weights.items():
+        drawn[name] = step.beside(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
+        operation = operations.gathered(drawn[name], drawn[name])
+        step.tape.launch("index_select", operation, (table,), (drawn[name],), pure=False)
+    forward = GemmShape(operations.rows_of(x.shape), rows, x.shape[-1])
+    reads = (x, *drawn.values())
+    step.tape.launch("linear", operations.gemm(forward, reads, (y,)), reads, (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        shape = replace(forward, n=forward.k, k=rows)
+        product(step, "linear_backward_data", shape, (grad, drawn["weight"]), (dx,))
+        target = step.gradients.into_weight(step.weights["weight"], drawn["weight"].shape)
+        shape = GemmShape(rows, forward.k, forward.m)
+        product(step, "linear_backward_weights", shape, (grad, x), (target,), Direction.BACKWARD_WEIGHTS)
+        total = step.gradients.into_weight(step.weights["bias"], drawn["bias"].shape)
+        step.tape.launch("linear_backward_bias", operations.summed(grad, total), (grad,), (total,))
+        return (dx,)
+
+    return Made(y, backward, (x, drawn["weight"]))
+
+
 def embedding(step: Step) -> Made:
-    """Rows of a table; saves the tokens. The table's gradient is dense, as PyTorch's is by default."""
+    """Rows of a table; saves the tokens. The gradient is as large as the table, or where sparse as the rows read."""
     tokens, table, y = step.x, step.weights["weight"], step.result()
+    sparse = step.attribute("sparse_gradient", False)
     step.tape.launch("embedding", operations.gathered(tokens, y), (tokens, table), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        for total in step.weight_gradients("weight"):
-            operation = operations.scattered(tokens, grad, total)
-            step.tape.launch("embedding_dense_backward", operation, (grad, tokens), (total,))
+        rows = (tokens.count, table.shape[-1]) if sparse else table.shape
+        total = step.gradients.into_weight(table, rows)
+        op = "embedding_sparse_backward" if sparse else "embedding_dense_backward"
+        step.tape.launch(op, operations.scattered(tokens, grad, total), (grad, tokens), (total,))
         return step.one_way(None)
 
     return Made(y, backward, (tokens,))

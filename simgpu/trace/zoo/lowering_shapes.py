@@ -46,11 +46,15 @@ def permute(step: Step) -> Made:
 
 
 def concatenate(step: Step) -> Made:
-    """One kernel copies all inputs into the result."""
+    """One kernel copies all inputs into the result; a weight of the layer's own stands first, once for each sample."""
     y = step.result()
-    step.tape.launch("cat", operations.copied(y, y), step.inputs, (y,))
+    own = tuple(step.weights.values())
+    step.tape.launch("cat", operations.copied(y, y), (*own, *step.inputs), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
+        for weight, total in zip(own, step.weight_gradients("weight"), strict=True):
+            part = grad.seen_as((step.batch, *weight.shape))
+            step.tape.launch("sum", operations.summed(part, total), (part,), (total,))
         return tuple(
             grad.seen_as(x.shape) if needed else None for x, needed in zip(step.inputs, step.needed, strict=True)
         )

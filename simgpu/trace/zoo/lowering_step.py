@@ -105,9 +105,12 @@ class Gradients:
         found = self.waiting.get(name)
         return found if found and found.block in self._pieced and self._holders[found.block] == 1 else None
 
-    def into_weight(self, weight: Value) -> Value:
-        """Where the next kernel writes a gradient of this weight; `settle` adds it where one is there already."""
-        made = self.tape.new(f"{weight.block.id}.grad", weight.shape, BlockKind.WEIGHT_GRADIENT)
+    def into_weight(self, weight: Value, shape: tuple[int, ...] | None = None) -> Value:
+        """Where the next kernel writes a gradient of this weight; `settle` adds it where one is there already.
+
+        shape: of the rows alone that get a gradient, where that is not all of the weight.
+        """
+        made = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
         first = self.of_weight.setdefault(weight.block, made)
         if first is not made:
             self._further.append((first, made))
