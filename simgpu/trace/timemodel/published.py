@@ -66,7 +66,7 @@ class Figure(FileModel):
 
     gpu: Text
     network: Text
-    variant: dict[str, bool | int | float | str] = {}
+    variant: dict[str, bool | int | float | str] = Field(default_factory=dict)
     batch: Positive
     measures: Measures
     value: Text

@@ -1,0 +1,174 @@
+"""The fit of the time model's parameters to the samples that are meant for it.
+
+Lives here: which parameters are free, the least-squares problem, and writing what comes out. Does not live here: the
+samples, or the model. ``python -m simgpu.trace.timemodel.calibration RECORDINGS`` prints the fitted file; it needs
+SciPy (``pip install 'simgpu[calibrate]'``).
+
+Each fitted sample gives one residual, the logarithm of modelled over measured; a sort of kernels within a recording
+counts half. Parameters are fitted as logarithms, within their bounds (no share above 1), and each is held to its
+starting value by one more residual, so that one that no sample tells about stays where it was: a parameter that
+moves by a factor of e costs as much as a sample that is off by `_TOLERANCE` / `_PRIOR`, that is by a tenth.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Sequence
+from math import exp, inf, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from simgpu.errors import MissingExtraError
+from simgpu.trace.timemodel.parameters import Parameters, load_parameters
+from simgpu.trace.timemodel.samples import Sample
+
+#: How far a sample, and a parameter from where it started, may be off before it costs 1 (in logarithms).
+_TOLERANCE, _PRIOR = 0.1, 1.0
+#: What a sort of kernels within a recording weighs beside a whole iteration.
+_PART = 0.5
+#: Free parameters common to all architectures.
+_SHARED = (
+    "halves.rows",
+    "halves.columns",
+    "halves.depth",
+    "halves.results",
+    "directions.backward_data",
+    "directions.backward_weights",
+    "algorithms.winograd",
+    "algorithms.winograd_nonfused",
+    "algorithms.fft",
+    "algorithms.fft_tiling",
+    "kinds.normalization.forward",
+    "kinds.normalization.backward",
+    "kinds.pooling.forward",
+    "kinds.pooling.backward",
+    "kinds.reduction.backward",
+    "kinds.convolution.forward",
+)
+#: Free parameters of one architecture.
+_OWN = ("compute", "matrix", "memory", "launch")
+
+
+def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Parameters:
+    """The parameters that fit the fitted samples best; held-out ones are not looked at.
+
+    Raises `MissingExtraError` without SciPy.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise MissingExtraError("fitting the time model", "scipy", "calibrate") from None
+    problem = _Problem([sample for sample in samples if sample.fitted], start or load_parameters())
+    found = least_squares(problem.residuals, problem.start, problem.jacobian, bounds=problem.bounds, xtol=1e-4)
+    return problem.parameters(found.x)
+
+
+class _Problem:
+    """The least-squares problem: logarithms of the free parameters in, residuals out."""
+
+    def __init__(self, samples: Sequence[Sample], start: Parameters) -> None:
+        self.samples = samples
+        self.table: dict[str, Any] = start.model_dump(mode="json", by_alias=True)
+        self.keys = _free(self.table, {sample.spec.architecture or "" for sample in samples})
+        self.first = np.array([log(_get(self.table, key)) for key in self.keys])
+        upper = [inf if _unbounded(key) else 0.0 for key in self.keys]
+        self.bounds = (np.full(len(upper), -inf), np.array(upper))
+        self.start = np.minimum(self.first, np.array(upper) - 1e-3)
+
+    def parameters(self, logs: np.ndarray) -> Parameters:
+        """The table with these values, to four digits; launch times to a nanosecond."""
+        table = copy.deepcopy(self.table)
+        for key, value in zip(self.keys, logs, strict=True):
+            _put(table, key, exp(value))
+        return _parameters(table)
+
+    def residuals(self, logs: np.ndarray, chosen: Sequence[int] | None = None) -> np.ndarray:
+        """Those of the samples (of all, or of the chosen ones), then those of the parameters."""
+        parameters = self.parameters(logs)
+        samples = self.samples if chosen is None else [self.samples[index] for index in chosen]
+        errors = [
+            log(sample.modelled_ns(parameters) / sample.measured_ns) / _TOLERANCE * (1 if sample.whole else _PART)
+            for sample in samples
+        ]
+        return np.array(errors) if chosen is not None else np.concatenate([errors, (logs - self.first) / _PRIOR])
+
+    def jacobian(self, logs: np.ndarray) -> np.ndarray:
+        """By differences; a parameter of one architecture is tried on that architecture's samples only."""
+        count, step = len(self.samples), 1e-3
+        at, matrix = self.residuals(logs), np.zeros((len(self.samples) + len(self.keys), len(self.keys)))
+        for column, key in enumerate(self.keys):
+            touched = [i for i, sample in enumerate(self.samples) if _touches(key, sample)]
+            moved = logs.copy()
+            moved[column] -= step
+            matrix[touched, column] = (at[touched] - self.residuals(moved, touched)) / step
+            matrix[count + column, column] = 1 / _PRIOR
+        return matrix
+
+
+def _free(table: dict[str, Any], architectures: set[str]) -> list[str]:
+    own = [f"architectures.{name}.{key}" for name in sorted(architectures) for key in _OWN]
+    return [key for key in (*_SHARED, *own) if _get(table, key) is not None]
+
+
+def _unbounded(key: str) -> bool:
+    return key.startswith("halves.") or key.endswith(".launch")
+
+
+def _touches(key: str, sample: Sample) -> bool:
+    return not key.startswith("architectures.") or key.split(".")[1] == sample.spec.architecture
+
+
+def _get(table: dict[str, Any], key: str) -> Any:
+    value: Any = table
+    for part in key.split("."):
+        value = value.get(part)
+    return value
+
+
+def _put(table: dict[str, Any], key: str, value: object) -> None:
+    *parents, last = key.split(".")
+    for part in parents:
+        table = table[part]
+    table[last] = value
+
+
+def _parameters(table: dict[str, Any]) -> Parameters:
+    """A dumped table as parameters again: quantities get their units back."""
+    written = copy.deepcopy(table)
+    written["in_flight"] = f"{written['in_flight']} B"
+    for architecture in written["architectures"].values():
+        architecture["launch"] = f"{round(architecture['launch'])} ns"
+    return Parameters.model_validate(written)
+
+
+def written(parameters: Parameters) -> str:
+    """The parameters as the text of a file, shares and counts to four digits."""
+    table = parameters.model_dump(mode="json", by_alias=True, exclude_none=True)
+    table["in_flight"] = f"{table['in_flight']} B"
+    for architecture in table["architectures"].values():
+        architecture["launch"] = f"{architecture['launch']} ns"
+    return yaml.safe_dump(_rounded(table), sort_keys=False, width=120)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Fits to the published figures and to the recordings in the folder given, and prints the file."""
+    from simgpu.trace.timemodel.published import load_published
+    from simgpu.trace.timemodel.recordings import recorded_samples
+    from simgpu.trace.timemodel.samples import published_samples
+
+    samples = [*published_samples(load_published()), *recorded_samples(Path(sys.argv[1]))]
+    sys.stdout.write(written(calibrate(sample for sample in samples if isinstance(sample, Sample))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Samples from recordings of real iterations, read by the importers from a folder that the user names.
+
+Lives here: which recordings, which of them are fitted, and what their operators compute. Does not live here: reading
+formats (`simgpu.trace.importers`), or the recordings themselves, which are not part of simgpu.
+
+What is fitted was decided before fitting: of several recordings of one sort on one GPU those named first in
+`_RECORDINGS`; the others are held out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.importers import import_trace
+from simgpu.trace.model import Block, Kernel, Phase, Trace
+from simgpu.trace.timemodel.model import Tf32
+from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.timemodel.recorded_dtr import dtr_operations
+from simgpu.trace.timemodel.recorded_g10 import g10_operations
+from simgpu.trace.timemodel.samples import Sample, Skipped, counted, operations_by_phase
+
+#: From a kernel and its blocks to what it computes; None where that cannot be told.
+Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording: where it lies in the user's folder, on which node's GPU it was made, how it is read."""
+
+    path: str
+    node: str
+    network: str
+    batch: int
+    fitted: bool
+    tf32: Tf32 = Tf32.CONVOLUTIONS
+    reader: Reader | None = None
+
+
+_RECORDINGS = (
+    Recording("h100-triosim/vgg13", "h100", "vgg13", 128, fitted=True),
+    Recording("h100-kineto/profiler_vgg13-iter41.json", "h100", "vgg13", 512, fitted=False),
+    Recording("titanv-dtr/densenet121-b84.log", "titan-v", "densenet121", 84, True, reader=dtr_operations),
+    Recording("titanv-dtr/resnet32-b56.log", "titan-v", "resnet32", 56, False, reader=dtr_operations),
+    Recording("titanv-dtr/unet-b6.log", "titan-v", "unet", 6, False, reader=dtr_operations),
+    Recording("a100-g10/bert-256", "a100", "bert", 256, True, Tf32.NONE, g10_operations),
+    Recording("a100-g10/vit-256", "a100", "vit", 256, False, Tf32.NONE, g10_operations),
+)
+#: Part of a recording's time that its translated operators must take to stand for the iteration.
+_ENOUGH = 0.9
+#: Sorts of operators in a recording of PyTorch and in the zoo, by a word in their names.
+_SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("pool", "pooling"))
+
+
+def recorded_samples(folder: Path) -> Iterator[Sample | Skipped]:
+    """Samples from the recordings in a folder; a recording that is not there is skipped.
+
+    A recording's importer raises `InputError` for a damaged file.
+    """
+    for recording in _RECORDINGS:
+        path = folder / recording.path
+        if not path.exists():
+            yield Skipped(f"{recording.node} {recording.network} b{recording.batch}", f"{path} is not there")
+            continue
+        trace, _ = import_trace(path)
+        yield from (_of_zoo if recording.reader is None else _of_operators)(recording, trace)
+
+
+def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
+    """A recording of a network that the zoo has: phases, and sorts of kernels within them."""
+    modelled = operations_by_phase(recording.network, recording.batch, adam=True)
+    everything = [operation for phase in Phase for _, operation in modelled[phase]]
+    yield _sample(recording, "iteration", everything, sum(kernel.duration_ns for kernel in trace.kernels))
+    if not all(kernel.writes for kernel in trace.kernels):  # a profile without operators: phases are not told apart
+        return
+    for phase in Phase:
+        measured: defaultdict[str, int] = defaultdict(int)
+        for kernel in trace.kernels:
+            if kernel.phase is phase:
+                measured[_sort(kernel.op)] += kernel.duration_ns
+        operations = defaultdict(list)
+        for op, operation in modelled[phase]:
+            operations[_sort(op)].append(operation)
+        whole = [operation for _, operation in modelled[phase]]
+        yield _sample(recording, phase.value, whole, sum(measured.values()))
+        for sort in sorted(measured.keys() & operations.keys()):
+            yield _sample(recording, f"{phase.value}: {sort}", operations[sort], measured[sort], whole=False)
+
+
+def _sort(op: str) -> str:
+    return next((sort for word, sort in _SORTS if word in op.lower()), "linear and others")
+
+
+def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample]:
+    """A recording whose operators are translated one by one: those that can be, together and by sort."""
+    assert recording.reader is not None
+    blocks = {block.id: block for block in trace.blocks}
+    timing = min((kernel.duration_ns for kernel in trace.kernels), default=0)
+    measured: defaultdict[str, int] = defaultdict(int)
+    operations: defaultdict[str, list[Operation]] = defaultdict(list)
+    for kernel in trace.kernels:
+        found = recording.reader(kernel, blocks, recording.batch)
+        if found is not None:
+            # The shortest operator of a log is nearly nothing but what timing costs: it is in all of them.
+            measured[kernel.op] += kernel.duration_ns - timing
+            operations[kernel.op] += found
+    told = [operation for each in operations.values() for operation in each]
+    total = sum(kernel.duration_ns - timing for kernel in trace.kernels)
+    share = sum(measured.values()) / total if total else 0.0
+    covered = share >= _ENOUGH
+    measures = "iteration" if covered else f"operators told, {share:.0%} of the time"
+    yield _sample(recording, measures, told, sum(measured.values()), whole=covered)
+    for op in sorted(measured):
+        yield _sample(recording, op, operations[op], measured[op], whole=False)
+
+
+def _sample(recording: Recording, measures: str, operations: list[Operation], ns: int, *, whole: bool = True) -> Sample:
+    return Sample(
+        recording.node,
+        load_node(recording.node).gpu,
+        recording.network,
+        recording.batch,
+        measures,
+        counted(operations),
+        ns,
+        recording.fitted,
+        f"recording {recording.path}",
+        whole,
+        recording.tf32,
+    )

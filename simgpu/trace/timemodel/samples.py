@@ -1,0 +1,131 @@
+"""Measured durations beside the operations that took them: what the time model is fitted to and tested on.
+
+Lives here: `Sample`, and samples from the published figures. Does not live here: samples from recordings
+(`simgpu.trace.timemodel.recordings`), the fit (`simgpu.trace.timemodel.calibration`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import NOT_RECORDED, Origin, Phase, TraceInfo
+from simgpu.trace.timemodel.model import Tf32, time_model
+from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.zoo.catalogue import NETWORKS, build
+from simgpu.trace.zoo.lowering import lower, operations_of
+from simgpu.trace.zoo.lowering_optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from simgpu.trace.timemodel.parameters import Parameters
+    from simgpu.trace.timemodel.published import Figure, Published
+
+#: Phases of an iteration that a published figure covers.
+_PHASES = {
+    "forward": (Phase.FORWARD,),
+    "backward": (Phase.BACKWARD,),
+    "both": (Phase.FORWARD, Phase.BACKWARD),
+    "iteration": tuple(Phase),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement.
+
+    gpu: its name as a user would give it; spec: what the model computes with. measures: the part of an iteration.
+    operations: what ran, each with how often. whole: the part is a phase or an iteration, not one sort of kernels.
+    fitted: the parameters are fitted to it, else it is held out. source: where the measurement comes from.
+    """
+
+    gpu: str
+    spec: GpuSpec
+    network: str
+    batch: int
+    measures: str
+    operations: tuple[tuple[Operation, int], ...]
+    measured_ns: int
+    fitted: bool
+    source: str
+    whole: bool = True
+    tf32: Tf32 = Tf32.CONVOLUTIONS
+    without: tuple[str, ...] = ()
+
+    def modelled_ns(self, parameters: Parameters | None = None) -> int:
+        """What the time model says, with the parameters that come with simgpu or with others."""
+        model = time_model(self.spec, tf32=self.tf32, without=self.without, parameters=parameters)
+        return sum(count * model.duration_ns(operation) for operation, count in self.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A measurement that cannot be compared, and why."""
+
+    what: str
+    why: str
+
+
+class _Free:
+    """Prices for a lowering of which only the phases are wanted."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        return 0
+
+    def algorithms(self, operation: Operation) -> tuple[()]:
+        return ()
+
+
+@cache
+def operations_by_phase(
+    name: str, batch: int, variant: tuple[tuple[str, bool | int | float | str], ...] = (), *, adam: bool = False
+) -> Mapping[Phase, tuple[tuple[str, Operation], ...]]:
+    """The kernels of one iteration of a zoo network, each with its operator's name, by phase.
+
+    >>> len(operations_by_phase("vgg16", 8)[Phase.FORWARD])
+    40
+    """
+    network = build(name, None, **dict(variant))
+    optimizer = Optimizer.ADAM if adam else Optimizer.SGD
+    info = TraceInfo(name, batch, NOT_RECORDED, "float32", Origin.MODELLED, "the model zoo")
+    trace = lower(network, batch=batch, prices=_Free(), info=info, optimizer=optimizer)
+    found: dict[Phase, list[tuple[str, Operation]]] = {phase: [] for phase in Phase}
+    for kernel, (_, op, operation) in zip(trace.kernels, operations_of(network, batch, optimizer), strict=True):
+        found[kernel.phase].append((op, operation))
+    return {phase: tuple(kernels) for phase, kernels in found.items()}
+
+
+def counted(operations: Iterable[Operation]) -> tuple[tuple[Operation, int], ...]:
+    """Equal operations once, with how often they come."""
+    return tuple(Counter(operations).items())
+
+
+def published_samples(published: Published) -> Iterator[Sample | Skipped]:
+    """The published figures; those of networks that the zoo does not have are skipped."""
+    for figure in published.figures:
+        if figure.network in NETWORKS:
+            yield _sample(published, figure)
+        else:
+            yield Skipped(f"{figure.gpu} {figure.network} b{figure.batch}", "the zoo has no such network")
+
+
+def _sample(published: Published, figure: Figure) -> Sample:
+    phases = operations_by_phase(figure.network, figure.batch, tuple(figure.variant.items()))
+    kernels = [operation for phase in _PHASES[figure.measures] for _, operation in phases[phase]]
+    words = [figure.network, *(f"{key}={value}" for key, value in figure.variant.items())]
+    return Sample(
+        figure.gpu,
+        published.gpu(figure.gpu),
+        " ".join(words),
+        figure.batch,
+        figure.measures,
+        counted(kernels),
+        figure.duration_ns,
+        figure.network in published.fitted_networks,
+        published.sources[figure.source].title,
+        tf32=figure.tf32,
+        without=figure.without,
+    )
