@@ -90,7 +90,7 @@ _EARLY = (
             f"VGG-{depth} (Simonyan and Zisserman 2015{', lengthened' if depth == 101 else ''})",
             partial(vgg, depth),
             _IMAGES,
-            {"batch_norm": Variant(False, "normalization after each convolution, which then has no bias")},
+            {"batch_norm": Variant(False, "normalization after each convolution")},
         )
         for depth in (11, 13, 16, 19, 101)
     ),

@@ -27,11 +27,11 @@ def mobilenet(input: str, *, width: float = 1.0) -> Network:
     images = image_set(input)
     net = NetworkBuilder("mobilenet", "Howard et al., arXiv:1704.04861, table 1")
     x = net.input("image", images.shape)
-    x = unit(net, "conv1", x, round(32 * width), 3, stride=1 if images.small else 2, padding=1)
+    x = unit(net, "conv1", x, max(1, round(32 * width)), 3, stride=1 if images.small else 2, padding=1)
     for number, (channels, stride) in enumerate(_SEPARABLE, 2):
         with net.scope(f"conv{number}"):
             x = unit(net, "depthwise", x, x.channels, 3, stride=stride, padding=1, groups=x.channels)
-            x = unit(net, "pointwise", x, round(channels * width), 1)
+            x = unit(net, "pointwise", x, max(1, round(channels * width)), 1)
     x = net.flatten("flatten", net.global_avg_pool("pool", x))
     return net.finish(net.linear("fc", x, images.classes))
 

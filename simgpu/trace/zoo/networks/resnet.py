@@ -89,7 +89,7 @@ def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float
     images = image_set(input)
     net = NetworkBuilder(f"{'resnet' if shortcuts else 'plain'}{depth}", f"{SOURCE}, section 4.2")
     x = net.input("image", images.shape)
-    narrowest = round(16 * width)
+    narrowest = max(1, round(16 * width))
     x = unit(net, "conv1", x, narrowest, 3, padding=1)
     for stage, channels in enumerate((narrowest, 2 * narrowest, 4 * narrowest), 1):
         for place in range((depth - 2) // 6):

@@ -29,7 +29,7 @@ def vgg(depth: int, input: str, *, batch_norm: bool = False) -> Network:
 
     VGG-101 is VGG-19 with more convolutions, as Chen et al. (moDNN, TPDS 2019, section 7) say without a table: here
     every stage grows in proportion, from 2, 2, 4, 4, 4 to 12, 12, 24, 25, 25. batch_norm: normalization after each
-    convolution, which then has no bias.
+    convolution, which keeps its bias, as torchvision has it.
 
     >>> round(vgg(16, "imagenet").parameters / 1e6, 2), round(vgg(16, "imagenet").macs / 1e9, 2)
     (138.36, 15.47)
@@ -39,7 +39,7 @@ def vgg(depth: int, input: str, *, batch_norm: bool = False) -> Network:
     x = net.input("image", images.shape)
     for stage, (count, width) in enumerate(zip(_CONVOLUTIONS[depth], _WIDTHS, strict=True), 1):
         for place in range(1, count + 1):
-            x = net.convolution(f"conv{stage}_{place}", x, width, 3, padding=1, bias=not batch_norm)
+            x = net.convolution(f"conv{stage}_{place}", x, width, 3, padding=1)
             if batch_norm:
                 x = net.batch_norm(f"norm{stage}_{place}", x)
             x = net.relu(f"relu{stage}_{place}", x)
