@@ -236,7 +236,7 @@ class _Walk:
             self.trained.add(layer.name)
 
     def _tag(self, layer: Layer) -> str:
-        """The layer that its kernels belong to; an in-place activation is part of the layer whose result it rewrites."""
+        """The layer its kernels belong to; an in-place activation is part of the layer whose result it rewrites."""
         joined = layer.kind is LayerKind.RELU and layer.attributes.get("in_place")
         return layer.stage or (self.tags.get(layer.inputs[0]) if joined else None) or layer.name
 
