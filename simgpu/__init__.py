@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simgpu.policies.registry import policy_names
     from simgpu.scenario.load import load_scenario, load_trace
     from simgpu.scenario.model import Scenario
-    from simgpu.simulate import Result, simulate
+    from simgpu.simulation import Result, simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.model import Trace
 
@@ -36,7 +36,7 @@ _HOMES = {
     "InputError": "simgpu.errors",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
-    "Result": "simgpu.simulate",
+    "Result": "simgpu.simulation",
     "Scenario": "simgpu.scenario.model",
     "SimgpuError": "simgpu.errors",
     "Timeline": "simgpu.timeline.model",
@@ -47,7 +47,7 @@ _HOMES = {
     "load_trace": "simgpu.scenario.load",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
-    "simulate": "simgpu.simulate",
+    "simulate": "simgpu.simulation",
 }
 
 __all__ = [

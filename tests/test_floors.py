@@ -18,7 +18,7 @@ FLOORS = {
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search"),
     4: ("policies", "machine"),
-    5: ("simulate",),
+    5: ("simulation",),
     6: ("scenario", "experiments"),
     7: ("cli",),
     8: ("__main__",),

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import simgpu
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.simulate import simulate
+from simgpu.simulation import simulate
 from simgpu.trace.chain import chain
 
 TRACE = chain([5, 7], [10, 14], [100, 200])
@@ -58,3 +59,7 @@ def test_a_run_longer_than_the_clock_is_refused() -> None:
     three = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
     with pytest.raises(InputError, match="18 years"):
         simulate(three, slow, "vdnn")
+
+
+def test_the_function_keeps_its_name_whatever_was_imported_before() -> None:
+    assert simgpu.simulate is simulate

@@ -1,6 +1,6 @@
 """Several policies on one trace and one node, side by side.
 
-Lives here: `compare` and its answer. Does not live here: running one policy (`simgpu.simulate`), files
+Lives here: `compare` and its answer. Does not live here: running one policy (`simgpu.simulation`), files
 (`simgpu.experiments.outputs`), or drawing on a terminal (the command line's).
 """
 
@@ -15,7 +15,7 @@ from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows, table_h
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
-from simgpu.simulate import Result, simulate
+from simgpu.simulation import Result, simulate
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from simgpu.whole import refuse_foreign, unwritable, whole_folder
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
     from simgpu.scenario.model import PlotKind, TimelineFormat
-    from simgpu.simulate import Result
+    from simgpu.simulation import Result
 
 REPORT = "report.json"
 REPORT_SCHEMA = "simgpu.report/1"

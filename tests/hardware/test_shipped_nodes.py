@@ -13,7 +13,7 @@ import yaml
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.scenario.load import load_trace
 from simgpu.shipped import shipped_folder
-from simgpu.simulate import simulate
+from simgpu.simulation import simulate
 from simgpu.units import parse_bandwidth
 
 README = shipped_folder("configs") / "README.md"

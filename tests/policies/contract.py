@@ -36,7 +36,7 @@ from simgpu.policies.registry import describe, make_policy, policy_class
 from simgpu.program.instructions import Launch, Program
 from simgpu.program.verify import verify
 from simgpu.scenario.load import load_trace
-from simgpu.simulate import Result, simulate
+from simgpu.simulation import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats

@@ -14,7 +14,7 @@ from simgpu.machine.run import run_program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.verify import verify
-from simgpu.simulate import simulate
+from simgpu.simulation import simulate
 from simgpu.trace.chain import chain
 from tests.semantics.hand_made import GB, node
 

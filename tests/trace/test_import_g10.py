@@ -11,7 +11,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.simulate import simulate
+from simgpu.simulation import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, detect, import_trace
