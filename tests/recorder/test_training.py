@@ -174,7 +174,10 @@ def test_a_loss_that_is_no_number_stops_the_training() -> None:
     assert "--optimizer module.path:factory" in message
 
 
-def test_a_model_that_changes_while_it_is_trained_is_refused() -> None:
+@pytest.mark.parametrize("calls_before", [3, 4])
+def test_a_model_that_changes_while_or_after_it_is_trained_is_refused(calls_before: int) -> None:
+    """One epoch calls it three times, two to measure and one to train; the fourth call is the warm-up's."""
+
     class Moody(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -183,9 +186,10 @@ def test_a_model_that_changes_while_it_is_trained_is_refused() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls += 1
-            return self.fc(x).exp() if self.calls > 3 else self.fc(x).sin()
+            return self.fc(x).exp() if self.calls > calls_before else self.fc(x).sin()
 
-    message = _message(lambda: (Moody(), torch.ones(4, 6), (), summed))
+    epochs = 2 if calls_before == 3 else 1
+    message = _message(lambda: (Moody(), torch.ones(4, 6), (), summed), epochs=epochs)
     assert "aten.sin.default of shape (4, 2) in one iteration and aten.exp.default of shape (4, 2)" in message
 
 

@@ -26,7 +26,7 @@ from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch, framework_peak
 from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.timing import time_iteration
+from simgpu.trace.recorder.timing import expect_same, time_iteration
 from simgpu.trace.recorder.training import Training, train
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
@@ -67,6 +67,8 @@ class Session:
                 peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
                 structure, ledger = _structure(workload, optimizer, device)
                 calls = structure.signatures
+                if training:
+                    expect_same(self.name, training.forward, calls[: len(training.forward)])
                 durations = [
                     time_iteration(self.name, workload, optimizer, device, calls) for _ in range(self.repetitions)
                 ]

@@ -30,9 +30,11 @@ class Training:
     """What a training run showed.
 
     sparsity: for each epoch from 0, before training, the share of zeros in each block that forward makes, in the order
-    of `made_in_iteration`. losses: the mean loss over the steps of each epoch from 1. steps: of all epochs.
+    of `made_in_iteration`. forward: the operators of a forward pass, the same at every epoch. losses: the mean loss over
+    the steps of each epoch from 1. steps: of all epochs.
     """
 
+    forward: list[Signature]
     sparsity: list[list[float | None]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
@@ -62,9 +64,8 @@ def train(
 
     Raises `InputError` naming `name` where a step fails, the loss is no longer a number, or the operators change.
     """
-    found = Training()
-    sparsity, expected = _look(workload, optimizer, device)
-    found.sparsity.append(sparsity)
+    sparsity, forward = _look(workload, optimizer, device)
+    found = Training(forward, [sparsity])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
@@ -72,7 +73,7 @@ def train(
         found.losses.append(math.fsum(losses) / len(losses))
         found.steps += len(losses)
         sparsity, signatures = _look(workload, optimizer, device)
-        expect_same(name, expected, signatures)
+        expect_same(name, forward, signatures)
         found.sparsity.append(sparsity)
         say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
     return found
