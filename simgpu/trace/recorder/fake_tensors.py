@@ -6,6 +6,7 @@ values. Does not live here: what is noted of the run (`structure`), or how long 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,34 +38,39 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        returned = super().__torch_dispatch__(func, types, args, kwargs)
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
             # are there to make one fake of one real tensor, which `settle` sees to.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return returned
 
     def settle(self, workload: Workload) -> Workload:
         """The factory is done: its module in training mode, every tensor of it and of the data fake, once.
 
         From here on a real tensor is an error: each use of it would be a new piece of memory.
         """
-        made: dict[int, torch.Tensor] = {}
+        fakes: dict[int, torch.Tensor] = {}
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if isinstance(tensor, FakeTensor):
                 return tensor
-            return made.setdefault(id(tensor), self.from_tensor(tensor))
+            return fakes.setdefault(id(tensor), self.from_tensor(tensor))
 
-        losses = [workload.loss] if isinstance(workload.loss, nn.Module) else []
-        for part in [*workload.module.modules(), *losses]:
-            for tensors in (part._parameters, part._buffers):
-                tensors.update({name: fake(tensor) for name, tensor in tensors.items() if tensor is not None})
-        workload.module.train()
-        self.allow_non_fake_inputs = False
-        return workload._replace(
+        def faked(part: Any) -> Any:
+            """A module with fake tensors; a copy where it came with real ones, which stay as they are."""
+            tensors = [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
+            real = {id(tensor): fake(tensor) for tensor in tensors if not isinstance(tensor, FakeTensor)}
+            return copy.deepcopy(part, real) if real else part
+
+        settled = workload._replace(
+            module=faked(workload.module).train(),
             inputs=tuple(fake(tensor) for tensor in workload.inputs),
             labels=tuple(fake(tensor) for tensor in workload.labels),
+            loss=faked(workload.loss),
         )
+        self.allow_non_fake_inputs = False
+        return settled
 
 
 @contextmanager

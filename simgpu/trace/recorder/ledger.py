@@ -8,7 +8,8 @@ references, so that recording changes no lifetime.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -23,15 +24,21 @@ class Ledger:
     """All blocks of one iteration on one device, in the order they were met.
 
     kernels: how many kernels have been recorded; the recording pass counts it up.
+    host: tensors that are to count as the host's although they say they are on the device.
     """
 
     device: torch.device
+    host: InitVar[Sequence[torch.Tensor]] = ()
     blocks: list[BlockNote] = field(default_factory=list)
     kernels: int = 0
     _living: dict[int, int] = field(default_factory=dict)
     _references: dict[int, Any] = field(default_factory=dict)
     _from_host: set[int] = field(default_factory=set)
+    _on_host: set[int] = field(default_factory=set)
     _closed: bool = False
+
+    def __post_init__(self, host: Sequence[torch.Tensor]) -> None:
+        self._on_host.update(self._storage(tensor)._cdata for tensor in host)
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Number of the block behind a tensor, None when it has none yet."""
@@ -39,7 +46,11 @@ class Ledger:
 
     def holds_memory(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is backed by memory of the recorded device; empty ones are not."""
-        return bool(tensor.device == self.device and self._storage(tensor).nbytes() > 0)
+        return bool(tensor.device == self.device and self._storage(tensor).nbytes() > 0 and not self.is_on_host(tensor))
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of those that count as the host's."""
+        return bool(self._on_host) and self._storage(tensor)._cdata in self._on_host
 
     def keep(self, tensor: torch.Tensor, kind: BlockKind, name: str, layer: str | None = None) -> None:
         """Enter a tensor that is there before the iteration; the first name of a shared storage stands."""

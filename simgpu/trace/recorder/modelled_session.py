@@ -7,6 +7,7 @@ Lives here: the order of its steps, and what its trace says of itself. Does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.environment import tool_name
+from simgpu.trace.recorder.fake_gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.trace.recorder.fake_tensors import fake_tensors
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
@@ -40,6 +42,7 @@ class ModelledSession:
     """What `record` was asked for where nothing is to run.
 
     time_model: gives the prices of a GPU, `simgpu.trace.timemodel.model.time_model` but for tests.
+    as_on_gpu: operators have the form they have on a GPU (`fake_gpu_forms`); else all is as a CPU would have it.
     """
 
     factory: str | Callable[..., Any]
@@ -49,6 +52,7 @@ class ModelledSession:
     date: str
     say: Callable[[str], None]
     time_model: Callable[[GpuSpec], Prices] = time_model
+    as_on_gpu: bool = True
 
     @property
     def name(self) -> str:
@@ -60,14 +64,17 @@ class ModelledSession:
         prices = self.time_model(self.gpu)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode:
+        forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
+        with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
             workload = mode.settle(make_workload(self.name, factory, self.batch))
             optimizer = make_optimizer(new_optimizer, workload.module)
+            if self.as_on_gpu:
+                step_as_on_gpu(optimizer)
             self._warm_up(workload, optimizer)
             self.say(f"following {self.name}")
             with no_garbage_collection():
                 work = WorkPass(prices)
-                structure, ledger = _structure(workload, optimizer, work)
+                structure, ledger = self._structure(workload, optimizer, work)
             dtype = main_dtype(workload)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
         choices = [
@@ -87,6 +94,18 @@ class ModelledSession:
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
             raise InputError.single(self.name, "iteration", what, remedy) from error
 
+    def _structure(
+        self, workload: Workload, optimizer: torch.optim.Optimizer, work: WorkPass
+    ) -> tuple[StructurePass, Ledger]:
+        parameters = dict(workload.module.named_parameters())
+        ledger = Ledger(_CPU, host=step_counts(optimizer) if self.as_on_gpu else ())
+        with LayerTracker(workload.module) as tracker:
+            enter_persistent(ledger, workload, optimizer, tracker)
+            structure = StructurePass(ledger, tracker, parameters, work, has_values=False)
+            with work, structure:
+                run_iteration(workload, optimizer, structure)
+        return structure, ledger
+
     def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
         notes = (
@@ -105,14 +124,3 @@ class ModelledSession:
             date=self.date,
             notes=notes,
         )
-
-
-def _structure(workload: Workload, optimizer: torch.optim.Optimizer, work: WorkPass) -> tuple[StructurePass, Ledger]:
-    parameters = dict(workload.module.named_parameters())
-    ledger = Ledger(_CPU)
-    with LayerTracker(workload.module) as tracker:
-        enter_persistent(ledger, workload, optimizer, tracker)
-        structure = StructurePass(ledger, tracker, parameters, work, has_values=False)
-        with work, structure:
-            run_iteration(workload, optimizer, structure)
-    return structure, ledger

@@ -81,6 +81,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self.signatures.append(signature(func, returned))
         if operator_name(func) == "aten::lift_fresh":
             self._ledger.note_from_host(returned)
+            return returned
         done = self._on_device(access(func, args, named, returned))
         if not self._is_view(done):
             self._note(func, layer, done, scratch, _flops(func, args, named, returned))
@@ -105,6 +106,9 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
 
     def _on_device(self, done: Access) -> Access:
+        tensors = [*done.read, *done.overwritten, *done.changed]
+        if any(self._ledger.is_on_host(tensor) for tensor in tensors):
+            return Access()  # a single value beside tensors of the host is the host's too
         holds = self._ledger.holds_memory
         return Access(
             [tensor for tensor in done.read if holds(tensor)],
