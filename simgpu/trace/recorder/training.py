@@ -29,8 +29,8 @@ from simgpu.trace.recorder.workload import Workload
 class Training:
     """What a training run showed.
 
-    sparsity: for each epoch from 0, before training, the share of zeros in each block that forward makes, in the order
-    of `made_in_iteration`. forward: the operators of a forward pass, the same at every epoch. losses: the mean loss over
+    forward: the operators of a forward pass, the same at every epoch. sparsity: for each epoch from 0, before training,
+    the share of zeros in each block that forward makes, in the order of `made_in_iteration`. losses: the mean loss over
     the steps of each epoch from 1. steps: of all epochs.
     """
 
