@@ -33,12 +33,16 @@ def zoo() -> None:
 
 @zoo.command("list")
 def list_() -> None:
-    """List the networks: parameters, multiply-accumulates of a sample, inputs (the first is the default), variants."""
+    """List the networks with their parameters and the multiply-accumulates of a sample; below, what can be chosen.
+
+    \b
+    simgpu zoo list
+    """
     screen = Screen()
     rows = [_row(entry, build(entry.name)) for entry in NETWORKS.values()]
-    screen.print(table(("network", "parameters", "MACs", "inputs", "what"), rows, left=(0, 3, 4)))
+    screen.print(table(("network", "parameters", "MACs", "what"), rows, left=(0, 3)))
     screen.print()
-    screen.print(table(("variant", "what", "of"), _variants(), left=(0, 1, 2)))
+    screen.print(table(("choice", "what", "of"), _choices(), left=(0, 1, 2)))
 
 
 @zoo.command("build")
@@ -94,17 +98,20 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
 
 
 def _row(entry: Entry, network: Network) -> tuple[str, ...]:
-    inputs = ", ".join(entry.inputs)
-    return entry.name, _short(network.parameters), _short(network.macs), inputs, entry.description
+    return entry.name, _short(network.parameters), _short(network.macs), entry.description
 
 
-def _variants() -> list[tuple[str, str, str]]:
-    """Each variant with its usual value, what it means, and the networks that have it."""
-    networks: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+def _choices() -> list[tuple[str, str, str]]:
+    """Inputs and variants: the usual one, what else there is or what it means, and the networks that have it."""
+    inputs: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    variants: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for entry in NETWORKS.values():
+        usual, *others = entry.inputs
+        inputs[f"input {usual}", f"or {', '.join(others)}" if others else "no other"].append(entry.name)
         for name, variant in entry.variants.items():
-            networks[f"{name}={_yaml(variant.default)}", variant.meaning].append(entry.name)
-    return [(name, meaning, ", ".join(names)) for (name, meaning), names in networks.items()]
+            what = f"{variant.meaning} (for {variant.input} alone)" if variant.input else variant.meaning
+            variants[f"{name}={_yaml(variant.default)}", what].append(entry.name)
+    return [(name, what, ", ".join(names)) for (name, what), names in (inputs | variants).items()]
 
 
 def _yaml(value: object) -> str:

@@ -1,0 +1,91 @@
+"""``simgpu zoo``: what it lists, what it builds and tells, and what it refuses."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Origin
+from simgpu.trace.zoo.catalogue import NETWORKS
+from tests.cli.cli_helpers import simgpu
+
+
+def built(out: Path, *more: object, network: str = "alexnet") -> tuple[int, str, str]:
+    done = simgpu("zoo", "build", network, "--batch", 16, "--gpu", "v100", "-o", out, *more)
+    return done.exit_code, " ".join(done.stdout.split()), done.stderr
+
+
+def test_list_names_every_network_and_its_choices() -> None:
+    done = simgpu("zoo", "list")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].islower()][1 : 1 + len(NETWORKS)] == list(NETWORKS)
+    assert next(line.split()[1:5] for line in lines if line.startswith("vgg16")) == ["138.4", "M", "15.47", "G"]
+    assert "grouped=true" in done.stdout
+
+
+def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> None:
+    code, told, _ = built(tmp_path / "out")
+    assert code == 0
+    trace = read_trace(tmp_path / "out")
+    assert (trace.info.model, trace.info.batch, trace.info.origin) == ("alexnet", 16, Origin.MODELLED)
+    assert "modelled, not recorded, for Tesla V100 PCIe" in told
+    assert "60.97 M parameters" in told and "724.4 M a sample" in told
+    assert f"kernels {len(trace.kernels)}," in told
+    assert "of compute, by the time model" in told and "peak" in told
+
+
+def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
+    code, _, _ = built(
+        tmp_path / "out", "--input", "cifar10", "--optimizer", "adam", "--variant", "batch_norm=true", network="vgg11"
+    )
+    assert code == 0
+    trace = read_trace(tmp_path / "out")
+    shapes = [block.shape for block in trace.blocks if block.kind == "input"]
+    assert shapes == [(16, 3, 32, 32)]
+    assert trace.kernels[-1].op == "_foreach_addcdiv_"
+    assert "batch_norm" in {kernel.op for kernel in trace.kernels}
+
+
+def test_build_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert built(out)[0] == 0
+    assert built(out)[0] == 0  # the same trace may be written again
+    code, _, error = built(out, network="nin")
+    assert code == 2
+    assert error == (
+        f"Error: {out}: holds another trace, which would be lost; choose another folder, or replace it with --force\n"
+    )
+    assert built(out, "--force", network="nin")[0] == 0
+    assert read_trace(out).info.model == "nin"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet-50", "--batch", 1, "--gpu", "v100"), "'resnet-50' is not in the zoo; did you mean 'resnet50'?"),
+        (("vgg16", "--batch", 1, "--gpu", "v10"), "no shipped node is called 'v10'; did you mean 'v100'?"),
+        (("vgg16", "--batch", 1, "--gpu", "laptop-2gb"), "gpu.architecture: is not stated; the time model needs it"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--input", "mnist"), "'mnist' is not an input of it"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "wide=2"), "variant wide: is not a variant of it"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "batch_norm=[1]"), "batch_norm: [1] is not"),
+        (("vgg16", "--batch", 0, "--gpu", "v100"), "'--batch': 0 is not in the range x>=1"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--optimizer", "lamb"), "'lamb' is not one of 'sgd', 'adam'"),
+        (("vgg16", "--batch", 1), "Missing option '--gpu'"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
+    done = simgpu("zoo", "build", *arguments, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_building_vgg16_takes_less_than_a_second(tmp_path: Path) -> None:
+    built(tmp_path / "warm")
+    begun = time.process_time()
+    assert built(tmp_path / "out", network="vgg16")[0] == 0
+    assert time.process_time() - begun < 1
