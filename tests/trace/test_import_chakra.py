@@ -176,7 +176,7 @@ def test_moving_memory_is_left_out_and_counted(tmp_path):
     ]
     trace = imported(tmp_path, nodes)
     assert len(trace.kernels) == 4
-    assert "Copies and fills of memory are left out: 3, 31 us in all." in trace.info.notes
+    assert "Copies over the link and fills of memory are left out: 3, 31 us in all." in trace.info.notes
 
 
 def test_kernels_below_a_microsecond_are_counted(tmp_path):

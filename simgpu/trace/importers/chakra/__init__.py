@@ -15,7 +15,7 @@ from typing import Any
 
 from simgpu.trace.importers.chakra import documents, protobuf
 from simgpu.trace.importers.chakra.kernels import Kernels
-from simgpu.trace.importers.chakra.memory import Memory, block, find_memory
+from simgpu.trace.importers.chakra.memory import Memory, block, find_memory, samples
 from simgpu.trace.importers.chakra.nodes import Document, Node
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -45,8 +45,9 @@ def load(path: Path, told: Told) -> Trace:
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
     ids = [str(node.id) for node in kernels.nodes]
     rows = _kernels(kernels, phases, memories)
-    info = told.info(path, _TOOL, path.name.partition(".")[0], None, _notes(kernels, memories, rows))
-    return Trace(info, rows, tuple(block(memory, phases, ids) for memory in memories))
+    batch = told.batch if told.batch is not None else samples(kernels)
+    info = told.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
+    return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
 
 
 def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> tuple[Kernel, ...]:
@@ -94,7 +95,9 @@ def _notes(kernels: Kernels, memories: list[Memory], rows: tuple[Kernel, ...]) -
     notes = []
     if kernels.transfers:
         total = format_time(sum(node.duration_ns for node in kernels.transfers))
-        notes.append(f"Copies and fills of memory are left out: {len(kernels.transfers)}, {total} in all.")
+        notes.append(
+            f"Copies over the link and fills of memory are left out: {len(kernels.transfers)}, {total} in all."
+        )
     if empty := sum(not row.duration_ns for row in rows):
         notes.append(f"Kernels with 0 us, shorter than the format can say: {empty}.")
     if not kernels.is_told:

@@ -1,8 +1,8 @@
 """Which nodes of a Chakra trace are kernels of the one GPU that a trace describes, and what is told of each.
 
 - Kernels are compute nodes of the GPU: COMP_NODE with ``is_cpu_op`` false. Where no compute node says which, all are.
-- Copies and fills of memory ("Memcpy", "Memset", MEM_LOAD_NODE, MEM_STORE_NODE) are left out: what moves is a memory
-  policy's to decide, and the profiler counts neither as kernels.
+- Copies over the link and fills of memory ("Memcpy HtoD", "Memset", MEM_LOAD_NODE, MEM_STORE_NODE) are left out: what
+  moves is a memory policy's to decide. A copy within the device is work like a kernel's.
 - Communication is refused: it ends when other GPUs are ready, which a trace of one GPU cannot replay.
 - The operator is the innermost node of the host around a kernel, its ctrl_deps; where there is none, the kernel itself.
 - Phase: optimizer inside an Optimizer annotation; backward inside a node of autograd's engine, or with a forward
@@ -24,7 +24,7 @@ from simgpu.trace.importers.chakra.order import ordered
 from simgpu.trace.model import Phase
 from simgpu.trace.purity import purity
 
-_TRANSFER = re.compile(r"Memcpy |Memset |MEMCPY|MEMSET")
+_TRANSFER = re.compile(r"Memset |Memcpy (?!DtoD)")
 _TRANSFER_TYPES = ("MEM_LOAD_NODE", "MEM_STORE_NODE")
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")

@@ -3,10 +3,10 @@
 Nodes that were converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator
 that launched it. Other producers leave them out: then the trace has no blocks.
 
-Which storage is which block follows the operators of the host, in the order in which they ended (ids are given as
-operators begin; one ends after the last one inside it):
+Which storage is which block follows the operators of the host in the order in which they began, which is that of ids:
 - tensors with one storage share a block, but storages come back: an output whose storage was neither given to the
-  operator nor made inside it is a new block;
+  operator nor belongs to the result of one around it is a new block. It begins with its operator, since parts of an
+  operator may work on the result before they give it back;
 - what an operator is given and no operator gave back before is old: it was there when the iteration began;
 - all kernels of an operator read what it was given, and write what it changed (told by its schema) or made.
 
@@ -25,6 +25,7 @@ from simgpu.errors import InputError
 from simgpu.trace.importers.chakra.kernels import Kernels
 from simgpu.trace.importers.chakra.nodes import Node, Operands
 from simgpu.trace.importers.execution_trace import Tensor, tensors_of
+from simgpu.trace.importers.kineto.profile import samples as data_samples
 from simgpu.trace.model import Block, BlockKind, Phase
 
 #: Numbers that Python writes as words, which are no Python literals.
@@ -119,20 +120,15 @@ class _Walk:
         return next((node.id for node in self.kernels.around(kernel) if node.id in self._named), kernel.id)
 
     def operators(self) -> Iterator[Node]:
-        """Nodes that name tensors, in the order in which they ended; kernels count where they own themselves."""
+        """Nodes that name tensors, in the order in which they began; kernels count where they own themselves."""
         nodes = sorted(self.kernels.document.nodes, key=lambda node: node.id)
-        last = {node.id: node.id for node in nodes}
-        for node in reversed(nodes):
-            for parent in node.ctrl_deps[:1]:
-                if parent in last and parent < node.id:
-                    last[parent] = max(last[parent], last[node.id])
         place = {node.id: position for position, node in enumerate(self.kernels.nodes)}
         work = {*place, *(node.id for node in self.kernels.transfers)}
         owners = self._launched.keys() | self._copying
         chosen = [node for node in nodes if node.id in self._named and (node.id not in work or node.id in owners)]
         if all(node.id in work for node in chosen):  # a trace of the GPU alone: kernels follow their order
             return iter(sorted(chosen, key=lambda node: place.get(node.id, -1)))
-        return iter(sorted(chosen, key=lambda node: (last[node.id], -node.id)))
+        return iter(chosen)
 
     def follow(self, operator: Node) -> None:
         inputs, outputs = self._named[operator.id]
@@ -162,7 +158,9 @@ class _Walk:
             if all(tensor.tensor != other.tensor for other, memory in given if memory is held):
                 held.views.add(tensor.tensor)
             return held
-        return held if held is not None and held.begun > operator.id else self._new(tensor, operator.id)
+        if held is not None and any(outer.id == held.begun for outer in self.kernels.around(operator)):
+            return held
+        return self._new(tensor, operator.id)
 
     def _new(self, tensor: Tensor, begun: int) -> Memory:
         generation = self._generations[tensor.storage] = self._generations.get(tensor.storage, 0) + 1
@@ -189,12 +187,18 @@ def _list(part: Any) -> Any:
     return value
 
 
-def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str]) -> Block:
-    """The row of a block. phases, ids: of the kernels by position."""
+def samples(kernels: Kernels) -> int | None:
+    """Samples in the iteration: the first side of the first operator's data; None where no node tells."""
+    nodes = sorted(kernels.document.nodes, key=lambda node: node.id)
+    return next((found for node in nodes if (found := data_samples(node.name, _lists(node.inputs)[1]))), None)
+
+
+def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
+    """The row of a block. phases, ids: of the kernels by position. batch: samples, None where unknown."""
     return Block(
         memory.id,
         memory.bytes,
-        _kind(memory, phases),
+        _old_kind(memory, phases, batch) if memory.is_old else _new_kind(memory, phases),
         persistent=memory.is_old,
         born=ids[memory.first] if memory.is_filled_unseen else None,
         shape=memory.shape,
@@ -202,22 +206,31 @@ def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str]) -> Block:
     )
 
 
-def _kind(memory: Memory, phases: Sequence[Phase]) -> BlockKind:
+def _old_kind(memory: Memory, phases: Sequence[Phase], batch: int | None) -> BlockKind:
+    """As for profiles that are joined with an execution trace (`simgpu.trace.importers.kineto.joined_kinds`)."""
     reading = {phases[position] for position in memory.readers}
     writing = {phases[position] for position in memory.writers}
+    is_parameter = bool(memory.arguments & {"weight", "bias"})
+    if Phase.FORWARD in reading and (Phase.OPTIMIZER in writing or (is_parameter and not writing)):
+        return BlockKind.WEIGHT
+    if Phase.BACKWARD in writing:
+        return BlockKind.WEIGHT_GRADIENT
+    if reading | writing == {Phase.OPTIMIZER}:
+        return BlockKind.OPTIMIZER_STATE
+    if "target" in memory.arguments:
+        return BlockKind.LABEL
+    is_batch = bool(memory.shape) and memory.shape is not None and memory.shape[0] == batch
+    is_input = memory.copied or (Phase.FORWARD in reading and not writing and is_batch)
+    return BlockKind.INPUT if is_input else BlockKind.OTHER
+
+
+def _new_kind(memory: Memory, phases: Sequence[Phase]) -> BlockKind:
     if memory.copied:
         return BlockKind.INPUT
-    if memory.is_old:
-        if memory.arguments & {"weight", "bias"} or (Phase.OPTIMIZER in writing and reading - {Phase.OPTIMIZER}):
-            return BlockKind.WEIGHT
-        if reading | writing == {Phase.OPTIMIZER}:
-            return BlockKind.OPTIMIZER_STATE
-        return BlockKind.LABEL if "target" in memory.arguments else BlockKind.OTHER
     if memory.is_filled_unseen:
         return BlockKind.OTHER
     made = phases[min(memory.writers)]
-    if made is Phase.FORWARD:
-        return BlockKind.FEATURE_MAP
     if made is Phase.BACKWARD:
-        return BlockKind.WEIGHT_GRADIENT if Phase.OPTIMIZER in reading else BlockKind.GRADIENT
-    return BlockKind.OTHER
+        is_for_optimizer = any(phases[position] is Phase.OPTIMIZER for position in memory.readers)
+        return BlockKind.WEIGHT_GRADIENT if is_for_optimizer else BlockKind.GRADIENT
+    return BlockKind.FEATURE_MAP if made is Phase.FORWARD else BlockKind.OTHER

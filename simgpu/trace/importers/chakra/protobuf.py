@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.trace.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
@@ -103,7 +103,7 @@ def read_protobuf(path: Path) -> Document:
     return document(path, metadata.version, _attributes(metadata.attr), nodes)
 
 
-def _stream(path: Path, file: IO[bytes], message: Any, number: int) -> Iterator[tuple[str, Any]]:
+def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[str, Any]]:
     """Messages with their places, from the one with the given number on."""
     from google.protobuf import proto
     from google.protobuf.message import DecodeError
@@ -111,7 +111,7 @@ def _stream(path: Path, file: IO[bytes], message: Any, number: int) -> Iterator[
     while True:
         place = f"message {number}"
         try:
-            found = proto.parse_length_prefixed(message, file)  # type: ignore[arg-type]
+            found = proto.parse_length_prefixed(message, file)
         except EOFError:
             raise InputError.single(path, place, "is cut off", _AGAIN) from None
         except (DecodeError, ValueError, OSError) as error:

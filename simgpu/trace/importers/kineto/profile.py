@@ -195,13 +195,14 @@ def _keep_op(event: _Event, profile: Profile) -> bool:
             event.whole("Record function id", 0),
             event.whole("Sequence number", -1),
             event.whole("Fwd thread id", 0) > 0,
-            _samples(name, event.arguments.get("Input Dims")),
+            samples(name, event.arguments.get("Input Dims")),
         )
     )
     return True
 
 
-def _samples(name: str, dims: Any) -> int | None:
+def samples(name: str, dims: Any) -> int | None:
+    """Samples in the data argument of an operator with these shapes; None where it has none."""
     place = _DATA_ARGUMENT.get(name)
     if place is None or not isinstance(dims, list) or len(dims) <= place:
         return None
