@@ -340,6 +340,8 @@ class NetworkBuilder:
         self._claim(path, shape)
         for x in inputs:
             self._need(name, self._shapes.get(x.name) == x.shape, f"reads {x.name!r}, which this network has not")
+        shared = shares is None or shares in self._shapes
+        self._need(name, shared, f"shares the weights of {shares!r}, which this network has not")
         names = tuple(x.name for x in inputs)
         kept = MappingProxyType(dict(attributes or {}))
         self._layers.append(Layer(path, kind, names, shape, weights, macs, kept, shares, self._stage))

@@ -156,7 +156,7 @@ _SEGMENTATION = (
     Entry("unet", "U-Net (Ronneberger et al. 2015)", unet, (ISBI,)),
 )
 
-_HEAD = Variant("mlm", "what follows the encoder", ("mlm", "classifier", "pooler"))
+_HEAD = Variant("mlm", "what follows the encoder", ("mlm", "classifier"))
 _SEQUENCES = (
     Entry(
         "biglstm",
@@ -177,7 +177,7 @@ _SEQUENCES = (
             (TEXT,),
             {
                 "sequence": _SEQUENCE,
-                "head": Variant("mlm", "what follows the encoder", ("mlm", "classifier", "pooler")),
+                "head": Variant("mlm", "what follows the encoder", ("mlm", "classifier")),
             },
         )
         for size in ("base", "large")

@@ -54,11 +54,10 @@ def bert(size: str, input: str, *, sequence: int = 128, head: str = "mlm") -> Ne
     """BERT: Devlin et al., NAACL 2019, section 3; uncased vocabulary of the authors' release.
 
     head: ``mlm`` predicts the word at every place with the embedding's table, as Hugging Face's BertForMaskedLM does;
-    ``classifier`` classifies the pooled first place into two, as their BertForSequenceClassification does; ``pooler``
-    is that without a classifier's own layer (the plain model), the loss taken on the pooled values.
+    ``classifier`` classifies the pooled first place into two, as their BertForSequenceClassification does.
 
-    >>> bert("base", "text").parameters, bert("base", "text", head="pooler").parameters
-    (109514298, 109482240)
+    >>> bert("base", "text").parameters, bert("base", "text", head="classifier").parameters
+    (109514298, 109483778)
     """
     shape = _BERT[size]
     net = NetworkBuilder(f"bert-{size}", "Devlin et al., NAACL 2019, section 3")
@@ -76,9 +75,7 @@ def bert(size: str, input: str, *, sequence: int = 128, head: str = "mlm") -> Ne
         x = net.layer_norm("head.norm", net.gelu("head.gelu", net.linear("head.transform", x, shape.width)))
         return net.finish(net.linear("head.decoder", x, _WORD_PIECES, shares="embeddings.word"))
     x = net.tanh("pooler.tanh", net.linear("pooler", net.view("first", x, (shape.width,)), shape.width))
-    if head == "classifier":
-        x = net.linear("classifier", net.dropout("pooler.drop", x, 0.1), 2)
-    return net.finish(x)
+    return net.finish(net.linear("classifier", net.dropout("pooler.drop", x, 0.1), 2))
 
 
 #: Dosovitskiy et al. 2021, table 1.
@@ -130,12 +127,12 @@ def _attention(net: NetworkBuilder, x: Tensor, size: _Size, *, masked: bool, dro
     length = x.shape[0]
     heads = (size.heads, length, size.width // size.heads)
     with net.scope("attention"):
-        query, key, value = (
-            net.permute(f"{name}.heads", net.linear(name, x, size.width), heads) for name in ("query", "key", "value")
-        )
+        query, key, value = (net.linear(name, x, size.width) for name in ("query", "key", "value"))
         with net.stage("scores"):
+            query, key = net.permute("query.heads", query, heads), net.permute("key.heads", key, heads)
             scores = net.scale("scale", net.matmul("scores", query, key, transpose_second=True))
             scores = net.softmax("softmax", net.scale("mask", scores) if masked else scores)
             scores = net.dropout("softmax.drop", scores, dropout) if dropout else scores
-            x = net.permute("join", net.matmul("context", scores, value), (length, size.width))
+            context = net.matmul("context", scores, net.permute("value.heads", value, heads))
+            x = net.permute("join", context, (length, size.width))
         return net.linear("output", x, size.width)
