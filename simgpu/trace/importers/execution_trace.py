@@ -98,6 +98,8 @@ def load(path: Path, told: Told) -> Trace:
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
     """The operators of an execution trace. Raises `InputError` for the first node that cannot be read."""
+    if not path.is_file():
+        raise InputError.single(path, "", "no such file", "check the path")
     if not recognises(path):
         what = "is not a PyTorch execution trace"
         raise InputError.single(path, "", what, "record one with torch.profiler.ExecutionTraceObserver")

@@ -10,8 +10,9 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from simgpu.errors import InputError
 
@@ -21,24 +22,26 @@ _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 16
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> gzip.GzipFile | BufferedReader:
     """The file's bytes; gzip is told by its first two bytes and read through."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP
-    return cast(BinaryIO, gzip.open(path, "rb")) if is_gzip else path.open("rb")
+    return gzip.open(path, "rb") if is_gzip else path.open("rb")
 
 
 def head(path: Path) -> bytes:
     """The first bytes, as far as they can be read; nothing for what is no file."""
+    start = b""
     if not path.is_file():
-        return b""
+        return start
     try:
-        with path.open("rb") as file:
-            raw = file.read(_HEAD_BYTES)
-        # Not through `gzip`, which gives nothing of a file that is cut off.
-        return zlib.decompressobj(wbits=31).decompress(raw, _HEAD_BYTES) if raw.startswith(_GZIP) else raw
-    except (OSError, zlib.error):
-        return b""
+        with open_plain(path) as file:
+            # What a cut-off gzip file still holds comes out piece by piece, before the error does.
+            while len(start) < _HEAD_BYTES and (piece := file.read1(_HEAD_BYTES)):
+                start += piece
+    except (OSError, EOFError, zlib.error):
+        pass
+    return start[:_HEAD_BYTES]
 
 
 def members_before(path: Path, array: str) -> dict[str, Any]:
@@ -98,11 +101,12 @@ def _reading(path: Path, place: Any) -> Iterator[None]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError.single(path, place(), f"the gzip file is damaged ({error})", again) from None
     except ijson.JSONError as error:
-        text = str(error)
+        detail = error.args[0] if error.args else ""
+        text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
         if "premature EOF" in text or "Incomplete" in text:
             raise InputError.single(path, place(), "the JSON ends too early: the file is cut off", again) from None
         remedy = "JSON knows no NaN and no Infinity and is UTF-8; put it right or record it again"
-        shown = text.splitlines()[0].removeprefix("b'").strip()
+        shown = text.partition("\n")[0].strip()
         raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
     except OSError as error:
         reason = error.strerror or type(error).__name__

@@ -4,9 +4,10 @@ Which storage is which block:
 - tensors with one storage id share a block, but ids come back once a storage is gone. An operator's output begins a
   new block where memory was allocated in the operator for it, and else where the storage was neither given to the
   operator nor made by an operator inside it;
-- without memory events, that second rule alone decides; with them, a storage whose memory was freed is a new block
-  whenever it is named again, and an output takes, of the allocations of its operator that are still held at the
-  operator's end, the one that fits most tightly;
+- without memory events, that second rule decides. A new block is also a tensor that appears first inside another
+  operator, if it is changed there or is larger than what its storage held;
+- with memory events, a storage whose memory was freed is a new block whenever it is named again, and an output takes,
+  of the allocations of its operator that are still held at the operator's end, the one that fits most tightly;
 - memory that an operator is given although nobody gave it back yet is what one of the operators around it allocated
   for it, if that fits;
 - any other block named by no output before is old: it was there when the iteration began;
@@ -47,10 +48,12 @@ class Storage:
     draft: Draft
     born: int
     arguments: set[str] = field(default_factory=set)
+    tensors: set[int] = field(default_factory=set)
     views: set[int] = field(default_factory=set)
 
     def see(self, tensor: Tensor) -> None:
         """Note a tensor that lies in it."""
+        self.tensors.add(tensor.tensor)
         if tensor.argument:
             self.arguments.add(tensor.argument)
         draft = self.draft
@@ -120,7 +123,9 @@ class Storages:
                 claim = self._claim_around(position, tensor)
                 if claim is None and tensor.changed and node.name in _GIVES_MEMORY:
                     continue
-                storage = self._new(tensor, op.start, claim, old=True)
+                storage = self._new(tensor, op.start, claim, old=not self._is_new_inside(position, tensor, None))
+            elif self._is_new_inside(position, tensor, storage):
+                storage = self._new(tensor, op.start, None, old=False)
             named.inputs.append((tensor, storage))
 
     def _end(self, position: int) -> None:
@@ -141,6 +146,19 @@ class Storages:
         for tensor, storage in (*named.inputs, *named.outputs):
             storage.see(tensor)
 
+    def _is_new_inside(self, position: int, tensor: Tensor, storage: Storage | None) -> bool:
+        """Without memory events: whether a tensor that appears first inside another operator must be new memory.
+
+        It must, if it is changed there, or is larger than all that was seen in the storage.
+        """
+        around = self.attribution.parent[position]
+        if self.memory is not None or around < 0 or self.attribution.is_mark(around):
+            return False
+        if storage is None:
+            return tensor.changed
+        is_first = tensor.tensor not in storage.tensors
+        return is_first and (tensor.changed or tensor.bytes > storage.draft.bytes)
+
     def _is_there(self, storage: Storage, moment: int) -> bool:
         allocation = storage.draft.allocation
         return allocation is None or allocation.freed is None or moment <= allocation.freed
@@ -150,17 +168,17 @@ class Storages:
         return self._best(self._in_op.get(position, []), tensor, self.attribution.ops[position].end)
 
     def _claim_around(self, position: int, tensor: Tensor) -> Allocation | None:
-        """For what an operator was given and nobody had named: what an operator around it allocated before."""
+        """For what an operator was given and nobody had named: what an operator around it allocated just before."""
         start, own = self.attribution.ops[position].start, set(self._in_op.get(position, ()))
         for around in self.attribution.chain(self.attribution.parent[position]):
             if not self.attribution.is_mark(around):
-                earlier = [allocation for allocation in self._in_op.get(around, ()) if allocation not in own]
-                if (claim := self._best(earlier, tensor, start)) is not None:
+                latest_first = [a for a in reversed(self._in_op.get(around, [])) if a not in own]
+                if (claim := self._best(latest_first, tensor, start)) is not None:
                     return claim
         return None
 
     def _best(self, allocations: list[Allocation], tensor: Tensor, moment: int) -> Allocation | None:
-        """Of the allocations that are held at a moment and are nobody's, the one that fits a tensor best."""
+        """Of the allocations that are held at a moment and are nobody's, the first of those that fit a tensor best."""
         fitting = [
             allocation
             for allocation in allocations
@@ -168,7 +186,7 @@ class Storages:
             and allocation.is_held(moment)
             and tensor.bytes <= allocation.bytes <= tensor.bytes + _SLACK
         ]
-        return min(fitting, key=lambda allocation: (allocation.bytes, allocation.at), default=None)
+        return min(fitting, key=lambda allocation: allocation.bytes, default=None)
 
     def _new(self, tensor: Tensor, at: int, allocation: Allocation | None, old: bool) -> Storage:
         """A new block in a storage; old: whether, without an allocation, it was there before the iteration."""
@@ -176,6 +194,7 @@ class Storages:
         name = f"s{tensor.storage}" if generation == 1 else f"s{tensor.storage}.{generation}"
         draft = Draft(name, 0, persistent=old and allocation is None, allocation=allocation)
         storage = Storage(draft, at if allocation is None else allocation.at)
+        storage.see(tensor)
         if allocation is not None:
             self.claimed[allocation] = storage
         self.found.append(storage)
