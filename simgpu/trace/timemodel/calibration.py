@@ -1,13 +1,14 @@
 """The fit of the time model's parameters to the samples that are meant for it.
 
 Lives here: which parameters are free, the least-squares problem, and writing what comes out. Does not live here: the
-samples, or the model. ``python -m simgpu.trace.timemodel.calibration RECORDINGS`` prints the fitted file; it needs
-SciPy (``pip install 'simgpu[calibrate]'``).
+samples, the model, or the values before (`start.yaml`) and after (`parameters.yaml`) the fit.
+``python -m simgpu.trace.timemodel.calibration RECORDINGS`` prints the fitted file; it needs SciPy
+(``pip install 'simgpu[calibrate]'``).
 
-Each fitted sample gives one residual, the logarithm of modelled over measured; a sort of kernels within a recording
-counts half. Parameters are fitted as logarithms, within their bounds (no share above 1), and each is held to its
-starting value by one more residual, so that one that no sample tells about stays where it was: a parameter that
-moves by a factor of e costs as much as a sample that is off by `_TOLERANCE` / `_PRIOR`, that is by a tenth.
+Each fitted sample gives one residual, the logarithm of modelled over measured in tenths; a sort of kernels within a
+recording counts by its part of the time. Parameters are fitted as logarithms and within their bounds: no share above
+1, no launch above 10 us. Each is held to its starting value by one more residual, its logarithm's way from there over
+`_HELD`, so that one of which no sample tells stays where it was.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import numpy as np
 import yaml
 
 from simgpu.errors import MissingExtraError
-from simgpu.trace.timemodel.parameters import Parameters, load_parameters
+from simgpu.trace.timemodel.parameters import PARAMETERS, Parameters, load_parameters
 from simgpu.trace.timemodel.samples import Sample
 
-#: How far a sample, and a parameter from where it started, may be off before it costs 1 (in logarithms).
-_TOLERANCE, _PRIOR = 0.1, 1.0
-#: What a sort of kernels within a recording weighs beside a whole iteration.
-_PART = 0.5
+#: What a sample, and a parameter's way from where it started, are measured in (logarithms).
+_TOLERANCE, _HELD = 0.1, 1.0
+_LONGEST_LAUNCH_NS = 10_000
+START = PARAMETERS.with_name("start.yaml")
 #: Free parameters common to all architectures.
 _SHARED = (
     "halves.rows",
@@ -62,25 +63,25 @@ def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Par
         from scipy.optimize import least_squares
     except ImportError:
         raise MissingExtraError("fitting the time model", "scipy", "calibrate") from None
-    problem = _Problem([sample for sample in samples if sample.fitted], start or load_parameters())
+    problem = Problem([sample for sample in samples if sample.fitted], start or load_parameters(START))
     found = least_squares(problem.residuals, problem.start, problem.jacobian, bounds=problem.bounds, xtol=1e-4)
     return problem.parameters(found.x)
 
 
-class _Problem:
-    """The least-squares problem: logarithms of the free parameters in, residuals out."""
+class Problem:
+    """The least-squares problem: logarithms of the free parameters (`keys`) in, residuals out."""
 
     def __init__(self, samples: Sequence[Sample], start: Parameters) -> None:
         self.samples = samples
         self.table: dict[str, Any] = start.model_dump(mode="json", by_alias=True)
         self.keys = _free(self.table, {sample.spec.architecture or "" for sample in samples})
         self.first = np.array([log(_get(self.table, key)) for key in self.keys])
-        upper = [inf if _unbounded(key) else 0.0 for key in self.keys]
-        self.bounds = (np.full(len(upper), -inf), np.array(upper))
-        self.start = np.minimum(self.first, np.array(upper) - 1e-3)
+        upper = np.array([_upper(key) for key in self.keys])
+        self.bounds = (np.full(len(upper), -inf), upper)
+        self.start = np.minimum(self.first, upper - 1e-3)
 
     def parameters(self, logs: np.ndarray) -> Parameters:
-        """The table with these values, to four digits; launch times to a nanosecond."""
+        """The table with these values; launch times to a nanosecond."""
         table = copy.deepcopy(self.table)
         for key, value in zip(self.keys, logs, strict=True):
             _put(table, key, exp(value))
@@ -91,10 +92,9 @@ class _Problem:
         parameters = self.parameters(logs)
         samples = self.samples if chosen is None else [self.samples[index] for index in chosen]
         errors = [
-            log(sample.modelled_ns(parameters) / sample.measured_ns) / _TOLERANCE * (1 if sample.whole else _PART)
-            for sample in samples
+            log(sample.modelled_ns(parameters) / sample.measured_ns) / _TOLERANCE * sample.weight for sample in samples
         ]
-        return np.array(errors) if chosen is not None else np.concatenate([errors, (logs - self.first) / _PRIOR])
+        return np.array(errors) if chosen is not None else np.concatenate([errors, (logs - self.first) / _HELD])
 
     def jacobian(self, logs: np.ndarray) -> np.ndarray:
         """By differences; a parameter of one architecture is tried on that architecture's samples only."""
@@ -105,7 +105,7 @@ class _Problem:
             moved = logs.copy()
             moved[column] -= step
             matrix[touched, column] = (at[touched] - self.residuals(moved, touched)) / step
-            matrix[count + column, column] = 1 / _PRIOR
+            matrix[count + column, column] = 1 / _HELD
         return matrix
 
 
@@ -114,8 +114,11 @@ def _free(table: dict[str, Any], architectures: set[str]) -> list[str]:
     return [key for key in (*_SHARED, *own) if _get(table, key) is not None]
 
 
-def _unbounded(key: str) -> bool:
-    return key.startswith("halves.") or key.endswith(".launch")
+def _upper(key: str) -> float:
+    """The logarithm of the largest value that a parameter may have."""
+    if key.endswith(".launch"):
+        return log(_LONGEST_LAUNCH_NS)
+    return inf if key.startswith("halves.") else 0.0
 
 
 def _touches(key: str, sample: Sample) -> bool:
@@ -146,11 +149,11 @@ def _parameters(table: dict[str, Any]) -> Parameters:
 
 
 def written(parameters: Parameters) -> str:
-    """The parameters as the text of a file, shares and counts to four digits."""
+    """The parameters as the text of a file, shares and counts to four digits, launch times to ten nanoseconds."""
     table = parameters.model_dump(mode="json", by_alias=True, exclude_none=True)
     table["in_flight"] = f"{table['in_flight']} B"
     for architecture in table["architectures"].values():
-        architecture["launch"] = f"{architecture['launch']} ns"
+        architecture["launch"] = f"{round(architecture['launch'], -1)} ns"
     return yaml.safe_dump(_rounded(table), sort_keys=False, width=120)
 
 
@@ -167,7 +170,8 @@ def main() -> None:
     from simgpu.trace.timemodel.samples import published_samples
 
     samples = [*published_samples(load_published()), *recorded_samples(Path(sys.argv[1]))]
-    sys.stdout.write(written(calibrate(sample for sample in samples if isinstance(sample, Sample))))
+    fitted = calibrate(sample for sample in samples if isinstance(sample, Sample))
+    sys.stdout.write(written(fitted.model_copy(update={"sources": load_parameters().sources})))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ too little to do, by smooth laws:
 
 - a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (the longer side of
   the result as m), for tiles that are not full and loops that are short;
-- and (1 + h M / r) times, for multiprocessors that idle: r results, M multiprocessors, each half busy with h; sums
-  longer than `split_depth` are split, and their parts count as results;
+- and sqrt(1 + (h M / r)^2) times, for multiprocessors that idle: r results, M multiprocessors, h results to fill one;
+  sums longer than `split_depth` are split, and their parts count as results;
 - any other kernel moves `in_flight` bytes for each multiprocessor more than its own: what must be under way before
   the memory's pipe is full (Little's law).
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, sqrt
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, Problem, did_you_mean
@@ -142,7 +142,7 @@ class TimeModel:
         """How much longer a product takes because its results do not fill the multiprocessors."""
         parts = max(1.0, product.k / self.parameters.split_depth)
         results = product.count * product.m * product.n * parts
-        return 1 + self.parameters.halves.results * self.multiprocessors / results
+        return sqrt(1 + (self.parameters.halves.results * self.multiprocessors / results) ** 2)
 
     def _bandwidth(self, operation: Operation) -> float:
         shares = self.parameters.kinds[operation.kind]

@@ -87,7 +87,9 @@ def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
         whole = [operation for _, operation in modelled[phase]]
         yield _sample(recording, phase.value, whole, sum(measured.values()))
         for sort in sorted(measured.keys() & operations.keys()):
-            yield _sample(recording, f"{phase.value}: {sort}", operations[sort], measured[sort], whole=False)
+            yield _sample(
+                recording, f"{phase.value}: {sort}", operations[sort], measured[sort], part_of=sum(measured.values())
+            )
 
 
 def _sort(op: str) -> str:
@@ -109,15 +111,19 @@ def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample]:
             operations[kernel.op] += found
     told = [operation for each in operations.values() for operation in each]
     total = sum(kernel.duration_ns - timing for kernel in trace.kernels)
-    share = sum(measured.values()) / total if total else 0.0
+    known = sum(measured.values())
+    share = known / total if total else 0.0
     covered = share >= _ENOUGH
     measures = "iteration" if covered else f"operators told, {share:.0%} of the time"
-    yield _sample(recording, measures, told, sum(measured.values()), whole=covered)
+    yield _sample(recording, measures, told, known, part_of=None if covered else known)
     for op in sorted(measured):
-        yield _sample(recording, op, operations[op], measured[op], whole=False)
+        yield _sample(recording, op, operations[op], measured[op], part_of=known)
 
 
-def _sample(recording: Recording, measures: str, operations: list[Operation], ns: int, *, whole: bool = True) -> Sample:
+def _sample(
+    recording: Recording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
+) -> Sample:
+    """A whole phase or iteration, or a sort of kernels that is a part of so many nanoseconds."""
     return Sample(
         recording.node,
         load_node(recording.node).gpu,
@@ -128,6 +134,7 @@ def _sample(recording: Recording, measures: str, operations: list[Operation], ns
         ns,
         recording.fitted,
         f"recording {recording.path}",
-        whole,
-        recording.tf32,
+        whole=part_of is None,
+        weight=1.0 if part_of is None else ns / part_of,
+        tf32=recording.tf32,
     )

@@ -40,6 +40,7 @@ class Sample:
     gpu: its name as a user would give it; spec: what the model computes with. measures: the part of an iteration.
     operations: what ran, each with how often. whole: the part is a phase or an iteration, not one sort of kernels.
     fitted: the parameters are fitted to it, else it is held out. source: where the measurement comes from.
+    weight: what it counts in the fit; that of a sort of kernels is its part of the recording's time.
     """
 
     gpu: str
@@ -52,6 +53,7 @@ class Sample:
     fitted: bool
     source: str
     whole: bool = True
+    weight: float = 1.0
     tf32: Tf32 = Tf32.CONVOLUTIONS
     without: tuple[str, ...] = ()
 
