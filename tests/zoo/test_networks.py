@@ -27,15 +27,17 @@ class Published(NamedTuple):
     variant: Mapping[str, Value] = MappingProxyType({})
 
 
-TORCHVISION = "torchvision 0.28 documentation, num_params and GFLOPS of the weights entry"
+TORCHVISION = "torchvision 0.28 documentation, num_params and GFLOPS of the weights"
 SURVEY = "Sze et al., Efficient processing of deep neural networks, Proc. IEEE 2017, table II"
-PYTORCHCV = "imgclsmob (pytorchcv), table of models: params and FLOPs/2"
+PYTORCHCV = "imgclsmob (pytorchcv) README, params and FLOPs/2"
+
+PYTORCH_CIFAR = "kuangliu's pytorch-cifar, parameters as torchsummary counts them"
 
 PUBLISHED = (
     Published("alexnet", 61, 724, SURVEY),
     Published("alexnet", 61.100840, 714, TORCHVISION, None, {"grouped": False}),
     Published("alexnet", 2.47, None, "Wei Yang's pytorch-classification, README", "cifar10"),
-    Published("overfeat", 145, 2810, "Sermanet et al., ICLR 2014, table of parameters and connections: fast"),
+    Published("overfeat", 145, 2810, "Sermanet et al., ICLR 2014, table 4: fast model, millions of connections"),
     Published("overfeat", 146, 2800, SURVEY),
     Published("nin", 29 * 2**20 / 4e6, None, "Caffe model zoo: NIN-ImageNet is 29 MB of float32"),
     Published("nin", 0.966986, 222.97, PYTORCHCV, "cifar10"),
@@ -69,6 +71,13 @@ PUBLISHED = (
     Published("resnet32", 0.46, 68.9, "He et al., table 6; He et al., Soft filter pruning, IJCAI 2018, table 1"),
     Published("resnet56", 0.85, 125, "He et al., table 6; Li et al., ICLR 2017, table 1"),
     Published("plain20", 0.27, 40.6, "He et al., section 4.2: as ResNet-20, whose shortcuts have no parameters"),
+    Published("mobilenet", 3.217226, None, PYTORCH_CIFAR, "cifar10"),
+    Published("densenet121", 6.956298, None, PYTORCH_CIFAR, "cifar10"),
+    Published("resnet18", 11.173962, None, PYTORCH_CIFAR, "cifar10"),
+    Published("resnet34", 21.282122, None, PYTORCH_CIFAR, "cifar10"),
+    Published("resnet50", 23.520842, None, PYTORCH_CIFAR, "cifar10"),
+    Published("resnet101", 42.512970, None, PYTORCH_CIFAR, "cifar10"),
+    Published("resnet152", 58.156618, None, PYTORCH_CIFAR, "cifar10"),
     Published("fcn16s", 134, None, "Long et al., CVPR 2015, table 1: FCN-VGG16"),
     Published("fcn8s", 134, None, "Long et al., CVPR 2015, table 1: FCN-VGG16"),
     Published("bert-base", 110, None, "Devlin et al., NAACL 2019, section 3"),
