@@ -102,3 +102,9 @@ def jsonized(nodes: list[Node], metadata: dict[str, Any] | None = None) -> str:
 
     rows = [{camel(name): told(name, value) for name, value in fields.items() if value} for fields in nodes]
     return "".join(json.dumps(row, indent=2) for row in [metadata or {"version": "0.0.4"}, *rows])
+
+
+def tensors(*listed: tuple[int, int, int], kind: str = "Tensor(float)") -> dict[str, list[Any]]:
+    """Inputs or outputs: (tensor, storage, elements) each."""
+    values = [[tensor, storage, 0, count, 4, "cuda:0"] for tensor, storage, count in listed]
+    return {"values": values, "shapes": [[count] for _, _, count in listed], "types": [kind] * len(listed)}

@@ -179,6 +179,12 @@ def test_moving_memory_is_left_out_and_counted(tmp_path):
     assert "Copies over the link and fills of memory are left out: 3, 31 us in all." in trace.info.notes
 
 
+def test_a_copy_within_the_device_is_a_kernel(tmp_path):
+    trace = imported(tmp_path, [*CHAIN, gpu(5, "Memcpy DtoD (Device -> Device)", 3, [4])])
+    assert (trace.kernels[-1].op, trace.kernels[-1].duration_ns) == ("Memcpy DtoD (Device -> Device)", 3000)
+    assert "left out" not in trace.info.notes
+
+
 def test_kernels_below_a_microsecond_are_counted(tmp_path):
     trace = imported(tmp_path, [*CHAIN, gpu(5, "tiny", 0)])
     assert trace.kernels[-1].duration_ns == 0
@@ -242,6 +248,17 @@ def test_damaged_protobuf_is_told(tmp_path, case):
     content, message = SPOILT[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved(tmp_path, content), ONE)
+
+
+def test_a_file_cut_anywhere_is_told_unless_whole_messages_are_left(tmp_path):
+    ends = {len(files.protobuf(CHAIN[:count])) for count in range(1, len(CHAIN) + 1)}
+    for size in range(1, len(WHOLE)):
+        path = saved(tmp_path, WHOLE[:size])
+        if size in ends:
+            assert len(import_trace(path, ONE)[0].kernels) < 4
+        else:
+            with pytest.raises(InputError):
+                import_trace(path, ONE)
 
 
 def changed(**fields: Any) -> str:

@@ -83,7 +83,11 @@ class Document:
 
 
 def node_type(value: object) -> str:
-    """The name of a node's type, given as name or number; `ValueError` for another."""
+    """The name of a node's type, given as name or number; `ValueError` for another.
+
+    >>> node_type(4), node_type("COMM_COLL_NODE")
+    ('COMP_NODE', 'COMM_COLL_NODE')
+    """
     if isinstance(value, str) and value in NODE_TYPES:
         return value
     if type(value) is int and 0 <= value < len(NODE_TYPES):
@@ -92,7 +96,11 @@ def node_type(value: object) -> str:
 
 
 def nanoseconds(value: object) -> int:
-    """Microseconds, a number or its text, as whole nanoseconds; `ValueError` where it is none or below 0."""
+    """Microseconds, a number or its text, as whole nanoseconds, the nearest; `ValueError` for none and below 0.
+
+    >>> nanoseconds("12"), nanoseconds(Decimal("3.25"))
+    (12000, 3250)
+    """
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         raise ValueError(f"{value!r} is not a number of microseconds")
     try:
