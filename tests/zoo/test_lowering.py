@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from simgpu.graph.taskgraph import TaskGraph
@@ -9,6 +11,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.purity import purity
+from simgpu.trace.zoo.catalogue import build, zoo_names
 from simgpu.trace.zoo.lowering import operations_of
 from simgpu.trace.zoo.lowering_optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, NetworkInput, Weight
@@ -140,6 +143,19 @@ def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network) -> N
     trace = lowered(example, 4, Flat((Choice("direct", 5, 100),)))
     assert check_trace(trace) == []
     assert TaskGraph.of(trace).open_lifetimes[0] == 0
+
+
+@pytest.mark.parametrize("name", zoo_names())
+def test_every_network_of_the_zoo_lowers_soundly(name: str) -> None:
+    net, batch = build(name), 2
+    trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)))
+    assert check_trace(trace) == []
+    assert TaskGraph.of(trace).open_lifetimes[0] == 0
+    products = ("conv2d", "conv_transpose2d", "linear", "bmm")
+    assert sum(each.flops or 0 for each in trace.kernels if each.op in products) == 2 * batch * net.macs
+    # Every weight is updated, so the gradient of the loss reaches all of the network.
+    gradients = sum(block.kind is BlockKind.WEIGHT_GRADIENT and "#" not in block.id for block in trace.blocks)
+    assert gradients == sum(len(layer.weights) for layer in net.layers)
 
 
 def test_the_same_network_gives_the_same_trace(example: Network) -> None:
@@ -343,3 +359,53 @@ def test_adam_keeps_two_averages_and_makes_denominators_meanwhile() -> None:
     assert size[BlockKind.OPTIMIZER_STATE] == 2 * size[BlockKind.WEIGHT]
     assert trace.block_by_id["fc.weight.denominator"].release == trace.kernels[-1].id
     assert [each.op for each in trace.kernels if each.phase is Phase.OPTIMIZER][-1] == "_foreach_addcdiv_"
+
+
+def test_rows_of_a_large_table_are_gathered_and_they_alone_get_a_gradient() -> None:
+    rows = Layer(
+        "scores",
+        LayerKind.LINEAR,
+        ("flatten",),
+        (20,),
+        (Weight("weight", (1000, 256)), Weight("bias", (1000,))),
+        256 * 20,
+        {"sampled_rows": 20},
+    )
+    trace = lowered(
+        network(conv("conv", "input", 3, MAP), plain(LayerKind.VIEW, "flatten", "conv", shape=(256,)), rows), 2
+    )
+    gathered = kernels(trace, "index_select")
+    assert [(each.writes, each.pure) for each in gathered] == [
+        (("scores.sampled_weight",), False),
+        (("scores.sampled_bias",), False),
+    ]
+    assert trace.block_by_id["scores.weight.grad"].shape == (20, 256)
+    update = kernels(trace, "sparse_update_")[0]
+    assert update.writes == ("scores.weight", "scores.weight.momentum_buffer")
+    assert update.dram_bytes == 5 * 20 * 256 * 4  # the gradient once, weight and momentum there and back
+    assert "scores.weight" not in kernels(trace, "_foreach_add_")[1].writes
+
+
+def test_a_layer_may_share_a_weight_and_have_its_own_bias() -> None:
+    net = attention()
+    tied = [replace(each, weights=(Weight("bias", (50,)),)) if each.name == "decoder" else each for each in net.layers]
+    trace = lowered(replace(net, layers=tuple(tied)), 2)
+    assert kernels(trace, "linear")[-1].reads == ("gelu", "embedding.weight", "decoder.bias")
+    assert "decoder.bias.grad" in trace.block_by_id
+
+
+def test_a_weight_may_stand_before_the_values() -> None:
+    token = Layer("token", LayerKind.CONCATENATE, ("rows",), (5, 64), (Weight("weight", (1, 64)),), 0, {"axis": 0})
+    net = network(
+        conv("conv", "input", 3, MAP),
+        plain(LayerKind.VIEW, "rows", "conv", shape=(4, 64)),
+        token,
+        plain(LayerKind.VIEW, "first", "token", shape=(64,)),
+        linear("fc", "first", 64, 10),
+    )
+    trace = lowered(net, 2)
+    assert kernel(trace, "cat").reads == ("token.weight", "conv")
+    assert kernel(trace, "sum").reads == ("token.grad",)
+    # The first row alone is read, so its gradient is put into one of full size, of which the batch's is a view.
+    assert kernel(trace, "slice_backward").writes == ("token.grad",)
+    assert "token.grad" in kernel(trace, "conv2d_backward_weights").reads

@@ -217,7 +217,7 @@ class _Walk:
             return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
-        weights = self.weights[layer.shares or layer.name]
+        weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
         step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients)
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
         made = _FAMILIES[layer.kind](step)

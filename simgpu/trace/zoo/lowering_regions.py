@@ -8,7 +8,9 @@ together from eight smaller ones.
 
 from __future__ import annotations
 
-from simgpu.trace.timemodel.operation import OperationKind
+from dataclasses import replace
+
+from simgpu.trace.timemodel.operation import Operation, OperationKind
 from simgpu.trace.zoo import lowering_operations as operations
 from simgpu.trace.zoo.lowering_step import Made, Step
 from simgpu.trace.zoo.lowering_tape import Value
@@ -23,7 +25,7 @@ def max_pool(step: Step) -> Made:
     x, y = step.x, step.result()
     indices = step.beside("indices", y.shape, "int64")
     op = "max_pool2d_with_indices"
-    step.tape.launch(op, operations.simple(_POOLING, (x,), (y, indices)), (x,), (y, indices))
+    step.tape.launch(op, _pooling(step, (y, indices)), (x,), (y, indices))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()
@@ -44,9 +46,17 @@ def global_avg_pool(step: Step) -> Made:
     return _average(step, "adaptive_avg_pool2d", ())
 
 
+def _pooling(step: Step, writes: tuple[Value, ...]) -> Operation:
+    """One operation for each value of each window."""
+    x, y = step.x, writes[0]
+    rows, columns = step.attribute("kernel", (0, 0))
+    window = rows * columns or x.count // y.count
+    return replace(operations.simple(_POOLING, (x,), writes), flops=window * y.count)
+
+
 def _average(step: Step, op: str, saved: tuple[Value, ...]) -> Made:
     x, y = step.x, step.result()
-    step.tape.launch(op, operations.simple(_POOLING, (x,), (y,)), (x,), (y,))
+    step.tape.launch(op, _pooling(step, (y,)), (x,), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()

@@ -131,8 +131,8 @@ def _sum_of(first: Value, second: Value, total: Value) -> Operation:
 class Step:
     """One layer on its way onto the tape.
 
-    inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of the
-    layer itself or of the one whose weights it shares. labels: what a loss compares its input with.
+    inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of
+    the one whose weights it shares and the layer's own. labels: what a loss compares its input with.
     """
 
     tape: Tape
