@@ -10,6 +10,7 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.cli.zoo_validate import validate_
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
@@ -28,7 +29,11 @@ def zoo() -> None:
     \b
     simgpu zoo list
     simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
+    simgpu zoo validate
     """
+
+
+zoo.add_command(validate_)
 
 
 @zoo.command("list")

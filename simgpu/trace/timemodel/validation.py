@@ -1,0 +1,86 @@
+"""The time model beside what was measured: one row a measurement, and how far off it is in the mean and at worst.
+
+Lives here: that comparison as a plain value. Does not live here: printing it (``simgpu zoo validate``), or the
+measurements (`published.yaml`, `simgpu.trace.timemodel.recordings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.trace.timemodel.samples import Sample, Skipped, published_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement and what the model says."""
+
+    sample: Sample
+    modelled_ns: int
+
+    @property
+    def error(self) -> float:
+        """Modelled over measured, less one: positive where the model is too slow."""
+        return self.modelled_ns / self.sample.measured_ns - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Absolute errors of some rows: how many, their mean, and the row with the largest."""
+
+    count: int
+    mean: float
+    worst: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All measurements that could be compared, by GPU and network, and those that could not."""
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+
+    def summary(self, *, fitted: bool, gpu: str | None = None) -> Summary | None:
+        """Of the phases and iterations (sorts of kernels do not count) fitted, or held out; on one GPU or on all.
+
+        None where there are none.
+        """
+        return summary_of(row for row in self.rows if row.sample.fitted is fitted and gpu in (None, row.sample.gpu))
+
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs of the rows, in their order."""
+        return tuple(dict.fromkeys(row.sample.gpu for row in self.rows))
+
+
+def summary_of(rows: Iterable[Row]) -> Summary | None:
+    """How far off these rows are, those of sorts of kernels left out."""
+    whole = [row for row in rows if row.sample.whole]
+    if not whole:
+        return None
+    mean = sum(abs(row.error) for row in whole) / len(whole)
+    return Summary(len(whole), mean, max(whole, key=lambda row: abs(row.error)))
+
+
+def validate(recordings: Path | None = None) -> Validation:
+    """Compares the time model to the published figures and, where a folder is given, to the recordings in it.
+
+    Raises `InputError` where the folder is not there or a recording in it is damaged.
+    """
+    if recordings is not None and not recordings.is_dir():
+        raise InputError.single(recordings, "", "no such folder", "give the folder that holds the recordings")
+    found = list(_samples(recordings))
+    rows = [Row(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
+    rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
+    return Validation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)))
+
+
+def _samples(recordings: Path | None) -> Iterator[Sample | Skipped]:
+    from simgpu.trace.timemodel.published import load_published
+    from simgpu.trace.timemodel.recordings import recorded_samples
+
+    yield from published_samples(load_published())
+    if recordings is not None:
+        yield from recorded_samples(recordings)
