@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.trace.importers.json_stream import items, members_before
-from simgpu.trace.importers.kineto.room import Room
+from simgpu.trace.importers.room import BYTES_PER_EVENT, Room
 
 #: A thread: process and thread number, as the profiler writes them.
 Thread = tuple[Any, Any]
@@ -124,10 +124,11 @@ def read_profile(path: Path) -> Profile:
             profile.devices[properties.get("id", len(profile.devices))] = properties["name"]
     if isinstance(base := head.get("baseTimeNanoseconds"), int):
         profile.base_ns = base
-    room = Room(path)
+    room = Room(path, BYTES_PER_EVENT)
     for number, event in items(path, "traceEvents"):
-        if isinstance(event, dict) and (keep := _KEEP.get(event.get("cat", ""))) is not None:
-            room.take(keep(_Event(path, number, event), profile))
+        keep = _KEEP.get(event.get("cat", "")) if isinstance(event, dict) else None
+        if keep is not None and keep(_Event(path, number, event), profile):
+            room.take()
     return profile
 
 

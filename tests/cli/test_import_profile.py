@@ -1,0 +1,37 @@
+"""``simgpu import`` on PyTorch profiles: what it says it recognised, and how two files are joined."""
+
+from __future__ import annotations
+
+from simgpu.trace.folder import read_trace
+from tests.cli.cli_helpers import simgpu
+from tests.trace.kineto_files import small_run
+
+
+def test_a_profile_and_its_execution_trace_are_joined(tmp_path) -> None:
+    profile, recorded = small_run()
+    profile.write(tmp_path / "net.json.gz")
+    recorded.write(tmp_path / "graph.json")
+    done = simgpu(
+        "import", tmp_path / "net.json.gz", "--execution-trace", tmp_path / "graph.json", "-o", tmp_path / "one"
+    )
+    assert done.exit_code == 0
+    assert "a PyTorch profile joined with an execution trace" in " ".join(done.stdout.split())
+    assert simgpu("import", tmp_path, "-o", tmp_path / "two").exit_code == 0
+    assert read_trace(tmp_path / "one") == read_trace(tmp_path / "two")
+    assert simgpu("trace", "check", tmp_path / "one").exit_code == 0
+
+
+def test_a_profile_alone_says_so(tmp_path) -> None:
+    path = small_run(with_memory=False)[0].write(tmp_path / "net.json")
+    done = simgpu("import", path, "-o", tmp_path / "trace")
+    assert done.exit_code == 0
+    assert "a PyTorch profile " in " ".join([*done.stdout.split(), ""])
+    shown = " ".join(simgpu("trace", "show", tmp_path / "trace").stdout.split())
+    assert "no blocks and questions of memory cannot be answered" in shown
+
+
+def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
+    done = simgpu("import", small_run()[1].write(tmp_path / "graph.json"), "-o", tmp_path / "trace")
+    assert done.exit_code == 2
+    assert "is an execution trace, which has no times" in done.stderr
+    assert not (tmp_path / "trace").exists()
