@@ -6,9 +6,11 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
 
@@ -16,9 +18,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from simgpu.cli import main
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.check import check_trace
+from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
 from simgpu.trace.recorder.modelled_session import ModelledSession
@@ -188,6 +192,17 @@ def test_its_trace_says_what_it_is() -> None:
     assert "Nothing ran" in trace.info.notes and "durations" in trace.info.notes
     assert trace.sparsity == ()
     assert all(kernel.duration_ns > 0 for kernel in trace.kernels)
+
+
+def test_the_command_writes_it_and_refuses_a_run_beside_it(tmp_path: Path) -> None:
+    arguments = ["record", "mlp", "--batch", "8", "--gpu", "v100", "-o", str(tmp_path / "mlp")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "modelled, not recorded, for Tesla V100 PCIe" in " ".join(done.output.split())
+    assert check_trace(read_trace(tmp_path / "mlp")) == []
+    refused = CliRunner().invoke(main, [*arguments, "--device", "cuda", "--force"])
+    assert refused.exit_code == 2
+    assert "record: device: nothing runs where a GPU is named to model for" in refused.output
 
 
 def test_the_same_request_gives_the_same_trace() -> None:

@@ -108,9 +108,10 @@ class ModelledSession:
 
     def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
+        form = " (dropout, attention, optimizer: in the form they have on CUDA)" if self.as_on_gpu else ""
         notes = (
-            "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own, on tensors without memory; "
-            f"durations, algorithms and workspaces are modelled for {self.gpu.name}."
+            "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own on tensors without "
+            f"memory{form}; durations, algorithms and workspaces are modelled for {self.gpu.name}."
         )
         if unknown:
             notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu.trace.recorder.operations_products import PRODUCTS
+from simgpu.trace.recorder.operations_products import PRODUCTS, arguments
 from simgpu.trace.recorder.operators import Access, access, operator_name
 from simgpu.trace.timemodel.operation import Operation, OperationKind
 
@@ -64,6 +64,23 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split
 _NO_WORK = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "resize_", "set_")
 )
+#: Operators that are given a tensor for its shape alone, as their first argument, or pick a few values of it.
+_HARDLY_READ = frozenset(
+    (
+        "max_pool2d_with_indices_backward",
+        "max_pool3d_with_indices_backward",
+        "avg_pool2d_backward",
+        "avg_pool3d_backward",
+        "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward",
+        "adaptive_max_pool2d_backward",
+        "adaptive_max_pool3d_backward",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "nll_loss_backward",
+        "nll_loss2d_backward",
+    )
+)
 #: Operations for each value of the largest operand or result. What is not a product takes as long as its memory does,
 #: so this is only the order of magnitude: an exponential, or a mean, a variance and a scaling, count as eight.
 _PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
@@ -95,6 +112,11 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
         return Work(PRODUCTS[name](func, args, kwargs, returned))
     kind = _kind(func, name)
     done = access(func, args, kwargs, returned)
+    if name in _HARDLY_READ:
+        shaped = arguments(func, args, kwargs)["self"]
+        done.read = [tensor for tensor in done.read if tensor is not shaped]
+    if done.results and not done.overwritten and not done.changed and not _new_results(done):
+        return Work(())  # a view
     known = kind is not None
     if kind is OperationKind.GATHER:
         return Work((_gathered(done),), known)

@@ -19,7 +19,7 @@ _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Directio
 _UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
 
 
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Every argument by name, as given or by default."""
     names = [argument.name for argument in func._schema.arguments]
     defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
@@ -35,7 +35,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
-    given = _arguments(func, args, kwargs)
+    given = arguments(func, args, kwargs)
     x, weight, y = given["input"], given["weight"], returned
     return (_direction(given, x, weight, y, _FORWARD, _bytes(x, weight, given["bias"], y), y),)
 
@@ -44,7 +44,7 @@ def _convolution_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
     """One kernel for each gradient that was asked for: of the data, of the weights, and the sum for the bias."""
-    given = _arguments(func, args, kwargs)
+    given = arguments(func, args, kwargs)
     grad, x, weight = given["grad_output"], given["input"], given["weight"]
     dx, dweight, dbias = returned
     work = []
@@ -106,7 +106,7 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
     """The operator whose arguments of these names are multiplied: vectors, matrices, or as many matrices as a batch."""
 
     def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
-        given = _arguments(func, args, kwargs)
+        given = arguments(func, args, kwargs)
         a, b = given[first], given[second]
         rows = a.shape[-2] if a.dim() > 1 else 1
         columns = b.shape[-1] if b.dim() > 1 else 1
@@ -119,7 +119,7 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
 
 
 def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
-    given = _arguments(func, args, kwargs)
+    given = arguments(func, args, kwargs)
     x, weight = given["input"], given["weight"]
     shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1])
     return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned),)
@@ -133,7 +133,7 @@ def _gemm(shape: GemmShape, bytes_: int, result: torch.Tensor, direction: Direct
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
     """Two products whose scores never reach memory: queries with keys, and the softmax of that with values."""
-    given = _arguments(func, args, kwargs)
+    given = arguments(func, args, kwargs)
     query, key, value, result = given["query"], given["key"], given["value"], returned[0]
     scores, values = _attention_shapes(query, key, value)
     return (
@@ -146,7 +146,7 @@ def _attention_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
     """Five products: the scores again, then the gradients of values, scores, queries and keys."""
-    given = _arguments(func, args, kwargs)
+    given = arguments(func, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     grad = given["grad_out_"] if "grad_out_" in given else given["grad_out"]
     scores, values = _attention_shapes(query, key, value)
