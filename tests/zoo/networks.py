@@ -1,4 +1,4 @@
-"""Hand-made networks for the tests of the lowering, and a time model that makes sums easy."""
+"""Small networks for the tests of the lowering, and a time model that makes sums easy."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Flat:
         return self.choices if operation.convolution is not None else ()
 
 
+#: Of the small examples' feature maps.
+MAP = (4, 8, 8)
 INFO = TraceInfo("test", 1, "none", "float32", Origin.MODELLED, "a test")
 
 
@@ -93,3 +95,94 @@ def vgg11_cifar() -> Network:
         layers.append(plain(LayerKind.DROPOUT, f"drop{number}", f"relu{number}", shape=(512,), rate=0.5))
     layers.append(linear("fc8", "drop7", 512, 10))
     return network(*layers, image=(3, 32, 32))
+
+
+def residual() -> Network:
+    """conv, batch norm, relu; a block with a shortcut; average; linear."""
+    return network(
+        conv("conv1", "input", 3, MAP, bias=False),
+        batch_norm("bn1", "conv1", MAP),
+        relu("relu1", "bn1", MAP),
+        conv("conv2", "relu1", 4, MAP, bias=False),
+        batch_norm("bn2", "conv2", MAP),
+        plain(LayerKind.ADD, "add", "bn2", "relu1", shape=MAP),
+        relu("relu2", "add", MAP),
+        plain(LayerKind.GLOBAL_AVG_POOL, "pool", "relu2", shape=(4, 1, 1)),
+        plain(LayerKind.VIEW, "flatten", "pool", shape=(4,)),
+        linear("fc", "flatten", 4, 10),
+    )
+
+
+def inception() -> Network:
+    """Two branches from one relu, joined again, as GoogLeNet has them."""
+    return network(
+        conv("conv1", "input", 3, MAP),
+        relu("relu1", "conv1", MAP),
+        conv("left", "relu1", 4, MAP),
+        relu("left_relu", "left", MAP),
+        plain(LayerKind.MAX_POOL, "pool", "relu1", shape=MAP, kernel=(3, 3), stride=(1, 1), padding=(1, 1)),
+        conv("right", "pool", 4, MAP),
+        relu("right_relu", "right", MAP),
+        plain(LayerKind.CONCATENATE, "join", "left_relu", "right_relu", shape=(8, 8, 8), axis=0),
+        plain(LayerKind.VIEW, "flatten", "join", shape=(512,)),
+        linear("fc", "flatten", 512, 10),
+    )
+
+
+def attention() -> Network:
+    """Tokens, embedded; one head of attention; layer norm, gelu; scores by the embedding's own table."""
+    shape = (6, 16)
+    table = Layer("embedding", LayerKind.EMBEDDING, ("tokens",), shape, (Weight("weight", (50, 16)),))
+    square = (Weight("weight", (16, 16)), Weight("bias", (16,)))
+    norm = (Weight("weight", (16,)), Weight("bias", (16,)))
+    layers = (
+        table,
+        Layer("query", LayerKind.LINEAR, ("embedding",), shape, square, 6 * 256),
+        Layer("key", LayerKind.LINEAR, ("embedding",), shape, square, 6 * 256),
+        Layer("scores", LayerKind.MATMUL, ("query", "key"), (6, 6), macs=6 * 96, attributes={"transpose_second": True}),
+        plain(LayerKind.SCALE, "scaled", "scores", shape=(6, 6)),
+        plain(LayerKind.SOFTMAX, "softmax", "scaled", shape=(6, 6)),
+        Layer("mixed", LayerKind.MATMUL, ("softmax", "embedding"), shape, macs=6 * 96),
+        plain(LayerKind.ADD, "add", "mixed", "embedding", shape=shape),
+        Layer("norm", LayerKind.LAYER_NORM, ("add",), shape, norm),
+        plain(LayerKind.GELU, "gelu", "norm", shape=shape),
+        Layer("decoder", LayerKind.LINEAR, ("gelu",), (6, 50), macs=6 * 16 * 50, shares="embedding"),
+        Layer("loss", LayerKind.LOSS, ("decoder",), ()),
+    )
+    return Network("attention", (NetworkInput("tokens", (6,), "int64"),), layers, "a test", (6,))
+
+
+def recurrent(steps: int = 3) -> Network:
+    """A long short-term memory over a few tokens; its weights are shared by all time steps."""
+    hidden, width = 8, 5
+    weights = (
+        Weight("weight_input", (4 * hidden, width)),
+        Weight("weight_recurrent", (4 * hidden, hidden)),
+        Weight("bias", (4 * hidden,)),
+    )
+    inputs = (
+        NetworkInput("tokens", (steps,), "int64"),
+        NetworkInput("h", (hidden,)),
+        NetworkInput("c", (hidden,)),
+    )
+    layers = [Layer("embedding", LayerKind.EMBEDDING, ("tokens",), (steps, width), (Weight("weight", (50, width)),))]
+    h, c = "h", "c"
+    for step in range(steps):
+        name, own = f"cell{step}", {"weights": weights} if step == 0 else {"shares": "cell0"}
+        layers.append(plain(LayerKind.VIEW, f"x{step}", "embedding", shape=(width,)))
+        macs = 4 * hidden * (width + hidden)
+        layers.append(Layer(name, LayerKind.LSTM_CELL, (f"x{step}", h, c), (2, hidden), macs=macs, **own))
+        h, c = f"{name}.output", f"{name}.state"
+        layers += [plain(LayerKind.VIEW, part, name, shape=(hidden,)) for part in (h, c)]
+    layers.append(linear("fc", h, hidden, 10))
+    layers.append(Layer("loss", LayerKind.LOSS, ("fc",), ()))
+    return Network("lstm", inputs, tuple(layers), "a test")
+
+
+EXAMPLES = {
+    "vgg11": vgg11_cifar,
+    "residual": residual,
+    "inception": inception,
+    "attention": attention,
+    "recurrent": recurrent,
+}

@@ -11,8 +11,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.zoo.build import build_trace
-from tests.zoo.networks import Choice, Flat, lowered, vgg11_cifar
-from tests.zoo.test_lowering import inception, residual
+from tests.zoo.networks import Choice, Flat, inception, lowered, residual, vgg11_cifar
 
 V100 = load_node("v100")
 
