@@ -13,7 +13,7 @@ import pytest
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import Told, detect, import_trace
+from simgpu.trace.importers import Told, detect, import_trace, room
 from simgpu.trace.model import Phase, Trace
 from tests.trace import chakra_files as files
 from tests.trace.chakra_files import Node
@@ -199,6 +199,13 @@ def test_same_bytes_each_time(tmp_path):
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
+def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "available_memory", lambda: 10_000_000)
+    path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(5000)]))
+    with pytest.raises(InputError, match=r"is larger than this machine's memory: .* with 9\.537 MiB free"):
+        import_trace(path, ONE)
+
+
 def test_the_batch_must_be_told(tmp_path):
     with pytest.raises(InputError, match=r"does not say its batch size; .*--batch"):
         import_trace(saved(tmp_path, files.protobuf(CHAIN)))
@@ -268,16 +275,16 @@ def changed(**fields: Any) -> str:
 
 
 SPOILT_JSON = {
-    "cut": (files.jsonized(CHAIN)[:-3], r"object on line \d+: is cut off or is no JSON"),
-    "no object": (changed() + " 7", r"line 2: '7' is not an object"),
+    "cut": (files.jsonized(CHAIN)[:-3], r"value 6: the JSON ends too early: the file is cut off"),
+    "no object": (changed() + " 7", r"value 3: cannot be read: '7' is not an object"),
     "a negative time": (
         changed(durationMicros="-3"),
-        r"object on line 2: cannot be read: '-3' is not a number of micro",
+        r"value 2: cannot be read: '-3' is not a number of micro",
     ),
     "no time": (changed(durationMicros="nan"), r"'nan' is not a number of microseconds"),
     "an unknown type": (changed(type="GPU_NODE"), r"its type 'GPU_NODE' is not one of the schema's"),
     "an id with a sign": (changed(id="-1"), r"'-1' is not a whole number >= 0"),
-    "an attribute without a name": (changed(attr=[{"boolVal": True}]), r"object on line 2: the node lacks 'name'"),
+    "an attribute without a name": (changed(attr=[{"boolVal": True}]), r"value 2: the node lacks 'name'"),
     "a graph cut off": ('{"workload_graph": [{"Id": 0, "Na', r"item 1 of workload_graph: .*cut off"),
     "a graph without types": ('{"workload_graph": [{"Id": 0, "Name": "a"}]}', r"the node lacks 'NodeType'"),
 }

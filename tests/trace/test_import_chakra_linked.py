@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.simulation import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, import_trace
+from simgpu.trace.importers.chakra.nodes import BYTES_PER_NODE
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.trace.stats import trace_stats
 from tests.trace import chakra_files as files
@@ -156,6 +158,18 @@ def test_tensors_are_in_the_same_blocks_as_in_the_pair(vgg13):
 
     assert vgg13.info.batch == pair().info.batch == 512
     assert rows(vgg13) == rows(pair())
+
+
+def test_the_memory_a_node_takes_is_what_is_counted_with(tmp_path):
+    """The larger form; a limit that is derived from the count must not be far from the truth."""
+    path = tmp_path / "vgg13.json"
+    path.write_text(json.dumps(linked()))
+    import_trace(path)
+    tracemalloc.start()
+    import_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert BYTES_PER_NODE / 2 < peak / len(linked()["nodes"]) < BYTES_PER_NODE * 1.5
 
 
 def test_policies_run_on_it(vgg13):

@@ -88,6 +88,26 @@ def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
             yield number, item
 
 
+def values(path: Path) -> Iterator[tuple[int, Any]]:
+    r"""The values of a file that holds several, one after another, with their numbers from 1.
+
+    Raises `InputError` naming the value at which the file is cut off or is no JSON.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "nodes.json"
+    >>> _ = file.write_text('{"version": "1"}{"id": 4}\n{"id": 5}')
+    >>> list(values(file))
+    [(1, {'version': '1'}), (2, {'id': 4}), (3, {'id': 5})]
+    """
+    import ijson
+
+    number = 0
+    with _reading(path, lambda: f"value {number + 1}"), open_plain(path) as file:
+        for value in ijson.items(file, "", multiple_values=True):
+            number += 1
+            yield number, value
+
+
 @contextmanager
 def _reading(path: Path, place: Any) -> Iterator[None]:
     """Turns what can go wrong with the file itself into messages for the user."""

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from decimal import Decimal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.trace.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
-from simgpu.trace.importers.json_stream import head, items, members_before, open_plain
+from simgpu.trace.importers.json_stream import head, items, members_before, values
 
 _AGAIN = "write it again with Chakra's tools"
 
@@ -49,47 +48,24 @@ def workload_graph(path: Path) -> bool:
 
 def read_jsonized(path: Path) -> Document:
     """All nodes of a jsonized trace."""
-    values = _values(path)
-    _, metadata = next(values)
-    nodes = [_read(path, place, raw, _jsonized_node) for place, raw in values]
+    rows = values(path)
+    _, metadata = next(rows)
+    nodes = (_read(path, f"value {number}", raw, _jsonized_node) for number, raw in rows)
     return document(path, str(metadata.get("version", "")), _values_by_name(metadata.get("attr", ())), nodes)
 
 
 def read_linked(path: Path) -> Document:
     """All nodes of a linked trace."""
     metadata = members_before(path, "nodes")
-    nodes = [_read(path, f"item {number} of nodes", raw, _linked_node) for number, raw in items(path, "nodes")]
+    nodes = (_read(path, f"item {number} of nodes", raw, _linked_node) for number, raw in items(path, "nodes"))
     return document(path, "", metadata, nodes)
 
 
 def read_workload_graph(path: Path) -> Document:
     """All nodes of a workload graph."""
     rows = items(path, "workload_graph")
-    nodes = [_read(path, f"item {number} of workload_graph", raw, _graph_node) for number, raw in rows]
+    nodes = (_read(path, f"item {number} of workload_graph", raw, _graph_node) for number, raw in rows)
     return document(path, "", {}, nodes)
-
-
-def _values(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file one after another, with the lines on which they begin."""
-    try:
-        with open_plain(path) as file:
-            text = file.read().decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError.single(path, "", f"cannot be read: {error}", _AGAIN) from None
-    decoder = json.JSONDecoder(parse_float=Decimal)
-    gap = re.compile(r"\s*")
-    at, line, counted = gap.match(text, 0).end(), 1, 0  # type: ignore[union-attr]
-    while at < len(text):
-        line, counted = line + text.count("\n", counted, at), at
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except ValueError as error:
-            what = f"is cut off or is no JSON ({str(error).partition(':')[0]})"
-            raise InputError.single(path, f"object on line {line}", what, _AGAIN) from None
-        if not isinstance(value, dict):
-            raise InputError.single(path, f"line {line}", f"{text[at : at + 40]!r} is not an object", _AGAIN)
-        yield f"object on line {line}", value
-        at = gap.match(text, end).end()  # type: ignore[union-attr]
 
 
 def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]], Node]) -> Node:

@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.trace.importers.room import Room
+
+#: Memory that a node takes, all that is made of it included. Measured on a VGG-13 iteration on an H100 with tensors:
+#: 3500 bytes in protobuf form and 5700 in JSON, at the peak of Python's own count.
+BYTES_PER_NODE = 6000
 
 #: Kinds of nodes by their number in the schema.
 NODE_TYPES = (
@@ -113,14 +118,19 @@ def nanoseconds(value: object) -> int:
 
 
 def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[Node]) -> Document:
-    """The file as a whole. Raises `InputError` for an unknown schema version, or an id that comes twice."""
+    """The file as a whole.
+
+    Raises `InputError` for an unknown schema version, an id that comes twice, and more nodes than memory can hold.
+    """
     schema = metadata.get("schema")
     if version and version not in _VERSIONS:
         raise _unknown(path, version)
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
     found: dict[int, Node] = {}
+    room = Room(path, BYTES_PER_NODE)
     for node in nodes:
+        room.take()
         if node.id in found:
             what = f"node {node.told} has the id of {found[node.id].place}"
             raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")

@@ -99,8 +99,8 @@ def read_protobuf(path: Path) -> Document:
         if first is None:
             raise InputError.single(path, "", "is empty", _AGAIN)
         _, metadata = first
-        nodes = [_node(path, place, raw) for place, raw in _stream(path, file, messages["Node"], 2)]
-    return document(path, metadata.version, _attributes(metadata.attr), nodes)
+        nodes = (_node(path, place, raw) for place, raw in _stream(path, file, messages["Node"], 2))
+        return document(path, metadata.version, _attributes(metadata.attr), nodes)
 
 
 def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[str, Any]]:
