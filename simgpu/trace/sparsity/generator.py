@@ -5,9 +5,10 @@ Zeros come from ReLU; what other operators make of them is followed through the 
 * A ReLU's result follows a curve of the network's profile: the first ReLU its own, those after convolutions one
   between the shallow and the deep curve by their depth, those after linear layers another, single layers their own.
 * Max and average pooling give a zero only where the whole window is zero, so their result is denser than their
-  input: sparsity s becomes s^(1 + (w - 1)(1 - c)) for w input values a result and a share c of clustered zeros.
-  A recording does not tell the window; w is the number of input values for each result (overlapping windows are
-  larger, and their results denser still).
+  input: sparsity s becomes s^(w^(1 - c)) for w input values a result, from w independent values at clustering
+  c = 0 to a window that is all zero or not at all at c = 1.
+  w is the kernel's operations for each result; where they were not recorded it is the ratio of both sizes, which is
+  too small for overlapping windows.
 * Dropout adds its own zeros; a concatenation has the mean of its parts, weighted by size; copies and local response
   normalization keep the zeros they are given.
 * Everything else (convolutions, other normalizations, sums) is taken as dense and gets no row.
@@ -22,11 +23,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from simgpu.errors import InputError
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, SparsitySample, Trace
 from simgpu.trace.ops import OpClass, op_class
-from simgpu.trace.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
+from simgpu.trace.sparsity.profile import Profile, load_profile, profile_for
 
 _DIGITS = 6
 _RELU = re.compile(r"(^|[^a-z])(relu|relu6|threshold)_?([^a-z_]|$)")
@@ -34,10 +36,11 @@ _KEEPS_ZEROS = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|resh
 _JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
 
 
-def with_sparsity(trace: Trace, epochs: int, profile: str | None = None) -> Trace:
+def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = None) -> Trace:
     """The trace with modelled sparsity for epochs 0 .. epochs - 1 in place of any it had; its notes say so.
 
-    profile: name of a shipped profile; by default that of the trace's model, or the general one. Raises `InputError`
+    profile: name of a shipped profile, or one of your own; by default that of the trace's model, or the general one.
+    Raises `InputError`
     for an unknown profile, fewer than one epoch, or a trace without a ReLU.
 
     >>> from simgpu import load_trace
@@ -49,8 +52,9 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | None = None) -> Trac
         raise InputError.single(
             trace.name or "trace", "epochs", f"{epochs!r} is not a number of epochs", "give 1 or more"
         )
-    name = profile or profile_for(trace.info.model)
-    flow = _Flow.of(trace, load_profile(name))
+    chosen = profile or profile_for(trace.info.model)
+    name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
+    flow = _Flow.of(trace, found)
     if not flow.relus:
         remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
         raise InputError.single(trace.name or "trace", "kernels", "there is no ReLU in forward", remedy)
@@ -136,28 +140,31 @@ class _Flow:
         before = found[sources[0]]
         sort = op_class(kernel.op)
         if sort is OpClass.POOLING:
-            window = max(1.0, self.table[sources[0]].bytes / max(1, self.table[result].bytes))
-            return float(before ** (1 + (window - 1) * (1 - self.profile.pool_clustering)))
+            window = _window(kernel, self.table[sources[0]], self.table[result])
+            return float(before ** (window ** (1 - self.profile.pool_clustering)))
         if sort is OpClass.DROPOUT:
             return 1 - (1 - before) * (1 - self.profile.dropout)
         return before if _KEEPS_ZEROS.search(kernel.op) else None
 
     def _curve(self, layer: str, is_linear: bool, rank: int, share: float) -> float:
-        profile = self.profile
+        profile, factor = self.profile, self.profile.depths.get(self.trace.info.model, 1.0)
         if layer in profile.layers:
             return profile.layers[layer].at(share)
         if is_linear:
-            return _between(0.0, profile.linear.at(share) + profile.level)
+            return profile.linear.at(share)
         if rank == 0:
             return profile.first.at(share)
         last = max(1, max(rank for _, linear, rank in self.relus.values() if not linear) - 1)
         depth = (rank - 1) / last
-        mixed = (1 - depth) * profile.shallow.at(share) + depth * profile.deep.at(share)
-        return _between(0.0, mixed + profile.level)
+        shallow, deep = (curve.deepened(factor).at(share) for curve in (profile.shallow, profile.deep))
+        return (1 - depth) * shallow + depth * deep
 
 
-def _between(least: float, value: float) -> float:
-    return max(least, min(EMPTIEST, value))
+def _window(kernel: Kernel, source: Block, result: Block) -> float:
+    """Input values for each result of a pool: its operations for each where known, else by the sizes of both."""
+    if kernel.flops and result.shape:
+        return max(1.0, kernel.flops / prod(result.shape))
+    return max(1.0, source.bytes / max(1, result.bytes))
 
 
 def _is_relu(kernel: Kernel) -> bool:

@@ -22,8 +22,8 @@ FOLDER = Path(__file__).with_name("profiles")
 #: The profile of every network that has none of its own.
 GENERAL = "general"
 
-#: No feature map is modelled as emptier than this.
-EMPTIEST = 0.97
+#: No ReLU is modelled as emptier than this: the sparsest that cDMA (section IV-B) reports.
+EMPTIEST = 0.93
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
@@ -53,6 +53,13 @@ class Curve(FileModel):
             return self.turn
         return self.turn + (self.end - self.turn) * _fast_then_slow((share - self.turn_at) / (1 - self.turn_at))
 
+    def deepened(self, factor: float) -> Curve:
+        """The curve with its turn and end `factor` times as far from its start, within 0 and `EMPTIEST`."""
+        turn, end = (
+            max(0.0, min(EMPTIEST, self.start + factor * (value - self.start))) for value in (self.turn, self.end)
+        )
+        return Curve(start=self.start, turn=turn, turn_at=self.turn_at, end=end)
+
 
 def _fast_then_slow(x: float) -> float:
     return 1 - (1 - x) ** 2
@@ -67,8 +74,9 @@ class Profile(FileModel):
     shallow: Curve = Field(description="of the first ReLU after it; those between follow their depth")
     deep: Curve = Field(description="of the last ReLU that follows a convolution")
     linear: Curve = Field(description="of ReLUs that follow a linear layer")
-    level: Annotated[float, Field(ge=-1, le=1)] = Field(
-        default=0.0, description="added to shallow, deep and linear curves; what a network-wide mean is fitted with"
+    depths: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="by model: how far shallow and deep move from their starts; fitted to a network-wide mean",
     )
     layers: dict[str, Curve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
     pool_clustering: Share = Field(description="how far zeros lie together; 0: anywhere, 1: a pool sees all or none")
