@@ -60,10 +60,10 @@ def record(
     algorithms: whether convolutions are measured under other settings of the backend too: cuDNN's benchmark and
         deterministic modes and PyTorch's own kernels on CUDA, PyTorch's own kernels instead of oneDNN on a CPU. Each
         is a row of the trace's algorithms, with its median duration and the workspace seen by PyTorch's allocator.
-    gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken. The
-        trace is modelled for that GPU: operators, blocks, sizes and lifetimes are exact, durations, algorithms and
-        workspaces come from the time model (`simgpu.trace.recorder.modelled_session`). What only a run could tell
-        (device, repetitions, warmup, seed, epochs, algorithms) is then left alone.
+    gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken.
+        Operators, blocks, sizes and lifetimes are those that PyTorch gives to tensors without memory, in the form they
+        have on a GPU (`simgpu.trace.recorder.fake_gpu_forms`); durations, algorithms and workspaces are the time
+        model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms) is refused.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 

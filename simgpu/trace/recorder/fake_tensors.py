@@ -25,6 +25,9 @@ from torch._subclasses.fake_tensor import (
 from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.workload import Workload
 
+#: What PyTorch warns of where autocast for CUDA has no effect, and so it has none on fake tensors.
+_AUTOCAST = "CUDA is not available or torch_xla is imported. Disabling autocast"
+
 
 class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     """Fake tensors for whole models: a factory may use real data, copy layers and change their number format."""
@@ -38,6 +41,8 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if torch.is_autocast_enabled("cuda"):
+            raise UserWarning(_AUTOCAST)
         returned = super().__torch_dispatch__(func, types, args, kwargs)
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
@@ -80,6 +85,7 @@ def fake_tensors(name: str) -> Iterator[FakeTensors]:
         with FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) asks each weight for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+            warnings.filterwarnings("error", _AUTOCAST, UserWarning)
             yield mode
     except SimgpuError as error:
         raise _refusal(name, error.__cause__) or error from error.__cause__
@@ -97,6 +103,9 @@ def _refusal(name: str, error: BaseException | None) -> InputError | None:
     elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
         what = "the model uses a tensor that was made outside the factory and is neither a weight nor a buffer"
         remedy = "make it in the factory, or register it as a buffer"
+    elif isinstance(error, UserWarning) and _AUTOCAST in str(error):
+        what = "autocast for CUDA chooses number formats on a GPU alone"
+        remedy = "give the model its format in the factory (module.half()), or record it on a device"
     else:
         return None
     return InputError.single(name, "iteration", what, remedy)
