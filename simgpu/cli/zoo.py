@@ -14,6 +14,7 @@ from simgpu.cli.zoo_validate import validate_
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
+from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.zoo.build import trace_of
 from simgpu.trace.zoo.catalogue import NETWORKS, Entry, Value, build
@@ -57,6 +58,9 @@ def list_() -> None:
 @click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help="Model the sparsity of its feature maps over so many epochs."
+)
 @click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
 def build_(
     network: str,
@@ -66,6 +70,7 @@ def build_(
     gpu: str,
     input: str | None,
     optimizer: str,
+    epochs: int | None,
     variant: tuple[str],
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
@@ -73,6 +78,7 @@ def build_(
     \b
     simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
     simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
+    simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
     """
     from simgpu.cli.run import parse_settings
 
@@ -81,6 +87,8 @@ def build_(
         settings = cast("dict[str, Value]", parse_settings(variant))  # build refuses values of other types
         built = build(network, input, **settings)
         trace = trace_of(built, batch=batch, gpu=load_node(gpu).gpu, optimizer=optimizer)
+        if epochs is not None:
+            trace = with_sparsity(trace, epochs)
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
@@ -99,7 +107,16 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
         ("peak", f"{format_bytes(peak.bytes)} at {peak.kernel}, if nothing is moved"),
+        *_sparsity(trace),
     ]
+
+
+def _sparsity(trace: Trace) -> list[tuple[str, str]]:
+    if not trace.sparsity:
+        return []
+    epochs = 1 + max(sample.epoch for sample in trace.sparsity)
+    blocks = len({sample.block for sample in trace.sparsity})
+    return [("sparsity", f"modelled: {mean_sparsity(trace):.1%} of the bytes of {blocks} blocks over {epochs} epochs")]
 
 
 def _row(entry: Entry, network: Network) -> tuple[str, ...]:

@@ -89,3 +89,17 @@ def test_building_vgg16_takes_less_than_a_second(tmp_path: Path) -> None:
     begun = time.process_time()
     assert built(tmp_path / "out", network="vgg16")[0] == 0
     assert time.process_time() - begun < 1
+
+
+def test_build_models_sparsity_over_epochs_when_asked(tmp_path: Path) -> None:
+    code, told, _ = built(tmp_path / "out", "--epochs", 7)
+    assert code == 0
+    assert {sample.epoch for sample in read_trace(tmp_path / "out").sparsity} == set(range(7))
+    assert "sparsity modelled:" in told and "over 7 epochs" in told
+
+
+def test_build_refuses_epochs_for_a_network_without_relu(tmp_path: Path) -> None:
+    code, _, error = built(tmp_path / "out", "--epochs", 7, network="bert-base")
+    assert code == 2
+    assert "there is no ReLU in forward" in error
+    assert not (tmp_path / "out").exists()
