@@ -10,6 +10,7 @@ from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, detect, import_trace
+from simgpu.trace.importers.execution_trace import read_execution_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Origin, Phase
 from tests.trace.kineto_files import Profile, small_run, tensor, write
 
@@ -207,6 +208,7 @@ def test_copies_within_the_device_are_kernels_others_are_counted(tmp_path):
 def test_what_the_host_puts_into_memory_is_born(tmp_path):
     """A batch copied in: memory without a kernel that writes it is there from the next kernel on."""
     profile, recorded = small_run()
+    profile.mark("ProfilerStep#1", 0, 90)
     copy = profile.op("aten::empty", 2, 4)
     profile.memory(3, 1000, 512, 2560)
     recorded.node("aten::empty", copy, [], [tensor(11, 1, 8, 4)])
@@ -323,3 +325,56 @@ def test_an_execution_trace_beside_several_iterations_picks_the_one_it_covers(tm
     told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
     assert "Iteration 4 of the 3" in trace.info.notes
+
+
+def test_annotations_are_no_operators(tmp_path):
+    """A kernel that a user launches inside an annotation goes by its own name."""
+    profile, _ = small_run(with_memory=False)
+    profile.mark("my own part", 80, 10)
+    profile.kernel(85, 200, 3, name="mine")
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"))
+    assert trace.kernels[-1].op == "mine"
+
+
+def test_strides_tell_how_far_a_tensor_reaches(tmp_path):
+    """A column of a matrix, two rows down: 3 elements, 8 apart, from the 16th on."""
+    _, recorded = small_run()
+    recorded.nodes = recorded.nodes[:1]
+    values = {
+        "values": [[11, 1, 16, 3, 4, "cuda:0"]],
+        "shapes": [[3]],
+        "types": ["Tensor(c10::Half)"],
+        "strides": [[8]],
+    }
+    recorded.nodes[0]["inputs"] = values
+    (node,) = read_execution_trace(recorded.write(tmp_path / "graph.json")).nodes
+    assert [(t.bytes, t.shape, t.dtype, t.argument) for t in node.inputs] == [
+        ((16 + 2 * 8 + 1) * 4, (3,), "float16", "input")
+    ]
+
+
+def test_lists_of_tensors_are_read_one_by_one(tmp_path):
+    _, recorded = small_run()
+    recorded.nodes.clear()
+    one, two = tensor(1, 2, 4), tensor(3, 4, 2, 2)
+    listed = ([one[0], two[0]], [one[1], two[1]], "GenericList[Tensor(float),Tensor(float)]")
+    schema = "aten::_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"
+    recorded.node("aten::_foreach_mul_", 7, [listed, (2.0, [], "Double")], [], schema)
+    (node,) = read_execution_trace(recorded.write(tmp_path / "graph.json")).nodes
+    assert [(t.storage, t.shape, t.changed, t.overwritten) for t in node.inputs] == [
+        (2, (4,), True, False),
+        (4, (2, 2), True, False),
+    ]
+
+
+def test_out_arguments_are_written_and_not_read(tmp_path):
+    _, recorded = small_run()
+    recorded.nodes.clear()
+    schema = "aten::sum.IntList_out(Tensor self, int[1]? dim, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)"
+    nothing = ("<None>", [], "None")
+    recorded.node("aten::sum", 7, [tensor(1, 2, 4), nothing, nothing, tensor(3, 4, 1)], [tensor(3, 4, 1)], schema)
+    (node,) = read_execution_trace(recorded.write(tmp_path / "graph.json")).nodes
+    assert [(t.argument, t.changed, t.overwritten) for t in node.inputs] == [
+        ("self", False, False),
+        ("out", True, True),
+    ]

@@ -114,7 +114,7 @@ class Moments:
         The innermost such operator; of those inside it, the first that launched one.
         """
         attribution = self.attribution
-        for op in attribution.chain(allocation.op):
+        for op in attribution.operators(allocation.op):
             end = attribution.ops[op].end
             first = bisect_right(self._at, allocation.at - 1)
             inside = [

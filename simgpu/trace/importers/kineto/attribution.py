@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from simgpu.trace.importers.kineto.iteration import Iteration, launched_at
 from simgpu.trace.importers.kineto.nesting import innermost, parents
@@ -24,7 +25,6 @@ from simgpu.trace.purity import purity
 
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
-_MARKS = ("ProfilerStep#", "Optimizer.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Attribution:
             op = around[position]
             if kernel.correlation not in launches:
                 op = by_external.get(kernel.external, -1)
-            op = next((p for p in self.chain(op) if not self.is_mark(p)), -1)
+            op = next(self.operators(op), -1)
             phase = self._phase(around[position] if op < 0 else op)
             layer = self.profile.modules[modules[position]].name if modules[position] >= 0 else None
             if phase is Phase.BACKWARD:
@@ -95,9 +95,9 @@ class Attribution:
             yield op
             op = self.parent[op]
 
-    def is_mark(self, op: int) -> bool:
-        """Whether it is an annotation of a step rather than an operator."""
-        return self.ops[op].name.startswith(_MARKS)
+    def operators(self, op: int) -> Iterator[int]:
+        """An operator and those around it up to the first annotation, innermost first."""
+        return takewhile(lambda p: not self.ops[p].is_annotation, self.chain(op))
 
     def samples(self) -> int | None:
         """Samples in the iteration: the first side of the first forward operator's data."""

@@ -98,7 +98,7 @@ class Storages:
         """Allocations inside each operator, in time."""
         found: dict[int, list[Allocation]] = {}
         for allocation in self.memory.allocations if self.memory is not None else ():
-            for op in self.attribution.chain(allocation.op):
+            for op in self.attribution.operators(allocation.op):
                 found.setdefault(op, []).append(allocation)
         return found
 
@@ -152,7 +152,7 @@ class Storages:
         It must, if it is changed there, or is larger than all that was seen in the storage.
         """
         around = self.attribution.parent[position]
-        if self.memory is not None or around < 0 or self.attribution.is_mark(around):
+        if self.memory is not None or around < 0 or self.attribution.ops[around].is_annotation:
             return False
         if storage is None:
             return tensor.changed
@@ -170,11 +170,10 @@ class Storages:
     def _claim_around(self, position: int, tensor: Tensor) -> Allocation | None:
         """For what an operator was given and nobody had named: what an operator around it allocated just before."""
         start, own = self.attribution.ops[position].start, set(self._in_op.get(position, ()))
-        for around in self.attribution.chain(self.attribution.parent[position]):
-            if not self.attribution.is_mark(around):
-                latest_first = [a for a in reversed(self._in_op.get(around, [])) if a not in own]
-                if (claim := self._best(latest_first, tensor, start)) is not None:
-                    return claim
+        for around in self.attribution.operators(self.attribution.parent[position]):
+            latest_first = [a for a in reversed(self._in_op.get(around, [])) if a not in own]
+            if (claim := self._best(latest_first, tensor, start)) is not None:
+                return claim
         return None
 
     def _best(self, allocations: list[Allocation], tensor: Tensor, moment: int) -> Allocation | None:

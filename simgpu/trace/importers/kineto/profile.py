@@ -24,7 +24,7 @@ Thread = tuple[Any, Any]
 
 
 class Op(NamedTuple):
-    """An operator or a user annotation on a CPU thread; start and end in ns.
+    """An operator or an annotation (of a step, by a user) on a CPU thread; start and end in ns.
 
     external, function: its External id and Record function id, 0 where not recorded. sequence: its place in the
     autograd graph, -1 where none. is_backward: whether it answers a forward operator of another moment.
@@ -39,6 +39,7 @@ class Op(NamedTuple):
     function: int
     sequence: int
     is_backward: bool
+    is_annotation: bool
     samples: int | None
 
 
@@ -196,6 +197,7 @@ def _keep_op(event: _Event, profile: Profile) -> bool:
             event.whole("Record function id", 0),
             event.whole("Sequence number", -1),
             event.whole("Fwd thread id", 0) > 0,
+            event.raw["cat"] == "user_annotation",
             samples(name, event.arguments.get("Input Dims")),
         )
     )
