@@ -220,10 +220,10 @@ def test_a_convolution_runs_by_its_fastest_algorithm_and_lists_all() -> None:
     prices = Flat((Choice("winograd", 5, 100), Choice("implicit_gemm", 9, 0)))
     trace = lowered(network(conv("conv", "input", 3, MAP)), 1, prices)
     first = kernel(trace, "conv2d")
-    assert (first.duration_ns, first.writes) == (5, ("conv", "workspace:k0"))
-    workspace = trace.block_by_id["workspace:k0"]
-    assert (workspace.bytes, workspace.kind, workspace.release) == (100, BlockKind.WORKSPACE, "k0")
-    choices = [(each.algorithm, each.workspace_bytes) for each in trace.algorithms if each.kernel == "k0"]
+    assert (first.duration_ns, first.writes) == (5, ("conv", "workspace:conv.conv2d"))
+    workspace = trace.block_by_id["workspace:conv.conv2d"]
+    assert (workspace.bytes, workspace.kind, workspace.release) == (100, BlockKind.WORKSPACE, "conv.conv2d")
+    choices = [(each.algorithm, each.workspace_bytes) for each in trace.algorithms if each.kernel == "conv.conv2d"]
     assert choices == [("winograd", 100), ("implicit_gemm", 0)]
     assert {each.kernel for each in trace.algorithms} == {each.id for each in trace.kernels if "conv2d" in each.op} - {
         each.id for each in kernels(trace, "conv2d_backward_bias")

@@ -87,6 +87,7 @@ class Tape:
     kernels: list[KernelNote] = field(default_factory=list)
     blocks: list[BlockNote] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
+    _kernel_names: dict[str, int] = field(default_factory=dict)
 
     def constant(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str = "float32") -> Value:
         """A block that is there when the iteration begins, and stays."""
@@ -97,8 +98,7 @@ class Tape:
         return self._block(name, shape, kind, dtype, persistent=False)
 
     def _block(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str, persistent: bool) -> Value:
-        count = self._names[name] = self._names.get(name, 0) + 1
-        note = BlockNote(name if count == 1 else f"{name}#{count}", shape, dtype, kind, self.layer, persistent)
+        note = BlockNote(_free(name, self._names), shape, dtype, kind, self.layer, persistent)
         self.blocks.append(note)
         return Value(note, shape)
 
@@ -113,10 +113,17 @@ class Tape:
             if not block.persistent:
                 block.release = position
         names = tuple(block.id for block in read_blocks), tuple(block.id for block in written)
-        self.kernels.append(KernelNote(f"k{position}", op, self.phase, self.layer, *names, pure, operation))
+        name = _free(f"{self.layer or self.phase}.{op}", self._kernel_names)
+        self.kernels.append(KernelNote(name, op, self.phase, self.layer, *names, pure, operation))
 
     def keep(self, values: Sequence[Value]) -> None:
         """These live at least until after the latest kernel."""
         for value in values:
             if not value.block.persistent:
                 value.block.release = len(self.kernels) - 1
+
+
+def _free(name: str, taken: dict[str, int]) -> str:
+    """The name, with a number where it is taken."""
+    count = taken[name] = taken.get(name, 0) + 1
+    return name if count == 1 else f"{name}#{count}"
