@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.trace.timemodel.validation import Row, Summary, Validation, validate
 from simgpu.units import format_time
 
-_HEADINGS = ("GPU", "network", "batch", "part", "measured", "modelled", "error", "")
+_HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
 
 
 @click.command("validate")
@@ -19,16 +18,13 @@ _HEADINGS = ("GPU", "network", "batch", "part", "measured", "modelled", "error",
     "--recordings",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder with recordings to compare to as well (simgpu.trace.timemodel.recordings says which).",
+    help="Folder with recordings to compare to as well; those it should hold are told if missing.",
 )
 @click.option("--parts", is_flag=True, help="Show the sorts of kernels within recordings too.")
-@click.option(
-    "--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Write all rows to a CSV file."
-)
-def validate_(recordings: Path | None, parts: bool, csv_path: Path | None) -> None:
-    """Compare the time model to published iteration times, fitted and held-out ones apart.
+def validate_(recordings: Path | None, parts: bool) -> None:
+    """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
-    Which figures were fitted was decided by network before fitting; every figure's source is in
+    Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
     simgpu/trace/timemodel/published.yaml.
 
     \b
@@ -39,9 +35,12 @@ def validate_(recordings: Path | None, parts: bool, csv_path: Path | None) -> No
     with progress(quiet=False) as say:
         say("comparing the time model to measurements")
         found = validate(recordings)
-    shown = [row for row in found.rows if parts or row.sample.whole]
-    screen.print(table(_HEADINGS, [_row(row) for row in shown], left=(0, 1, 3, 7)))
-    screen.print()
+    for gpu in found.gpus():
+        shown = [row for row in found.rows if row.sample.gpu == gpu and (parts or row.sample.whole)]
+        if shown:
+            screen.print(gpu)
+            screen.print(table(_HEADINGS, [_row(row) for row in shown], left=(0, 2, 6)))
+            screen.print()
     screen.print("mean and worst absolute error of phases and iterations")
     screen.print(
         table(("GPU", "fitted to", "mean", "worst", "held out", "mean", "worst"), _summaries(found), left=(0,))
@@ -49,26 +48,19 @@ def validate_(recordings: Path | None, parts: bool, csv_path: Path | None) -> No
     if found.skipped:
         screen.print("\nnot compared")
         screen.print(facts((skipped.what, skipped.why) for skipped in found.skipped))
-    if csv_path is not None:
-        _write(csv_path, found)
 
 
 def _row(row: Row) -> tuple[str, ...]:
     sample = row.sample
     return (
-        sample.gpu,
         sample.network,
         str(sample.batch),
         sample.measures,
         format_time(sample.measured_ns),
         format_time(row.modelled_ns),
         f"{row.error:+.1%}",
-        _use(sample.fitted),
+        "fit" if sample.fitted else "held out",
     )
-
-
-def _use(fitted: bool) -> str:
-    return "fit" if fitted else "held out"
 
 
 def _summaries(found: Validation) -> list[tuple[str, ...]]:
@@ -82,15 +74,3 @@ def _short(summary: Summary | None) -> tuple[str, str, str]:
     if summary is None:
         return "0", "", ""
     return str(summary.count), f"{summary.mean:.1%}", f"{abs(summary.worst.error):.1%}"
-
-
-def _write(path: Path, found: Validation) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(
-            ("gpu", "network", "batch", "part", "measured_ns", "modelled_ns", "error", "use", "whole", "source")
-        )
-        for row in found.rows:
-            sample = row.sample
-            where = sample.gpu, sample.network, sample.batch, sample.measures, sample.measured_ns, row.modelled_ns
-            writer.writerow((*where, f"{row.error:.6f}", _use(sample.fitted), sample.whole, sample.source))

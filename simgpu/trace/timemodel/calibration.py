@@ -37,6 +37,7 @@ _SHARED = (
     "halves.columns",
     "halves.depth",
     "halves.results",
+    "split_depth",
     "directions.backward_data",
     "directions.backward_weights",
     "algorithms.winograd",
@@ -75,10 +76,15 @@ class Problem:
         self.samples = samples
         self.table: dict[str, Any] = start.model_dump(mode="json", by_alias=True)
         self.keys = _free(self.table, {sample.spec.architecture or "" for sample in samples})
-        self.first = np.array([log(_get(self.table, key)) for key in self.keys])
+        self.first = self.logs(start)
         upper = np.array([_upper(key) for key in self.keys])
         self.bounds = (np.full(len(upper), -inf), upper)
         self.start = np.minimum(self.first, upper - 1e-3)
+
+    def logs(self, parameters: Parameters) -> np.ndarray:
+        """The free parameters' logarithms in another table."""
+        table = parameters.model_dump(mode="json", by_alias=True)
+        return np.array([log(_get(table, key)) for key in self.keys])
 
     def parameters(self, logs: np.ndarray) -> Parameters:
         """The table with these values; launch times to a nanosecond."""
@@ -118,7 +124,7 @@ def _upper(key: str) -> float:
     """The logarithm of the largest value that a parameter may have."""
     if key.endswith(".launch"):
         return log(_LONGEST_LAUNCH_NS)
-    return inf if key.startswith("halves.") else 0.0
+    return inf if key.startswith(("halves.", "split_depth")) else 0.0
 
 
 def _touches(key: str, sample: Sample) -> bool:

@@ -10,7 +10,7 @@ too little to do, by smooth laws:
 - a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (the longer side of
   the result as m), for tiles that are not full and loops that are short;
 - and sqrt(1 + (h M / r)^2) times, for multiprocessors that idle: r results, M multiprocessors, h results to fill one;
-  sums longer than `split_depth` are split, and their parts count as results;
+  sums longer than `split_depth` are split into parts of that length (k above), and their parts count as results;
 - any other kernel moves `in_flight` bytes for each multiprocessor more than its own: what must be under way before
   the memory's pipe is full (Little's law).
 
@@ -136,7 +136,8 @@ class TimeModel:
         """How much longer a product takes because its sides do not fill the tiles it is computed in."""
         half = self.parameters.halves
         long, short = max(product.m, product.n), min(product.m, product.n)
-        return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / product.k)
+        depth = min(float(product.k), self.parameters.split_depth)
+        return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / depth)
 
     def _idle(self, product: GemmShape) -> float:
         """How much longer a product takes because its results do not fill the multiprocessors."""
