@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simgpu.errors import ProgramError
+from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.program.instructions import (
     COMPUTE,
@@ -34,6 +34,7 @@ from simgpu.program.instructions import (
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.streams import StreamOrder, compute_stream, order_streams
 from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import Origin
 
 
 def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
@@ -44,7 +45,8 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     Persistent blocks that are let go in mid-iteration are provided anew at the next iteration's start; what else
     survives is released at its end.
 
-    Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams.
+    Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams;
+    `InputError` where last uses are asked for and the recording does not tell what kernels read.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -53,6 +55,11 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     >>> "copy out x2" in listing(program, graph)
     True
     """
+    imported = graph.trace.info.origin is Origin.IMPORTED  # only those may have lifetimes and yet no reads
+    if imported and not recorded_lifetimes and not any(graph.reads):
+        what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
+        remedy = "run the policies none or ideal, or import it with its execution trace"
+        raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)
     _check_swaps(graph, placement)
     return _Lowering(graph, placement, recorded_lifetimes).program()
 

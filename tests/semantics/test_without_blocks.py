@@ -1,4 +1,4 @@
-"""A recording without tensors has times alone: nothing about memory is made up."""
+"""A recording without tensors has times alone, one without reads lifetimes alone: nothing more is made up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import simgpu
 from simgpu.errors import InputError
 from simgpu.trace.chain import chain
-from simgpu.trace.model import Trace
+from simgpu.trace.model import Origin, Trace
 
 
 def without_blocks() -> Trace:
@@ -29,3 +29,20 @@ def test_a_policy_that_needs_memory_is_refused(policy: str) -> None:
     with pytest.raises(InputError, match="the recording has no tensors") as caught:
         simgpu.simulate(without_blocks(), simgpu.load_node("v100"), policy)
     assert "run the policy ideal" in str(caught.value)
+
+
+def without_reads() -> Trace:
+    trace = chain([5, 7], [10, 14], [100, 200])
+    blocks = tuple(replace(block, persistent=block.id == "x1") for block in trace.blocks)
+    kernels = tuple(replace(kernel, reads=()) for kernel in trace.kernels)
+    return replace(trace, kernels=kernels, blocks=blocks, info=replace(trace.info, origin=Origin.IMPORTED))
+
+
+def test_lifetimes_alone_are_enough_for_none() -> None:
+    assert simgpu.simulate(without_reads(), simgpu.load_node("v100"), "none").iteration_ns == 36
+
+
+def test_a_policy_that_plans_by_uses_is_refused_where_reads_are_not_recorded() -> None:
+    with pytest.raises(InputError, match="does not tell what kernels read") as caught:
+        simgpu.simulate(without_reads(), simgpu.load_node("v100"), "vdnn")
+    assert "import it with its execution trace" in str(caught.value)
