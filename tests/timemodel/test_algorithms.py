@@ -37,6 +37,12 @@ def test_workspaces_by_hand() -> None:
     assert workspace("fft_tiling") == 8 * (32 * 17) * planes  # a tile of 32 holds the image
 
 
+def test_a_workspace_that_was_published() -> None:
+    """LBANN pull request 437: cuDNN's Winograd needs 256 KiB for ResNet-50's res2a_branch2b, 64 to 64 channels."""
+    layer = ConvolutionShape(32, 64, (56, 56), 64, (3, 3), padding=(1, 1))
+    assert workspace("winograd", layer) == 256 * 1024
+
+
 def test_winograd_multiplies_less_by_its_tiles() -> None:
     even = replace(LAYER, in_size=(16, 16))
     products = {work.name: work.product_flops for work in works(even, Direction.FORWARD)}

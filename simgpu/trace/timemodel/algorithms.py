@@ -4,8 +4,23 @@ Lives here: counts of operations and bytes, from shapes alone. Does not live her
 (`simgpu.trace.timemodel.model`), or any number that was fitted.
 
 Applicability follows cuDNN's documentation of its algorithms (cuDNN developer guide, enumerations
-cudnnConvolutionFwdAlgo_t, BwdDataAlgo_t and BwdFilterAlgo_t). A workspace formula counts what the algorithm must hold
-at once; a library may hold less by working in portions, or more for padding.
+cudnnConvolutionFwdAlgo_t, BwdDataAlgo_t and BwdFilterAlgo_t). With N images, C input and K result channels, R x S
+filters, P x Q results, 4-byte values:
+
+===================== ================================ =======================================================
+algorithm             where                            workspace, bytes
+===================== ================================ =======================================================
+implicit_gemm         always                           none
+implicit_precomp_gemm always                           4 (CRS + NPQ): one offset a tap and one a result
+gemm                  always                           4 CRS NPQ: the matrix of all taps of all results
+winograd              3 x 3, stride 1; not for weights 4 x 16 CK: transformed filters
+winograd_nonfused     3 x 3, stride 1                  4 x 36 (T (C + K) + CK): T tiles of 4 x 4 results, filters
+fft                   stride 1, padded side up to 256  8 F (NC + NK + CK): spectra, F = side (side / 2 + 1)
+fft_tiling            stride 1, filter side up to 32   the same with tiles of 32 x 32 for images
+===================== ================================ =======================================================
+
+Stride 1 stands for no dilation and no groups too, and the transforms are for filters larger than 1 x 1. A formula
+counts what the algorithm must hold at once; a library may hold less by working in portions, or more for padding.
 """
 
 from __future__ import annotations
