@@ -18,7 +18,7 @@ from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.zoo.build import trace_of
 from simgpu.trace.zoo.catalogue import NETWORKS, Entry, Value, build
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes, format_time
 

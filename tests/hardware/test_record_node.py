@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.trace.recorder.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
-from simgpu.trace.recorder.node import DeviceFacts, HostFacts, architecture, host_facts, measured_node, record_node
+from simgpu.trace.recorder.node.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
+from simgpu.trace.recorder.node.entry import (
+    DeviceFacts,
+    HostFacts,
+    architecture,
+    host_facts,
+    measured_node,
+    record_node,
+)
 from tests.cli.cli_helpers import simgpu
 
 DAY = "2024-05-17"

@@ -25,7 +25,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
-from simgpu.trace.recorder.modelled_session import ModelledSession
+from simgpu.trace.recorder.modelled.session import ModelledSession
 from simgpu.trace.timemodel.operation import Operation
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, summed

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.trace.recorder.operations import Work, work_of
+from simgpu.trace.recorder.modelled.operations import Work, work_of
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 

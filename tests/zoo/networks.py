@@ -7,8 +7,8 @@ from math import prod
 
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.operation import Operation
-from simgpu.trace.zoo.lowering import lower
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering.entry import lower
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, NetworkInput, Weight
 
 

@@ -12,8 +12,8 @@ from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.purity import purity
 from simgpu.trace.zoo.catalogue import build, zoo_names
-from simgpu.trace.zoo.lowering import operations_of
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering.entry import operations_of
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, Weight
 from tests.zoo.networks import (
     EXAMPLES,

@@ -62,7 +62,7 @@ def record(
         is a row of the trace's algorithms, with its median duration and the workspace seen by PyTorch's allocator.
     gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken.
         Operators, blocks, sizes and lifetimes are those that PyTorch gives to tensors without memory, in the form they
-        have on a GPU (`simgpu.trace.recorder.fake_gpu_forms`); durations, algorithms and workspaces are the time
+        have on a GPU (`simgpu.trace.recorder.modelled.gpu_forms`); durations, algorithms and workspaces are the time
         model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms) is refused.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
@@ -96,7 +96,7 @@ def record(
     day = date if date is not None else datetime.date.today().isoformat()
     if gpu is not None:
         from simgpu.hardware.nodes import load_node
-        from simgpu.trace.recorder.modelled_session import ModelledSession
+        from simgpu.trace.recorder.modelled.session import ModelledSession
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
         return ModelledSession(factory, batch, optimizer, spec, day, say).run()

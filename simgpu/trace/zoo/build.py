@@ -1,7 +1,7 @@
 """A network of the zoo as a modelled trace, from its name.
 
 Lives here: `build_trace`. Does not live here: the networks (`simgpu.trace.zoo.catalogue`), their kernels
-(`simgpu.trace.zoo.lowering`), or durations (`simgpu.trace.timemodel`).
+(`simgpu.trace.zoo.lowering.entry`), or durations (`simgpu.trace.timemodel`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.model import time_model
 from simgpu.trace.zoo.catalogue import Value, build
-from simgpu.trace.zoo.lowering import lower
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering.entry import lower
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
 
 

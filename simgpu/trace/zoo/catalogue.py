@@ -1,7 +1,7 @@
 """The networks by name: what each is, what it takes, how it is built.
 
 Lives here: `NETWORKS` and `build`. Does not live here: the networks (one module a family in
-`simgpu.trace.zoo.networks`), or how one becomes a trace (`simgpu.trace.zoo.lowering`).
+`simgpu.trace.zoo.networks`), or how one becomes a trace (`simgpu.trace.zoo.lowering.entry`).
 """
 
 from __future__ import annotations

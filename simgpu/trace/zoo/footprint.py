@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from math import prod
 
-from simgpu.trace.zoo.lowering_tape import ITEMSIZE
+from simgpu.trace.zoo.lowering.tape import ITEMSIZE
 from simgpu.trace.zoo.network import Layer, LayerKind, Network
 
 _IN_PLACE = {LayerKind.RELU, LayerKind.BATCH_NORM, LayerKind.DROPOUT, LayerKind.SCALE, LayerKind.VIEW}

@@ -1,7 +1,7 @@
 """What a network is: layers with shapes, weights and arithmetic, for one sample.
 
 Lives here: the plain values `Network` and `Layer`. Does not live here: building them (`simgpu.trace.zoo.builder`), the
-networks themselves (one module a family), or how one becomes a trace (`simgpu.trace.zoo.lowering`).
+networks themselves (one module a family), or how one becomes a trace (`simgpu.trace.zoo.lowering.entry`).
 """
 
 from __future__ import annotations

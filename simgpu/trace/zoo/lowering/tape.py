@@ -1,7 +1,7 @@
 """The iteration as it is lowered: kernels in order, the memory they touch, and when that is let go of.
 
 Lives here: the notes and the tape that takes them, which knows lifetimes and nothing of layers. Does not live here:
-which kernels a layer makes (the families beside this file), their durations (`simgpu.trace.zoo.lowering`).
+which kernels a layer makes (the families beside this file), their durations (`simgpu.trace.zoo.lowering.entry`).
 """
 
 from __future__ import annotations

@@ -17,47 +17,47 @@ from typing import Protocol
 
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
 from simgpu.trace.timemodel.operation import Operation
-from simgpu.trace.zoo import (
-    lowering_loss,
-    lowering_optimizer,
-    lowering_pointwise,
-    lowering_products,
-    lowering_recurrent,
-    lowering_regions,
-    lowering_shapes,
+from simgpu.trace.zoo.lowering import (
+    loss,
+    optimizer,
+    pointwise,
+    products,
+    recurrent,
+    regions,
+    shapes,
 )
-from simgpu.trace.zoo.lowering_operations import elementwise
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
-from simgpu.trace.zoo.lowering_step import Gradients, Made, MadeOfParts, Step
-from simgpu.trace.zoo.lowering_tape import KernelNote, Tape, Value
+from simgpu.trace.zoo.lowering.operations import elementwise
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
+from simgpu.trace.zoo.lowering.step import Gradients, Made, MadeOfParts, Step
+from simgpu.trace.zoo.lowering.tape import KernelNote, Tape, Value
 from simgpu.trace.zoo.network import Layer, LayerKind, Network
 
 _FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
-    LayerKind.CONVOLUTION: lowering_products.convolution,
-    LayerKind.LINEAR: lowering_products.linear,
-    LayerKind.MATMUL: lowering_products.matmul,
-    LayerKind.EMBEDDING: lowering_products.embedding,
-    LayerKind.RELU: lowering_pointwise.relu,
-    LayerKind.GELU: lowering_pointwise.gelu,
-    LayerKind.TANH: lowering_pointwise.tanh,
-    LayerKind.SIGMOID: lowering_pointwise.sigmoid,
-    LayerKind.SOFTMAX: lowering_pointwise.softmax,
-    LayerKind.SCALE: lowering_pointwise.scale,
-    LayerKind.DROPOUT: lowering_pointwise.dropout,
-    LayerKind.ADD: lowering_pointwise.add,
-    LayerKind.MULTIPLY: lowering_pointwise.multiply,
-    LayerKind.MAX_POOL: lowering_regions.max_pool,
-    LayerKind.AVG_POOL: lowering_regions.avg_pool,
-    LayerKind.GLOBAL_AVG_POOL: lowering_regions.global_avg_pool,
-    LayerKind.BATCH_NORM: lowering_regions.batch_norm,
-    LayerKind.LAYER_NORM: lowering_regions.layer_norm,
-    LayerKind.LOCAL_RESPONSE_NORM: lowering_regions.local_response_norm,
-    LayerKind.CONCATENATE: lowering_shapes.concatenate,
-    LayerKind.VIEW: lowering_shapes.view,
-    LayerKind.CROP: lowering_shapes.view,
-    LayerKind.PERMUTE: lowering_shapes.permute,
-    LayerKind.LSTM_CELL: lowering_recurrent.lstm_cell,
-    LayerKind.LOSS: lowering_loss.loss,
+    LayerKind.CONVOLUTION: products.convolution,
+    LayerKind.LINEAR: products.linear,
+    LayerKind.MATMUL: products.matmul,
+    LayerKind.EMBEDDING: products.embedding,
+    LayerKind.RELU: pointwise.relu,
+    LayerKind.GELU: pointwise.gelu,
+    LayerKind.TANH: pointwise.tanh,
+    LayerKind.SIGMOID: pointwise.sigmoid,
+    LayerKind.SOFTMAX: pointwise.softmax,
+    LayerKind.SCALE: pointwise.scale,
+    LayerKind.DROPOUT: pointwise.dropout,
+    LayerKind.ADD: pointwise.add,
+    LayerKind.MULTIPLY: pointwise.multiply,
+    LayerKind.MAX_POOL: regions.max_pool,
+    LayerKind.AVG_POOL: regions.avg_pool,
+    LayerKind.GLOBAL_AVG_POOL: regions.global_avg_pool,
+    LayerKind.BATCH_NORM: regions.batch_norm,
+    LayerKind.LAYER_NORM: regions.layer_norm,
+    LayerKind.LOCAL_RESPONSE_NORM: regions.local_response_norm,
+    LayerKind.CONCATENATE: shapes.concatenate,
+    LayerKind.VIEW: shapes.view,
+    LayerKind.CROP: shapes.view,
+    LayerKind.PERMUTE: shapes.permute,
+    LayerKind.LSTM_CELL: recurrent.lstm_cell,
+    LayerKind.LOSS: loss.loss,
 }
 
 
@@ -187,11 +187,11 @@ class _Walk:
         tape, gradients = self.tape, Gradients(self.tape)
         labels = self._constants()
         weights = [value for layer in self.network.layers for value in self.weights[layer.name].values()]
-        state = lowering_optimizer.states(tape, self.optimizer, weights)
+        state = optimizer.states(tape, self.optimizer, weights)
         for layer in self.network.layers:
             self._forward(layer, labels, gradients)
         self._backward(gradients)
-        lowering_optimizer.update(tape, self.optimizer, weights, gradients.of_weight, state)
+        optimizer.update(tape, self.optimizer, weights, gradients.of_weight, state)
         loss = self.network.layers[-1]
         for name in (loss.name, *loss.inputs):
             self.values[name].block.release = None

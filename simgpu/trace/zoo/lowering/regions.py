@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simgpu.trace.timemodel.operation import Operation, OperationKind
-from simgpu.trace.zoo import lowering_operations as operations
-from simgpu.trace.zoo.lowering_step import Made, Step
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering.step import Made, Step
+from simgpu.trace.zoo.lowering.tape import Value
 
 _POOLING, _NORM = OperationKind.POOLING, OperationKind.NORMALIZATION
 #: Operations a value: mean, variance, normalising, scaling; backward: two sums, and the input's gradient from them.

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.recorder.modelled.operations import Work, work_of
 from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote
-from simgpu.trace.recorder.operations import Work, work_of
 from simgpu.trace.timemodel.operation import Direction, Operation, OperationKind
 
 

@@ -1,7 +1,7 @@
 """Copies on a CUDA device through PyTorch, and what the device tells about itself.
 
 Lives here: the only part of measuring a node that needs PyTorch and a GPU. Does not live here: what the times mean
-(`simgpu.trace.recorder.bandwidth`).
+(`simgpu.trace.recorder.node.bandwidth`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder.bandwidth import Way
 from simgpu.trace.recorder.clocks import Clock, CudaClock
-from simgpu.trace.recorder.node import DeviceFacts
+from simgpu.trace.recorder.node.bandwidth import Way
+from simgpu.trace.recorder.node.entry import DeviceFacts
 
 _WARM_UP = 3
 #: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.

@@ -1,7 +1,7 @@
 """A modelled iteration from start to end: the model on fake tensors, its operators priced for a named GPU.
 
 Lives here: the order of its steps, and what its trace says of itself. Does not live here: fake tensors
-(`fake_tensors`), work and prices (`modelled_work`), or what is noted of an iteration (`structure`).
+(`fake_tensors`), work and prices (`pricing`), or what is noted of an iteration (`structure`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.environment import tool_name
-from simgpu.trace.recorder.fake_gpu_forms import gpu_forms, step_as_on_gpu, step_counts
-from simgpu.trace.recorder.fake_tensors import fake_tensors
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
-from simgpu.trace.recorder.modelled_work import Prices, WorkPass, algorithms, durations
+from simgpu.trace.recorder.modelled.fake_tensors import fake_tensors
+from simgpu.trace.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
+from simgpu.trace.recorder.modelled.pricing import Prices, WorkPass, algorithms, durations
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
@@ -42,7 +42,7 @@ class ModelledSession:
     """What `record` was asked for where nothing is to run.
 
     time_model: gives the prices of a GPU, `simgpu.trace.timemodel.model.time_model` but for tests.
-    as_on_gpu: operators have the form they have on a GPU (`fake_gpu_forms`); else all is as a CPU would have it.
+    as_on_gpu: operators have the form they have on a GPU (`gpu_forms`); else all is as a CPU would have it.
     """
 
     factory: str | Callable[..., Any]

@@ -11,9 +11,9 @@ from math import prod
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape
-from simgpu.trace.zoo import lowering_operations as operations
-from simgpu.trace.zoo.lowering_step import Made, Step
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering.step import Made, Step
+from simgpu.trace.zoo.lowering.tape import Value
 
 _Pair = tuple[int, int]
 _OPPOSITE = {

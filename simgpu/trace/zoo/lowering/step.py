@@ -1,7 +1,7 @@
 """What a layer is lowered with, and what comes of it: the words shared by all families of layers.
 
 Lives here: `Step`, `Made`, and how gradients gather. Does not live here: any layer's kernels (the families beside
-this file), or the walk over a network (`simgpu.trace.zoo.lowering`).
+this file), or the walk over a network (`simgpu.trace.zoo.lowering.entry`).
 
 Each family's functions take a `Step`, put the layer's forward kernels on the tape, and return `Made`: the result, what
 is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves and what its
@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import Operation
-from simgpu.trace.zoo.lowering_operations import elementwise, summed
-from simgpu.trace.zoo.lowering_tape import BlockNote, Tape, Value
+from simgpu.trace.zoo.lowering.operations import elementwise, summed
+from simgpu.trace.zoo.lowering.tape import BlockNote, Tape, Value
 from simgpu.trace.zoo.network import Layer
 
 _Attribute = TypeVar("_Attribute")

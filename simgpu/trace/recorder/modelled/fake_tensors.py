@@ -1,7 +1,7 @@
 """Tensors that have shapes and storages but no memory: a model runs on them without computing anything.
 
 Lives here: PyTorch's fake tensors, set up so that any factory runs under them, and what is said where a model needs
-values. Does not live here: what is noted of the run (`structure`), or how long it would take (`modelled_work`).
+values. Does not live here: what is noted of the run (`structure`), or how long it would take (`pricing`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ factors, dropout its mask of one byte a value; sums and scaling save nothing.
 from __future__ import annotations
 
 from simgpu.trace.timemodel.operation import OperationKind
-from simgpu.trace.zoo import lowering_operations as operations
-from simgpu.trace.zoo.lowering_step import Backward, Made, Step
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering.step import Backward, Made, Step
+from simgpu.trace.zoo.lowering.tape import Value
 
 #: Operations a value: an exponential and what goes with it are counted as eight.
 _EXPONENTIAL = 8

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from math import prod
 
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering.tape import Value
 
 _FORWARD = Direction.FORWARD
 _BACKWARD = Direction.BACKWARD_DATA

@@ -7,9 +7,9 @@ concatenation copies; the gradients of its inputs are views of the one of its re
 
 from __future__ import annotations
 
-from simgpu.trace.zoo import lowering_operations as operations
-from simgpu.trace.zoo.lowering_step import Made, Step
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering.step import Made, Step
+from simgpu.trace.zoo.lowering.tape import Value
 
 
 def view(step: Step) -> Made:

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import Direction, GemmShape
-from simgpu.trace.zoo import lowering_operations as operations
-from simgpu.trace.zoo.lowering_products import product
-from simgpu.trace.zoo.lowering_step import MadeOfParts, Step
-from simgpu.trace.zoo.lowering_tape import Value
+from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering.products import product
+from simgpu.trace.zoo.lowering.step import MadeOfParts, Step
+from simgpu.trace.zoo.lowering.tape import Value
 
 #: Operations for each of the four gates: a sum, an exponential, a product.
 _GATE_COUNT = 10

@@ -1,7 +1,7 @@
 """From an operator's call to the work it means: what the time model prices.
 
 Lives here: `operations`, the kinds of PyTorch's operators and the bytes they must move. Does not live here: products
-(`operations_products`), or durations (`simgpu.trace.timemodel`).
+(`products`), or durations (`simgpu.trace.timemodel`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu.trace.recorder.operations_products import PRODUCTS, arguments
+from simgpu.trace.recorder.modelled.products import PRODUCTS, arguments
 from simgpu.trace.recorder.operators import Access, access, operator_name
 from simgpu.trace.timemodel.operation import Operation, OperationKind
 

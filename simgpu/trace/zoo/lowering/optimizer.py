@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.trace.zoo.lowering_operations import elementwise, updated_rows
-from simgpu.trace.zoo.lowering_tape import BlockNote, Tape, Value
+from simgpu.trace.zoo.lowering.operations import elementwise, updated_rows
+from simgpu.trace.zoo.lowering.tape import BlockNote, Tape, Value
 
 
 class Optimizer(StrEnum):

@@ -1,7 +1,7 @@
 """`record_node`: a node file of the machine it runs on, each number with how it was found.
 
 Lives here: checking what was asked for, the host's own facts, and the file's text. Does not live here: measuring
-(`simgpu.trace.recorder.bandwidth`) and PyTorch (`simgpu.trace.recorder.cuda_copies`, imported only when called).
+(`bandwidth`) and PyTorch (`cuda_copies`, imported only when called).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
-from simgpu.trace.recorder.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
+from simgpu.trace.recorder.node.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -74,7 +74,7 @@ def record_node(
     repetitions: copies of each size each way; their median counts. date: ISO 8601 day to write down, today if left out.
 
     Bandwidths between device and (pinned) host are those of the largest copies, one way at a time; latency comes from
-    a line fitted to all sizes (`simgpu.trace.recorder.bandwidth.fit_latency`); the bandwidth of device memory is what
+    a line fitted to all sizes (`bandwidth.fit_latency`); the bandwidth of device memory is what
     copies inside the device reach, below the data sheet's peak.
 
     Raises `InputError` for wrong arguments and where there is no such device, `MissingExtraError` without PyTorch.
@@ -86,7 +86,7 @@ def record_node(
     _check_arguments(sizes, repetitions, date)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("measuring a node", "torch", "record")
-    from simgpu.trace.recorder.cuda_copies import open_device
+    from simgpu.trace.recorder.node.cuda_copies import open_device
 
     day = date if date is not None else datetime.date.today().isoformat()
     facts, copies = open_device(device)

@@ -1,0 +1,1 @@
+"""Measuring the machine one sits at, for a node file: `entry` has `record_node`."""
