@@ -17,8 +17,8 @@ from simgpu.trace.model import NOT_RECORDED, Origin, Phase, TraceInfo
 from simgpu.trace.timemodel.model import Tf32, time_model
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.zoo.catalogue import NETWORKS, build
-from simgpu.trace.zoo.lowering import lower, operations_of
-from simgpu.trace.zoo.lowering_optimizer import Optimizer
+from simgpu.trace.zoo.lowering.entry import lower, operations_of
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from simgpu.trace.timemodel.parameters import Parameters
