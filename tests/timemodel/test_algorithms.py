@@ -104,3 +104,18 @@ def test_a_library_without_an_algorithm_does_not_use_it() -> None:
     assert "winograd" in new.algorithms(operation)[0].name
     assert not any("winograd" in each.name for each in old.algorithms(operation))
     assert old.duration_ns(operation) > new.duration_ns(operation)
+
+
+def test_an_algorithm_that_needs_more_workspace_than_allowed_is_not_used() -> None:
+    gpu = load_node("v100").gpu
+    shape = ConvolutionShape(128, 64, (224, 224), 64, (3, 3), padding=(1, 1))  # VGG-16's second, batch 128
+    moved = 4 * (2 * 128 * 64 * 224**2 + 9 * 64**2)
+    operation = Operation(OperationKind.CONVOLUTION, 2 * shape.macs, moved, 128 * 64 * 224**2, convolution=shape)
+    assert workspace("winograd_nonfused", shape) > 2**32
+    usual, generous, none = (
+        {each.name for each in model.algorithms(operation)}
+        for model in (time_model(gpu), time_model(gpu, workspace_limit=2**40), time_model(gpu, workspace_limit=0))
+    )
+    assert "winograd_nonfused" not in usual
+    assert generous == names(shape)
+    assert none == {"implicit_gemm"}

@@ -34,6 +34,9 @@ from simgpu.trace.timemodel.operation import Direction, GemmShape, Operation, Op
 if TYPE_CHECKING:
     from simgpu.trace.timemodel.parameters import Architecture, Parameters
 
+#: Largest workspace that a framework gives a convolution unless told otherwise, bytes: that of TensorFlow
+#: (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
+WORKSPACE_LIMIT = 2**32
 #: Bytes of one value, by number format as PyTorch names it; products of no other have a rate.
 _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -67,6 +70,7 @@ class TimeModel:
     multiprocessors: int
     tf32: Tf32
     without: frozenset[str]
+    workspace_limit: int
 
     def duration_ns(self, operation: Operation) -> int:
         """How long the kernel takes, whole nanoseconds; a convolution by its fastest algorithm.
@@ -101,7 +105,7 @@ class TimeModel:
                 work.workspace_bytes,
             )
             for work in works(shape, operation.direction, _itemsize(operation))
-            if work.name not in self.without
+            if work.name not in self.without and work.workspace_bytes <= self.workspace_limit
         ]
         return tuple(sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
 
@@ -162,12 +166,14 @@ def time_model(
     *,
     tf32: Tf32 = Tf32.CONVOLUTIONS,
     without: Iterable[str] = (),
+    workspace_limit: int = WORKSPACE_LIMIT,
     parameters: Parameters | None = None,
 ) -> TimeModel:
     """The time model of a GPU.
 
     tf32: which single-precision products use matrix units, where the GPU has such that take them.
     without: algorithms that the library lacks, such as ``winograd`` before cuDNN 5.
+    workspace_limit: bytes; algorithms that need more are not used.
     parameters: another table than the one that comes with simgpu.
 
     Raises `InputError` naming everything that the GPU's description lacks, an architecture without parameters, and
@@ -202,7 +208,9 @@ def time_model(
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
     architecture = table.architectures[gpu.architecture]
-    return TimeModel(gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking)
+    return TimeModel(
+        gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
+    )
 
 
 def _itemsize(operation: Operation) -> int:
