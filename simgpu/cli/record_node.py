@@ -51,7 +51,7 @@ def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions
         ) from None
     screen = Screen()
     show_node(screen, load_node_file(output))
-    screen.print(f"\nwritten to {output}")
+    click.echo(f"\nwritten to {output}")
 
 
 def _check_output(output: Path, force: bool) -> None:
