@@ -177,3 +177,11 @@ def test_everything_that_a_gpu_lacks_is_told_at_once() -> None:
 def test_products_of_other_numbers_are_refused(operation: Operation) -> None:
     with pytest.raises(InputError, match="no rate for products of"):
         time_model(V100).duration_ns(operation)
+
+
+def test_normalization_goes_over_its_values_more_often_than_once() -> None:
+    """Its input twice in forward: 3 passes for the 2 counted; the rest is the generation's."""
+    work = Operation(OperationKind.NORMALIZATION, 10**11, 8 * 10**11, 10**11)
+    plain = replace(work, kind=OperationKind.ELEMENTWISE)
+    ratio = time_model(V100).duration_ns(work) / time_model(V100).duration_ns(plain)
+    assert ratio == pytest.approx(1.5 / PARAMETERS.architectures["volta"].normalization, rel=1e-3)

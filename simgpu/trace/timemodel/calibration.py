@@ -44,15 +44,13 @@ _SHARED = (
     "algorithms.winograd_nonfused",
     "algorithms.fft",
     "algorithms.fft_tiling",
-    "kinds.normalization.forward",
-    "kinds.normalization.backward",
     "kinds.pooling.forward",
     "kinds.pooling.backward",
     "kinds.reduction.backward",
     "kinds.convolution.forward",
 )
 #: Free parameters of one architecture.
-_OWN = ("compute", "matrix", "memory", "launch")
+_OWN = ("compute", "matrix", "memory", "normalization", "launch")
 
 
 def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Parameters:

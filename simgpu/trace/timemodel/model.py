@@ -152,6 +152,8 @@ class TimeModel:
     def _bandwidth(self, operation: Operation) -> float:
         shares = self.parameters.kinds[operation.kind]
         share = shares.forward if operation.direction is Direction.FORWARD else shares.backward
+        if operation.kind is OperationKind.NORMALIZATION:
+            share *= self.architecture.normalization
         return self.dram_bandwidth * self.architecture.memory * share
 
     def _other_ns(self, operation: Operation) -> int:

@@ -50,6 +50,7 @@ class Architecture(FileModel):
     compute: Share = Field(description="of the fp32 rate, for products of large matrices")
     matrix: Share | None = Field(default=None, description="of the matrix units' rate, for the same")
     memory: Share = Field(description="of the DRAM bandwidth, for long elementwise kernels")
+    normalization: Share = Field(default=1.0, description="of that again, for batch norm and its like")
     launch: TimeOrZero = Field(description="time that every kernel takes whatever it does")
     tf32: bool = Field(default=False, description="its matrix units take single precision, at half their rate")
 
