@@ -40,7 +40,7 @@ def test_the_first_convolution_is_half_empty_all_through_training(name: str) -> 
     assert all(0.48 <= share <= 0.52 for share in first)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "overfeat", "nin", "squeezenet", "googlenet"])
+@pytest.mark.parametrize("name", [name for name in CDMA if name != "vgg16"])  # CSWAP saw no U in VGG-16's ReLU4
 def test_density_falls_fast_then_climbs_slowly_in_every_other_layer(name: str) -> None:
     _, *others = curves(name).values()
     for sparsity in others:
@@ -60,7 +60,7 @@ def test_pooling_is_denser_than_its_input(name: str) -> None:
     found = curves(name)
     layers = list(found)
     pools = [layer for layer in layers if "pool" in layer]
-    assert pools or name == "alexnet"
+    assert pools
     for pool in pools:
         before = found[layers[layers.index(pool) - 1]]
         assert all(after < given for after, given in zip(found[pool], before, strict=True)), pool
@@ -68,12 +68,13 @@ def test_pooling_is_denser_than_its_input(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "overfeat", "vgg16"])
 def test_linear_layers_are_sparsest_and_later_convolutions_sparser(name: str) -> None:
-    middle = {layer: shares[EPOCHS // 2] for layer, shares in curves(name).items()}
-    convolutions = [share for layer, share in middle.items() if layer.startswith("conv")]
-    half = len(convolutions) // 2
-    assert sum(convolutions[half:]) / (len(convolutions) - half) > sum(convolutions[:half]) / half
-    linear = [share for layer, share in middle.items() if layer.startswith("fc")]
-    assert min(linear) > max(convolutions)
+    for epoch in range(1, EPOCHS):
+        shares = {layer: curve[epoch] for layer, curve in curves(name).items()}
+        convolutions = [share for layer, share in shares.items() if layer.startswith("conv")]
+        half = len(convolutions) // 2
+        assert sum(convolutions[half:]) / (len(convolutions) - half) > sum(convolutions[:half]) / half
+        dropped = [share for layer, share in shares.items() if layer.startswith("drop")]
+        assert min(dropped) > max(convolutions), "a linear layer's result is what dropout leaves of it, in place"
 
 
 def test_alexnet_is_as_sparse_as_published() -> None:
@@ -82,8 +83,7 @@ def test_alexnet_is_as_sparse_as_published() -> None:
 
 def test_the_six_networks_have_the_published_mean_and_maximum() -> None:
     assert sum(mean_sparsity(trained(name)) for name in CDMA) / len(CDMA) == pytest.approx(0.62, abs=0.001)
-    relus = [max(shares) for name in CDMA for layer, shares in curves(name).items() if not layer.startswith("drop")]
-    assert max(relus) == pytest.approx(0.93, abs=0.001)
+    assert max(max(shares) for name in CDMA for shares in curves(name).values()) == pytest.approx(0.93, abs=0.001)
 
 
 @pytest.mark.parametrize("depth", [0.1, 1.5])

@@ -9,8 +9,8 @@ Zeros come from ReLU; what other operators make of them is followed through the 
   c = 0 to a window that is all zero or not at all at c = 1.
   w is the kernel's operations for each result; where they were not recorded it is the ratio of both sizes, which is
   too small for overlapping windows.
-* Dropout adds its own zeros; a concatenation has the mean of its parts, weighted by size; copies and local response
-  normalization keep the zeros they are given.
+* Dropout adds its own zeros, up to the 93% that cDMA (section IV-B) saw at most; a concatenation has the mean of its
+  parts, weighted by size; copies and local response normalization keep the zeros they are given.
 * Everything else (convolutions, other normalizations, sums) is taken as dense and gets no row.
 
 Lives here: these rules. Does not live here: the numbers (`simgpu.trace.sparsity.profile` and the files it reads).
@@ -28,7 +28,7 @@ from math import prod
 from simgpu.errors import InputError
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, SparsitySample, Trace
 from simgpu.trace.ops import OpClass, op_class
-from simgpu.trace.sparsity.profile import Profile, load_profile, profile_for
+from simgpu.trace.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
 
 _DIGITS = 6
 _RELU = re.compile(r"(^|[^a-z])(relu|relu6|threshold)_?([^a-z_]|$)")
@@ -143,7 +143,7 @@ class _Flow:
             window = _window(kernel, self.table[sources[0]], self.table[result])
             return float(before ** (window ** (1 - self.profile.pool_clustering)))
         if sort is OpClass.DROPOUT:
-            return 1 - (1 - before) * (1 - self.profile.dropout)
+            return min(EMPTIEST, 1 - (1 - before) * (1 - self.profile.dropout))
         return before if _KEEPS_ZEROS.search(kernel.op) else None
 
     def _curve(self, layer: str, is_linear: bool, rank: int, share: float) -> float:

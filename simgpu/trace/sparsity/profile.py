@@ -22,7 +22,7 @@ FOLDER = Path(__file__).with_name("profiles")
 #: The profile of every network that has none of its own.
 GENERAL = "general"
 
-#: No ReLU is modelled as emptier than this: the sparsest that cDMA (section IV-B) reports.
+#: No feature map is modelled as emptier than this: the sparsest that cDMA (section IV-B) reports.
 EMPTIEST = 0.93
 
 Share = Annotated[float, Field(ge=0, le=1)]
