@@ -38,6 +38,6 @@ def main() -> None:
     simgpu trace show vgg11-cifar-cpu                  what was recorded
     simgpu COMMAND --help                              more about a command
 
-    Ends with 0 when all went well, 2 for bad input, 3 when every policy ran out of the simulated memory, 130
+    Ends with 0 when all went well, 2 for bad input, 3 when every policy with limited memory ran out of it, 130
     when interrupted.
     """

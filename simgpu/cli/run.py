@@ -47,7 +47,7 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
     """Run SCENARIO, a shipped scenario or a YAML file, and report what happened.
 
     Every policy of the scenario is run. Timelines, figures and report.json are written when the scenario or -o
-    names a folder, whole or not at all. Ends with 3 when every policy ran out of memory.
+    names a folder, whole or not at all. Ends with 3 when every policy with limited memory ran out of it.
 
     \b
     simgpu run quickstart
@@ -87,7 +87,7 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
 def compare(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
-    Ends with 3 when every policy ran out of memory.
+    Ends with 3 when every policy with limited memory ran out of it.
 
     \b
     simgpu compare quickstart
@@ -134,9 +134,10 @@ def _print_json(scenario: Scenario, comparison: Comparison) -> None:
 
 
 def _end(comparison: Comparison) -> None:
-    """Tells why policies ran out of memory; the exit code says so when all did."""
+    """Tells why policies ran out of memory; the exit code says so when all did whose memory is limited."""
     messages = [f"{run.label}: {run.outcome}" for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
-    if messages and len(messages) == len(comparison):
+    limited = [run for run in comparison if run.result is None or not run.result.program.unlimited_memory]
+    if messages and len(messages) == len(limited):
         fail(messages, OUT_OF_MEMORY)
     for message in messages:
         click.echo(f"\n{message}", err=True)

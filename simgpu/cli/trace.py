@@ -72,7 +72,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     return [
         *trace.facts(),
         ("notes", trace.info.notes or "-"),
-        ("layers", f"{len(layers.names)}, {words}"),
+        ("layers", f"{sum(not name.startswith('(') for name in layers.names)}, {words}"),
     ]
 
 

@@ -50,6 +50,12 @@ _STAYING = {
 }
 
 
+_NO_WINDOW = (
+    "the network has no convolution, at which vDNN's search for what to fetch would end: "
+    "feature maps come back far ahead of their use"
+)
+
+
 @dataclass(frozen=True)
 class Vdnn(Policy):
     """Offload layer inputs in forward, prefetch them in backward, one layer at a time."""
@@ -93,9 +99,10 @@ def offloading(graph: TaskGraph, mode: str, algorithms: Algorithms) -> Program:
     """vDNN's program with inputs of `mode` layers (all, conv or none) offloaded, run by these algorithms."""
     transforms = (WithAlgorithms(tuple(sorted(algorithms.items()))),) if algorithms else ()
     chosen = transformed(graph, transforms)
+    notes = (_NO_WINDOW,) if mode == "all" and not any(chosen.layers.convolution) else ()
     swaps = () if mode == "none" else place(chosen, convolutions_only=mode == "conv")
     program = lower(chosen, Placement(swaps, layer_barrier=True))
-    return replace(program, transforms=transforms)
+    return replace(program, transforms=transforms, notes=(*program.notes, *notes))
 
 
 def place(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:

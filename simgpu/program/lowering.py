@@ -34,7 +34,6 @@ from simgpu.program.instructions import (
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.streams import StreamOrder, compute_stream, order_streams
 from simgpu.timeline.streams import StreamId
-from simgpu.trace.model import Origin
 
 
 def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
@@ -55,8 +54,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     >>> "copy out x2" in listing(program, graph)
     True
     """
-    imported = graph.trace.info.origin is Origin.IMPORTED  # only those may have lifetimes and yet no reads
-    if imported and not recorded_lifetimes and not any(graph.reads):
+    if not recorded_lifetimes and not graph.trace.tells_reads:
         what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
         remedy = "run the policies none or ideal, or import it with its execution trace"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)

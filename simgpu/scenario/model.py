@@ -18,6 +18,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.policies.registry import make_policy
+from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
 from simgpu.validation import Alignment, FileModel, Size
 
@@ -141,11 +142,14 @@ class Scenario:
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""
         node, link = self.node, self.node.link
+        device = self.trace.info.device
+        other = f"of {device}, not of the node's {node.gpu.name}: a node brings memory and links"
         speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
         return [
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+            *([("times", other)] if device not in (NOT_RECORDED, node.gpu.name) else []),
         ]
 
     def _all_facts(self) -> list[tuple[str, str]]:

@@ -210,6 +210,11 @@ class Trace:
         return sum(kernel.duration_ns for kernel in self.kernels)
 
     @property
+    def tells_reads(self) -> bool:
+        """Whether it is known what kernels read; an imported recording may have blocks with lifetimes alone."""
+        return self.info.origin is not Origin.IMPORTED or any(kernel.reads for kernel in self.kernels)
+
+    @property
     def block_by_id(self) -> Mapping[str, Block]:
         """Blocks by their id."""
         return MappingProxyType({block.id: block for block in self.blocks})

@@ -60,7 +60,8 @@ class TraceStats:
     lifetimes_known, lifetimes_asked: blocks with a recorded release, of those that need one (a persistent block without
     one is held throughout, and a workspace lives as long as its kernel).
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
-    persistent blocks count throughout, or until their last use where their release is recorded.
+    persistent blocks count throughout, or until their last use where their release is recorded; None where it is not
+    known what kernels read.
     sparsity_blocks: feature maps with a measured sparsity, out of `feature_maps`; sparsity_epochs: at how many epochs.
     sparsity: of each block with zeros at some epoch, in the trace's order; empty unless there are several epochs.
     spread_ns: the spreads of all kernels summed, None unless each has one; widest: the kernel with the largest.
@@ -105,7 +106,7 @@ class TraceStats:
             ("constants", f"{self.constants}, {format_bytes(self.constant_bytes)}"),
             ("recorded lifetimes", known),
             ("peak over recorded lifetimes", _peak_text(self.peak_recorded, "lifetimes not recorded")),
-            ("peak over needed lifetimes", _peak_text(self.peak_needed, "no kernels")),
+            ("peak over needed lifetimes", _peak_text(self.peak_needed, "reads not recorded")),
             ("peak by the framework itself", self._framework_peak_text()),
             ("sparsity of feature maps", self._sparsity_text()),
             ("pure kernels", f"{self.pure} yes, {self.impure} no, {self.kernels - self.pure - self.impure} unknown"),
@@ -183,7 +184,7 @@ def trace_stats(trace: Trace) -> TraceStats:
         lifetimes_known=known,
         lifetimes_asked=len(asked),
         peak_recorded=_peak(trace, recorded) if known == len(asked) else None,
-        peak_needed=_peak(trace, needed),
+        peak_needed=_peak(trace, needed) if trace.tells_reads else None,
         feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
         sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
         sparsity_epochs=len({sample.epoch for sample in trace.sparsity}),

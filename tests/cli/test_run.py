@@ -32,6 +32,7 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
         "trace   chain, batch 1, float32; 6 kernels, 60 us of compute\n",
         "origin  modelled, not recorded, for hand-made, by simgpu.trace.chain\n",
         "node    bench: a GPU, 8 GiB usable; PCIe, 10 GB/s out, 10 GB/s in\n",
+        "times   of hand-made, not of the node's a GPU: a node brings memory and links\n",
         "run     3 iterations, the last one reported; steady; counting pool; seed 0\n",
     ):
         assert expected in done.stdout
@@ -130,6 +131,8 @@ def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
     every = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=none")
     assert every.exit_code == 3
     assert every.stderr.startswith("Error: none: out of device memory")
+    beside_ideal = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", "policies=[ideal, none]")
+    assert beside_ideal.exit_code == 3, "ideal has memory without limit, so it says nothing of what fits"
     for word in ("kernel", "asks for", "largest hole", "held by"):
         assert word in every.stderr
 

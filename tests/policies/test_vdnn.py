@@ -9,7 +9,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.vdnn import place
+from simgpu.policies.vdnn import offloading, place
 from simgpu.simulation import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
@@ -87,6 +87,8 @@ def test_one_layer_is_fetched_beside_one_step_so_a_window_without_convolutions_r
         Layer("fc3", "linear", ("d",), "e", 0),
     )
     assert moves(trace, "all") == {"a": ("F:fc2", "B:fc3"), "x": ("F:fc1", "B:relu2")}
+    assert "no convolution" in " ".join(offloading(TaskGraph.of(trace), "all", {}).notes)
+    assert "no convolution" not in " ".join(offloading(TaskGraph.of(CHAIN), "all", {}).notes)
 
 
 def test_a_feature_map_with_several_readers_leaves_with_the_last():

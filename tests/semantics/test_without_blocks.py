@@ -10,6 +10,7 @@ import simgpu
 from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Origin, Trace
+from simgpu.trace.stats import trace_stats
 
 
 def without_blocks() -> Trace:
@@ -46,3 +47,9 @@ def test_a_policy_that_plans_by_uses_is_refused_where_reads_are_not_recorded() -
     with pytest.raises(InputError, match="does not tell what kernels read") as caught:
         simgpu.simulate(without_reads(), simgpu.load_node("v100"), "vdnn")
     assert "import it with its execution trace" in str(caught.value)
+
+
+def test_the_peak_over_needed_lifetimes_is_unknown_without_reads() -> None:
+    stats = trace_stats(without_reads())
+    assert stats.peak_needed is None
+    assert ("peak over needed lifetimes", "reads not recorded") in stats.summary_rows()
