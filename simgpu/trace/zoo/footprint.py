@@ -1,7 +1,7 @@
 """How much memory a network takes where every layer keeps its own: counts in closed form, from the network alone.
 
-Lives here: three such counts, and the batch at which one comes to a given size. Does not live here: what a framework
-that frees and reuses memory needs at once (the peak over a trace's recorded lifetimes: `simgpu.trace.stats`).
+Lives here: such counts, moDNN's lower bound, and the batch at which a count comes to a given size. Does not live here:
+what a framework that frees and reuses memory needs at once (the peak over a trace's lifetimes: `simgpu.trace.stats`).
 
 `result_bytes`: one piece of data and one gradient for each layer's result; layers that work in place share those of the
 layer before. It is a lower bound on what Caffe holds.
