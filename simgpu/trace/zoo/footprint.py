@@ -48,8 +48,8 @@ from simgpu.trace.zoo.network import Layer, LayerKind, Network
 _FLOAT = ITEMSIZE["float32"]
 #: Layers whose result takes the place of what they read, in the models published for Caffe.
 _IN_PLACE = frozenset((LayerKind.RELU, LayerKind.BATCH_NORM, LayerKind.DROPOUT, LayerKind.SCALE, LayerKind.VIEW))
-#: moDNN's layer is an operation and an activation (equation 1), with what is normalized or added into its result.
-_FUSED = _IN_PLACE | {LayerKind.ADD, LayerKind.GELU, LayerKind.TANH, LayerKind.SIGMOID}
+#: moDNN's layer is an operation and its activation (equation 1), with what is normalized or added into its result.
+_FUSED = _IN_PLACE | {LayerKind.ADD}
 #: What Caffe's layers hold besides their result and its gradient, in numbers for each number of the result.
 _HELD = {
     # batch_norm_layer: temp_, x_norm_ and its gradient; scale_layer, which follows it: temp_, its input's copy.
@@ -92,7 +92,7 @@ def caffe_bytes(network: Network, batch: int) -> int:
 def ideal_bytes(network: Network, batch: int, prices: Prices | None = None) -> int:
     """Bytes of moDNN's ideal case: weights, results, their gradients (one of each for each fused layer), the batch.
 
-    Sums of residual networks, normalizations and activations are part of the layer before. prices: a time model, whose
+    Sums of residual networks, normalizations and ReLUs are part of the layer before. prices: a time model, whose
     fastest algorithm for each convolution gives the largest workspace that comes on top; none without it.
 
     >>> from simgpu.trace.zoo.catalogue import build
