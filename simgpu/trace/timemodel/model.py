@@ -16,6 +16,9 @@ too little to do, by smooth laws:
 
 They stand for waves of tiles without their steps: where a step lies depends on the tile that the library picks, which
 nobody else knows, and the laws are exact in both limits.
+
+A convolution's bias is added by one more kernel that reads and writes its result: cuDNN's convolutions take none, and
+PyTorch, TensorFlow and Torch follow them with such a kernel (in PyTorch ``add_``, aten/src/ATen/native/cudnn).
 """
 
 from __future__ import annotations
@@ -134,7 +137,13 @@ class TimeModel:
             (work.extra_bytes + reordered) / bandwidth,
         )
         seconds = max(arithmetic, operation.bytes / bandwidth) + around
-        return work.kernels * self.architecture.launch + ceil(seconds * 1e9)
+        return work.kernels * self.architecture.launch + ceil(seconds * 1e9) + self._bias_ns(operation)
+
+    def _bias_ns(self, operation: Operation) -> int:
+        """The kernel that adds a convolution's bias to its result."""
+        if not operation.added_bytes:
+            return 0
+        return self._other_ns(Operation(OperationKind.ELEMENTWISE, 0, operation.added_bytes, operation.results))
 
     def _padding(self, product: GemmShape) -> float:
         """How much longer a product takes because its sides do not fill the tiles it is computed in."""

@@ -96,7 +96,8 @@ class Operation:
 
     flops: floating-point operations, two for each multiply-accumulate. bytes: what it must at least move to and from
     device memory: every distinct input once and every result once. results: how many values it produces, the measure
-    of how much of the GPU it can keep busy. dtype: of the values, as PyTorch names it.
+    of how much of the GPU it can keep busy. dtype: of the values, as PyTorch names it. added_bytes: what a second,
+    elementwise kernel moves that goes over the result of a convolution in place, as frameworks add a bias.
     convolution, gemm: the shape, where the kernel is one of these; a convolution's is that of its forward direction.
     """
 
@@ -108,3 +109,4 @@ class Operation:
     convolution: ConvolutionShape | None = None
     gemm: GemmShape | None = None
     dtype: str = "float32"
+    added_bytes: int = 0

@@ -6,6 +6,7 @@ Lives here: their shapes, read off arguments and results. Does not live here: an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +38,10 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
     given = arguments(func, args, kwargs)
     x, weight, y = given["input"], given["weight"], returned
-    return (_direction(given, x, weight, y, _FORWARD, _bytes(x, weight, given["bias"], y), y),)
+    work = _direction(given, x, weight, y, _FORWARD, _bytes(x, weight, given["bias"], y), y)
+    if given["bias"] is None or work.kind is not OperationKind.CONVOLUTION:
+        return (work,)
+    return (replace(work, added_bytes=2 * _bytes(y) + _bytes(given["bias"])),)
 
 
 def _convolution_backward(

@@ -3,8 +3,8 @@
 Lives here: counting. Does not live here: which kernels there are, or what they cost.
 
 Products count two operations a multiply-accumulate and nothing else, so that a convolution's are twice its
-multiply-accumulates; a bias that is added on the way is not counted. Other kernels count a few operations a value:
-their time is that of the memory, so the count is only the order of magnitude.
+multiply-accumulates; a convolution's bias, which a kernel of its own adds, is counted by its bytes. Other kernels count
+a few operations a value: their time is that of the memory, so the count is only the order of magnitude.
 """
 
 from __future__ import annotations
@@ -51,14 +51,21 @@ def summed(grad: Value, total: Value) -> Operation:
 
 
 def convolution(
-    shape: ConvolutionShape, direction: Direction, reads: Iterable[Value], writes: Iterable[Value]
+    shape: ConvolutionShape,
+    direction: Direction,
+    reads: Iterable[Value],
+    writes: Iterable[Value],
+    bias: Value | None = None,
 ) -> Operation:
-    """One direction of a convolution."""
+    """One direction of a convolution; a depthwise one adds its bias itself, any other goes over its result again."""
     depthwise = shape.groups > 1 and shape.groups == shape.in_channels
     kind = OperationKind.DEPTHWISE_CONVOLUTION if depthwise else OperationKind.CONVOLUTION
     writes = tuple(writes)
     results = sum(value.count for value in writes)
-    return Operation(kind, 2 * shape.macs, moved(reads) + moved(writes), results, direction, convolution=shape)
+    added = 0 if bias is None or depthwise else 2 * moved(writes) + bias.bytes
+    return Operation(
+        kind, 2 * shape.macs, moved(reads) + moved(writes), results, direction, convolution=shape, added_bytes=added
+    )
 
 
 def gemm(

@@ -11,7 +11,7 @@ from math import prod
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.step import Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 
@@ -24,14 +24,18 @@ _OPPOSITE = {
 
 
 def convolution(step: Step) -> Made:
-    """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse."""
+    """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse.
+
+    Its bias is part of the operator, as it is in PyTorch's ``convolution``, though a kernel of its own adds it.
+    """
     x, weight, y = step.x, step.weights["weight"], step.result()
     transposed = step.attribute("transposed", False)
     shape = _convolution_shape(step, transposed)
     op = "conv_transpose2d" if transposed else "conv2d"
 
     def launch(suffix: str, way: Direction, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> None:
-        operation = operations.convolution(shape, _OPPOSITE[way] if transposed else way, reads, writes)
+        bias = step.weights.get("bias") if way is Direction.FORWARD else None
+        operation = operations.convolution(shape, _OPPOSITE[way] if transposed else way, reads, writes, bias)
         step.tape.launch(op + suffix, operation, reads, writes)
 
     launch("", Direction.FORWARD, (x, *step.weights.values()), (y,))
