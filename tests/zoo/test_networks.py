@@ -258,6 +258,10 @@ def test_images_fall_into_the_classes_of_their_set(name: str, input: str) -> Non
     assert next(layer.shape for layer in network.layers if layer.name == network.layers[-1].inputs[0]) == (classes,)
 
 
+#: Variants that can be taken only with another one.
+ONLY_WITH: dict[tuple[str, str], dict[str, Value]] = {("alexnet", "conv4_channels"): {"grouped": False}}
+
+
 @pytest.mark.parametrize("name", zoo_names())
 def test_variants_are_those_of_the_factory(name: str) -> None:
     """Building with every usual value spelled out gives the same network; each variant can be taken."""
@@ -269,7 +273,22 @@ def test_variants_are_those_of_the_factory(name: str) -> None:
         other: Value = variant.words[-1] if variant.words else not variant.default
         if not isinstance(variant.default, bool | str):
             other = 2 * variant.default
-        assert build(name, **{key: other}) != build(name)
+        rest = ONLY_WITH.get((name, key), {})
+        assert build(name, **{**rest, key: other}) != build(name, **rest)
+
+
+def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
+    """tf_cnn_benchmarks, alexnet_model.py: the fourth convolution has 384 channels."""
+    network = build("alexnet", grouped=False, conv4_channels=384)
+    assert [layer.shape[0] for layer in network.layers if layer.name.startswith("conv")] == [64, 192, 384, 384, 256]
+    with pytest.raises(InputError, match="conv4_channels: is of the single column alone; choose grouped=false"):
+        build("alexnet", conv4_channels=384)
+
+
+def test_googlenet_without_response_normalization_is_otherwise_the_same() -> None:
+    plain, paper = build("googlenet", local_response_norm=False), build("googlenet")
+    assert (plain.parameters, plain.macs) == (paper.parameters, paper.macs)
+    assert len(plain.layers) == len(paper.layers) - 2
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -80,7 +80,10 @@ _EARLY = (
         "AlexNet (Krizhevsky et al. 2012): five convolutions, three linear layers",
         alexnet,
         _IMAGES,
-        {"grouped": _GROUPED},
+        {
+            "grouped": _GROUPED,
+            "conv4_channels": Variant(256, "of the single column; 384 in TensorFlow's benchmarks", input=IMAGENET),
+        },
     ),
     Entry("overfeat", "OverFeat, fast model (Sermanet et al. 2014)", overfeat, (IMAGENET,)),
     Entry("nin", "Network in Network (Lin et al. 2014)", nin, _IMAGES),
@@ -102,7 +105,10 @@ _BRANCHED = (
         "GoogLeNet, without auxiliary classifiers (Szegedy et al. 2015)",
         googlenet,
         _IMAGES,
-        {"batch_norm": Variant(False, "as torchvision has it: normalized, 3 x 3 for 5 x 5")},
+        {
+            "batch_norm": Variant(False, "as torchvision has it: normalized, 3 x 3 for 5 x 5"),
+            "local_response_norm": Variant(True, "after the first and third convolution", input=IMAGENET),
+        },
     ),
     Entry("inception-v2", "Inception v2, that is BN-Inception (Ioffe and Szegedy 2015)", inception_v2, _IMAGES),
     Entry("inception-v3", "Inception v3, without auxiliary classifier (Szegedy et al. 2016)", inception_v3, _IMAGES),

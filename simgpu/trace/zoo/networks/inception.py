@@ -10,7 +10,7 @@ from typing import NamedTuple
 from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
 from simgpu.trace.zoo.network import Network
 from simgpu.trace.zoo.networks.images import image_set
-from simgpu.trace.zoo.networks.units import normalized_convolution as unit
+from simgpu.trace.zoo.networks.layer_groups import normalized_convolution as unit
 
 
 class _Module(NamedTuple):
@@ -39,18 +39,19 @@ _GOOGLENET = (
 )
 
 
-def googlenet(input: str, *, batch_norm: bool = False) -> Network:
+def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool = True) -> Network:
     """GoogLeNet: Szegedy et al., "Going deeper with convolutions", CVPR 2015, table 1.
 
     It makes 1.58 G multiply-accumulates; the paper's 1.5 G, also the sum of its table, counts 34 M for the first
     convolution, whose filters make 118 M. batch_norm: as torchvision has it, normalization after each convolution in
-    place of local response normalization, and 3 x 3 convolutions where the paper has 5 x 5. For CIFAR10 one 3 x 3
-    convolution to 192 channels takes the place of all before the first module, as in kuangliu's pytorch-cifar.
+    place of local response normalization, and 3 x 3 convolutions where the paper has 5 x 5. local_response_norm: as the
+    paper has it, and Torch's published models do not. For CIFAR10 one 3 x 3 convolution to 192 channels takes the place
+    of all before the first module, as in kuangliu's pytorch-cifar.
 
     >>> round(googlenet("imagenet").parameters / 1e6, 2), googlenet("imagenet", batch_norm=True).parameters
     (7.0, 6624904)
     """
-    images = image_set(input)
+    images, responses = image_set(input), local_response_norm and not batch_norm
     net = NetworkBuilder("googlenet", "Szegedy et al., CVPR 2015, table 1")
     x = net.input("image", images.shape)
     if images.small:
@@ -58,10 +59,10 @@ def googlenet(input: str, *, batch_norm: bool = False) -> Network:
     else:
         x = _step(net, "conv1", x, 64, 7, batch_norm, stride=2, padding=3)
         x = net.max_pool("pool1", x, 3, 2, ceil=True)
-        x = x if batch_norm else net.local_response_norm("norm1", x)
+        x = net.local_response_norm("norm1", x) if responses else x
         x = _step(net, "conv2.reduce", x, 64, 1, batch_norm)
         x = _step(net, "conv2", x, 192, 3, batch_norm, padding=1)
-        x = x if batch_norm else net.local_response_norm("norm2", x)
+        x = net.local_response_norm("norm2", x) if responses else x
         x = net.max_pool("pool2", x, 3, 2, ceil=True)
     for module in _GOOGLENET:
         with net.scope(f"inception_{module.name}"):
