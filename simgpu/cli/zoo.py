@@ -11,16 +11,18 @@ import click
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.trace_folder import folder_options, refuse_another
 from simgpu.cli.zoo_validate import validate_
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
+from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.build import trace_of
 from simgpu.trace.zoo.catalogue import NETWORKS, Entry, Value, build
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bytes, format_time, parse_bytes
 
 
 @click.group()
@@ -61,6 +63,13 @@ def list_() -> None:
 @click.option(
     "--epochs", type=click.IntRange(min=1), help="Model the sparsity of its feature maps over so many epochs."
 )
+@click.option(
+    "--workspace-limit",
+    default=format_bytes(WORKSPACE_LIMIT),
+    show_default=True,
+    metavar="SIZE",
+    help="Convolution algorithms that need more workspace are left out.",
+)
 @click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
 def build_(
     network: str,
@@ -71,6 +80,7 @@ def build_(
     input: str | None,
     optimizer: str,
     epochs: int | None,
+    workspace_limit: str,
     variant: tuple[str],
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
@@ -78,15 +88,21 @@ def build_(
     \b
     simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
     simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --workspace-limit "256 MiB" -o vgg16-small
     simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
     """
     from simgpu.cli.run import parse_settings
 
+    try:
+        limit = parse_bytes(workspace_limit)
+    except ValueError as error:
+        raise InputError([Problem("", "--workspace-limit", str(error))]) from None
     with progress(quiet=False) as say:
         say(f"building {network}")
         settings = cast("dict[str, Value]", parse_settings(variant))  # build refuses values of other types
         built = build(network, input, **settings)
-        trace = trace_of(built, batch=batch, gpu=load_node(gpu).gpu, optimizer=optimizer)
+        gpu_spec = load_node(gpu).gpu
+        trace = trace_of(built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit)
         if epochs is not None:
             trace = with_sparsity(trace, epochs)
         refuse_another(output, force, trace)

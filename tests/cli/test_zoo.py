@@ -74,6 +74,10 @@ def test_build_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "batch_norm=[1]"), "batch_norm: [1] is not"),
         (("vgg16", "--batch", 0, "--gpu", "v100"), "'--batch': 0 is not in the range x>=1"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--optimizer", "lamb"), "'lamb' is not one of 'sgd', 'adam'"),
+        (
+            ("vgg16", "--batch", 1, "--gpu", "v100", "--workspace-limit", "256"),
+            "--workspace-limit: '256' has no unit",
+        ),
         (("vgg16", "--batch", 1), "Missing option '--gpu'"),
     ],
 )
@@ -82,6 +86,17 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, arguments: tuple[o
     assert done.exit_code == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_build_keeps_to_the_workspace_that_it_may_use(tmp_path: Path) -> None:
+    assert built(tmp_path / "usual")[0] == 0
+    assert built(tmp_path / "small", "--workspace-limit", "8 MiB")[0] == 0
+    usual, small = read_trace(tmp_path / "usual"), read_trace(tmp_path / "small")
+    assert max(choice.workspace_bytes for choice in usual.algorithms) > 8 * 2**20
+    assert set(small.algorithms) == {choice for choice in usual.algorithms if choice.workspace_bytes <= 8 * 2**20}
+    assert max(block.bytes for block in small.blocks if block.kind == "workspace") <= 8 * 2**20
+    assert "workspace is at most 8 MiB" in small.info.notes
+    assert "workspace is at most 4 GiB" in usual.info.notes
 
 
 def test_building_vgg16_takes_less_than_a_second(tmp_path: Path) -> None:

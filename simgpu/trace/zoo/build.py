@@ -10,30 +10,43 @@ from simgpu import __version__
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
-from simgpu.trace.timemodel.model import time_model
+from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 from simgpu.trace.zoo.catalogue import Value, build
 from simgpu.trace.zoo.lowering.entry import lower
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
+from simgpu.units import format_bytes
 
 
 def build_trace(
-    name: str, *, batch: int, gpu: GpuSpec, input: str | None = None, optimizer: str = "sgd", **variant: Value
+    name: str,
+    *,
+    batch: int,
+    gpu: GpuSpec,
+    input: str | None = None,
+    optimizer: str = "sgd",
+    workspace_limit: int = WORKSPACE_LIMIT,
+    **variant: Value,
 ) -> Trace:
     """One training iteration of a network of the zoo, modelled for a GPU.
 
     batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum)
-    or adam. Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
+    or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need, usually 4 GiB; the trace
+    lists those alone that keep to it. Raises `InputError` for what is not known, and for a GPU whose description lacks
+    what the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> trace = build_trace("vgg16", batch=128, gpu=load_node("v100").gpu)
     >>> trace.block_by_id["conv1_1"].bytes / 2**20, trace.info.origin.value
     (1568.0, 'modelled')
     """
-    return trace_of(build(name, input, **variant), batch=batch, gpu=gpu, optimizer=optimizer)
+    network = build(name, input, **variant)
+    return trace_of(network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit)
 
 
-def trace_of(network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sgd") -> Trace:
+def trace_of(
+    network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sgd", workspace_limit: int = WORKSPACE_LIMIT
+) -> Trace:
     """One training iteration of any network; see `build_trace`."""
     problems = []
     if batch < 1:
@@ -41,6 +54,9 @@ def trace_of(network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sg
     if optimizer not in list(Optimizer):
         remedy = did_you_mean(optimizer, list(Optimizer))
         problems.append(InputError.single("", "optimizer", f"{optimizer!r} is not known", remedy))
+    if workspace_limit < 0:
+        what = f"{workspace_limit} is not a number of bytes"
+        problems.append(InputError.single("", "workspace_limit", what, "give at least 0"))
     if problems:
         raise InputError(problem for error in problems for problem in error.problems)
     info = TraceInfo(
@@ -50,15 +66,18 @@ def trace_of(network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sg
         dtype="float32",
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=_notes(network, optimizer),
+        notes=_notes(network, optimizer, workspace_limit),
     )
-    return lower(network, batch=batch, prices=time_model(gpu), info=info, optimizer=Optimizer(optimizer))
+    prices = time_model(gpu, workspace_limit=workspace_limit)
+    return lower(network, batch=batch, prices=prices, info=info, optimizer=Optimizer(optimizer))
 
 
-def _notes(network: Network, optimizer: str) -> str:
+def _notes(network: Network, optimizer: str, workspace_limit: int) -> str:
     update = "SGD with momentum" if optimizer == Optimizer.SGD else "Adam"
     return (
         f"Network after {network.source}. Kernels, blocks and lifetimes as PyTorch has them, updated by {update}; "
-        "durations by simgpu's time model. Convolutions run by their fastest algorithm, whose duration and workspace "
-        "these are; the others are listed beside it."
+        "durations by simgpu's time model. Convolutions run by the fastest of the algorithms whose workspace is at most "
+        f"{format_bytes(workspace_limit)}, whose duration and workspace these are; the others within that limit are listed "
+        "beside it. A framework's own choice may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the "
+        "memory that is free, Caffe allows 8 MiB, TensorFlow 4 GiB."
     )
