@@ -57,7 +57,8 @@ def test_winograd_multiplies_less_by_its_tiles() -> None:
         ({}, ALWAYS | FOURIER | {"winograd", "winograd_nonfused"}),
         ({"stride": (2, 2)}, ALWAYS),
         ({"dilation": (2, 2)}, ALWAYS),
-        ({"groups": 2}, ALWAYS),
+        ({"groups": 2}, ALWAYS | FOURIER | {"winograd", "winograd_nonfused"}),
+        ({"groups": 2, "stride": (2, 2)}, ALWAYS),
         ({"kernel": (5, 5), "padding": (2, 2)}, ALWAYS | FOURIER),
         ({"kernel": (1, 7), "padding": (0, 3)}, ALWAYS | FOURIER),
         ({"kernel": (1, 1), "padding": (0, 0)}, ALWAYS),
@@ -68,6 +69,15 @@ def test_winograd_multiplies_less_by_its_tiles() -> None:
 )
 def test_where_algorithms_apply(change: dict[str, object], expected: set[str]) -> None:
     assert names(replace(LAYER, **change)) == expected
+
+
+def test_transforms_take_groups_one_after_another_in_one_workspace() -> None:
+    half = replace(LAYER, in_channels=8, out_channels=16)
+    both = {work.name: work for work in works(replace(LAYER, groups=2), Direction.FORWARD)}
+    one = {work.name: work for work in works(half, Direction.FORWARD)}
+    for name in FOURIER | {"winograd", "winograd_nonfused"}:
+        assert both[name].workspace_bytes == one[name].workspace_bytes
+        assert (both[name].kernels, both[name].product_flops) == (2 * one[name].kernels, 2 * one[name].product_flops)
 
 
 def test_the_fused_winograd_has_no_gradient_of_weights() -> None:

@@ -19,14 +19,22 @@ fft                   stride 1, padded side up to 256  8 F (NC + NK + CK): spect
 fft_tiling            stride 1, filter side up to 32   the same with tiles of 32 x 32 for images
 ===================== ================================ =======================================================
 
-Stride 1 stands for no dilation and no groups too, and the transforms are for filters larger than 1 x 1. A formula
-counts what the algorithm must hold at once; a library may hold less by working in portions, or more for padding.
+Stride 1 stands for no dilation too. A formula counts what the algorithm must hold at once; a library may hold less by
+working in portions, or more for padding. Where it was measured: cuDNN's fused Winograd holds 256 KiB for 64 to 64
+channels (LBANN, pull request 437), as here; and for 32 images of 56 x 56, 64 to 64 channels, 3 x 3, the fast choice
+fits into 256 MB and not into 128 MB (sonots/cumo, pull request 502). Which choice that is is not told: the formulas
+give 111 MiB for the non-fused Winograd, 132 MiB for FFT.
+
+Simplified: the non-fused Winograd is for 3 x 3 alone, though cuDNN's guide lists 5 x 5 with it (nothing published says
+by which tiles, so neither its arithmetic nor its workspace can be counted); the transforms are left out for 1 x 1
+filters, where they save nothing. Groups are taken one after another by the transforms, each as a convolution of its
+own in the same workspace: so Torch and Caffe did before cuDNN 7 had groups, and how cuDNN does since is not published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Literal
 
@@ -102,13 +110,33 @@ def works(shape: ConvolutionShape, direction: Direction, itemsize: int = 4) -> I
     yield AlgorithmWork(
         "gemm", product, flops, extra_bytes=2 * matrix, workspace_bytes=matrix, matrix_units=True, kernels=2
     )
-    plain = shape.stride == (1, 1) and shape.dilation == (1, 1) and shape.groups == 1
-    if plain and shape.kernel == (3, 3):
+    if shape.stride == (1, 1) and shape.dilation == (1, 1):
+        inputs, outputs = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+        group = replace(shape, in_channels=inputs, out_channels=outputs, groups=1)
+        for work in _by_transforms(group, direction, itemsize):
+            yield _repeated(work, shape.groups)
+
+
+def _by_transforms(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iterator[AlgorithmWork]:
+    """What applies to a convolution of stride 1 without groups."""
+    if shape.kernel == (3, 3):
         if direction is not Direction.BACKWARD_WEIGHTS:
             yield _winograd_fused(shape, itemsize)
         yield _winograd_nonfused(shape, itemsize)
-    if plain and shape.kernel != (1, 1):
+    if shape.kernel != (1, 1):
         yield from _transforms(shape)
+
+
+def _repeated(work: AlgorithmWork, times: int) -> AlgorithmWork:
+    """One after another, in the same workspace."""
+    return replace(
+        work,
+        product=replace(work.product, count=times * work.product.count),
+        product_flops=times * work.product_flops,
+        other_flops=times * work.other_flops,
+        extra_bytes=times * work.extra_bytes,
+        kernels=times * work.kernels,
+    )
 
 
 def _tiles(shape: ConvolutionShape, side: int) -> int:
