@@ -9,7 +9,7 @@ from typing import cast
 import click
 
 from simgpu.cli.screen import Screen, facts, progress, table
-from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.cli.trace_folder import refuse_another
 from simgpu.cli.zoo_validate import validate_
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
@@ -55,7 +55,14 @@ def list_() -> None:
 
 @zoo.command("build")
 @click.argument("network")
-@folder_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder to write; NETWORK-bBATCH-GPU in the current one where left out.",
+)
+@click.option("--force", is_flag=True, help="Replace another trace in that folder.")
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
 @click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
@@ -73,7 +80,7 @@ def list_() -> None:
 @click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
 def build_(
     network: str,
-    output: Path,
+    output: Path | None,
     force: bool,
     batch: int,
     gpu: str,
@@ -86,13 +93,14 @@ def build_(
     """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
 
     \b
-    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet -o vgg16-b128
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet
     simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
     simgpu zoo build vgg16 --batch 128 --gpu v100 --workspace-limit "256 MiB" -o vgg16-small
     simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
     """
     from simgpu.cli.run import parse_settings
 
+    folder = output or Path(f"{network}-b{batch}-{Path(gpu).stem}")
     try:
         limit = parse_bytes(workspace_limit)
     except ValueError as error:
@@ -105,10 +113,10 @@ def build_(
         trace = trace_of(built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit)
         if epochs is not None:
             trace = with_sparsity(trace, epochs)
-        refuse_another(output, force, trace)
-        say(f"writing {output}")
-        write_trace(trace, output)
-    Screen().print(facts([*_facts(built, trace), ("written", str(output))]))
+        refuse_another(folder, force, trace)
+        say(f"writing {folder}")
+        write_trace(trace, folder)
+    Screen().print(facts([*_facts(built, trace), ("written", str(folder))]))
 
 
 def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:

@@ -56,6 +56,9 @@ class GpuSection(FileModel):
     tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
     architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
     multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
+    reported_as: tuple[Text, ...] = Field(
+        default=(), strict=False, description="what its driver calls it, where that is not its name"
+    )
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> GpuSection:

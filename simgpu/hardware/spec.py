@@ -27,6 +27,7 @@ class GpuSpec:
     architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
     dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
     the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
+    reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
     """
 
     name: str
@@ -39,6 +40,15 @@ class GpuSpec:
     tensor_rate: int | None = None
     architecture: str | None = None
     multiprocessors: int | None = None
+    reported_as: tuple[str, ...] = ()
+
+    def is_called(self, device: str) -> bool:
+        """Whether a recording on `device` was made on this GPU.
+
+        >>> GpuSpec("Tesla V100 PCIe", 1, reported_as=("Tesla V100-PCIE-32GB",)).is_called("Tesla V100-PCIE-32GB")
+        True
+        """
+        return device == self.name or device in self.reported_as
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Scenario:
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
-            *([("times", other)] if device not in (NOT_RECORDED, node.gpu.name) else []),
+            *([("times", other)] if device != NOT_RECORDED and not node.gpu.is_called(device) else []),
         ]
 
     def _all_facts(self) -> list[tuple[str, str]]:

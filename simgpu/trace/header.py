@@ -19,7 +19,7 @@ SCHEMA = "simgpu.trace/1"
 FILE = "trace.yaml"
 
 _TEXTS = ("model", "device", "dtype", "tool")
-_OPTIONAL_TEXTS = ("date", "notes")
+_OPTIONAL_TEXTS = ("date", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
 _PEAK = "framework_peak_bytes"
@@ -107,11 +107,13 @@ def header_text(trace: Trace) -> str:
         "date": info.date,
         "notes": info.notes,
         _PEAK: info.framework_peak_bytes,
+        "modelled": info.modelled,
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
-    if info.framework_peak_bytes is None:
-        del values[_PEAK]
+    for key in (_PEAK, "modelled"):
+        if values[key] in (None, ""):
+            del values[key]
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.
     is_plain = all(line.isprintable() for line in info.notes.split("\n"))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=110)

@@ -150,6 +150,7 @@ class TraceInfo:
 
     date: ISO 8601 day of the recording, empty when unknown. notes: free text.
     framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
+    modelled: what of a recorded or imported trace is modelled all the same, such as its sparsity; empty for nothing.
     """
 
     model: str
@@ -161,6 +162,7 @@ class TraceInfo:
     date: str = ""
     notes: str = ""
     framework_peak_bytes: int | None = None
+    modelled: str = ""
 
     @property
     def provenance(self) -> str:
@@ -178,7 +180,8 @@ class TraceInfo:
         }
         unknown = self.device == NOT_RECORDED
         told = f"{self.origin}, device {NOT_RECORDED}" if unknown else f"{words[self.origin]} {self.device}"
-        return f"{told}, {self.date}" if self.date else told
+        parts = (told, self.date, f"its {self.modelled} modelled" if self.modelled else "")
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -118,3 +118,10 @@ def test_build_refuses_epochs_for_a_network_without_relu(tmp_path: Path) -> None
     assert code == 2
     assert "there is no ReLU in forward" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_build_names_the_folder_itself_where_none_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = simgpu("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100", "--input", "imagenet")
+    assert done.exit_code == 0
+    assert read_trace(tmp_path / "vgg16-b128-v100").info.batch == 128

@@ -21,7 +21,7 @@ CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 GIGA = 10**9
 
 #: Keys that name or arrange things, and so need no source.
-NO_QUANTITY = {"gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
+NO_QUANTITY = {"gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
 
@@ -158,3 +158,9 @@ def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
 def test_every_node_is_explained_in_the_readme() -> None:
     text = README.read_text(encoding="utf-8").replace("`-", "`v100-nvlink2-")
     assert [name for name in node_names() if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(("device", "node"), [("NVIDIA H100 80GB HBM3", "h100"), ("Tesla V100-PCIE-32GB", "v100")])
+def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, node: str) -> None:
+    assert load_node(node).gpu.is_called(device)
+    assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]

@@ -124,6 +124,7 @@ def test_modelled_rows_replace_measured_ones_and_the_notes_say_so() -> None:
     assert trace.sparsity
     made = with_sparsity(trace, 4)
     assert made.info.notes.endswith("Sparsity is modelled (profile general, 4 epochs).")
+    assert made.info.provenance == f"{trace.info.provenance}, its sparsity modelled", "every result shows it"
     assert {sample.epoch for sample in made.sparsity} == {0, 1, 2, 3}
     assert replace(made, sparsity=(), info=trace.info) == replace(trace, sparsity=())
 

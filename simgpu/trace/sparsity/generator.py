@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from simgpu.errors import InputError
-from simgpu.trace.model import Block, BlockKind, Kernel, Phase, SparsitySample, Trace
+from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, SparsitySample, Trace
 from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
 
@@ -63,7 +63,8 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = Non
         for block, share in flow.at(epoch / max(1, epochs - 1)).items():
             rows[block].append(SparsitySample(block, epoch, round(share, _DIGITS)))
     told = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip())
+    modelled = trace.info.modelled if trace.info.origin is Origin.MODELLED else "sparsity"
+    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=modelled)
     ordered = [sample for block in trace.blocks for sample in rows[block.id]]
     return replace(trace, info=info, sparsity=tuple(ordered))
 
