@@ -10,8 +10,8 @@ from simgpu.cli.nodes import show_node
 from simgpu.cli.screen import Screen, progress
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
-from simgpu.trace.recorder.node.bandwidth import DEFAULT_SIZES
-from simgpu.trace.recorder.node.entry import DEFAULT_REPETITIONS, record_node
+from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
+from simgpu.trace.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
 from simgpu.units import format_bytes, parse_bytes
 
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))

@@ -22,7 +22,6 @@ class LayerKind(StrEnum):
     RELU = "relu"  # in_place: bool
     GELU = "gelu"
     TANH = "tanh"
-    SIGMOID = "sigmoid"
     MAX_POOL = "max_pool"  # kernel, stride, padding: pairs; ceil: bool
     AVG_POOL = "avg_pool"  # kernel, stride, padding: pairs; ceil: bool
     GLOBAL_AVG_POOL = "global_avg_pool"

@@ -1,10 +1,14 @@
-"""The loss: cross-entropy as PyTorch runs it, a log-softmax and the negative log-likelihood of the label."""
+"""The loss: cross-entropy as PyTorch runs it, a log-softmax and the negative log-likelihood of the label.
+
+Lives here: its kernels, forward and back. Does not live here: the gradient that backward begins with
+(`simgpu.trace.zoo.lowering.entry`), or a softmax inside a network (`simgpu.trace.zoo.lowering.pointwise`).
+"""
 
 from __future__ import annotations
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import OperationKind
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.step import Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 

@@ -1,5 +1,8 @@
 """The optimizer's step: SGD with momentum, and Adam.
 
+Lives here: what is kept between iterations, and the kernels that update the weights. Does not live here: how the
+weights' gradients come about (`simgpu.trace.zoo.lowering.step`).
+
 Each kernel goes over all weights at once, as PyTorch's ``foreach`` form does, its default on a GPU.
 """
 

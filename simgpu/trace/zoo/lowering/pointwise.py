@@ -1,13 +1,16 @@
 """Layers that work value by value: activations, sums, products, scaling, dropout; and softmax, row by row.
 
-What backward reads follows autograd: relu, tanh, sigmoid and softmax save their result, gelu its input, a product both
-factors, dropout its mask of one byte a value; sums and scaling save nothing.
+Lives here: their kernels, forward and back. Does not live here: what a kernel must compute and move
+(`simgpu.trace.zoo.lowering.operations`), or how gradients of one value are summed (`simgpu.trace.zoo.lowering.step`).
+
+What backward reads follows autograd: relu, tanh and softmax save their result, gelu its input, a product both factors,
+dropout its mask of one byte a value; sums and scaling save nothing.
 """
 
 from __future__ import annotations
 
 from simgpu.trace.timemodel.operation import OperationKind
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.step import Backward, Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 
@@ -34,12 +37,6 @@ def tanh(step: Step) -> Made:
     """Saves its result."""
     y = _apply(step, "tanh", _EXPONENTIAL)
     return Made(y, _from(step, "tanh_backward", y, 3), (y,))
-
-
-def sigmoid(step: Step) -> Made:
-    """Saves its result."""
-    y = _apply(step, "sigmoid", _EXPONENTIAL)
-    return Made(y, _from(step, "sigmoid_backward", y, 3), (y,))
 
 
 def softmax(step: Step) -> Made:

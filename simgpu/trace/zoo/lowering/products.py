@@ -1,5 +1,8 @@
 """Layers that are products: convolution, linear, product of two inputs, embedding.
 
+Lives here: their kernels, forward and back. Does not live here: the algorithms of a convolution
+(`simgpu.trace.timemodel.algorithms`), or the products inside an LSTM's cell (`simgpu.trace.zoo.lowering.recurrent`).
+
 Backward of a convolution and of a linear layer is apart for data, weights and bias, as the libraries compute it. What
 the loss does not depend on is left out: the first layer has no backward for its data.
 """

@@ -1,5 +1,8 @@
 """One time step of a long short-term memory, as PyTorch's cell on a GPU: two products and one fused kernel.
 
+Lives here: its kernels, forward and back. Does not live here: unrolling over time, which the network's builder does
+(`simgpu.trace.zoo.networks.lstm`).
+
 The fused kernel saves the gates; backward reads them with the cell states before and after. The gates' shares from
 input and recurrence are let go of at once. Weights are used at every time step, so that their gradients add up.
 """
@@ -10,7 +13,7 @@ from dataclasses import replace
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import Direction, GemmShape
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.products import product
 from simgpu.trace.zoo.lowering.step import MadeOfParts, Step
 from simgpu.trace.zoo.lowering.tape import Value

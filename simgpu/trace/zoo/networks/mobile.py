@@ -5,7 +5,7 @@ from __future__ import annotations
 from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
 from simgpu.trace.zoo.network import Network
 from simgpu.trace.zoo.networks.images import image_set
-from simgpu.trace.zoo.networks.units import normalized_convolution as unit
+from simgpu.trace.zoo.networks.layer_groups import normalized_convolution as unit
 
 #: Channels and stride of MobileNet's thirteen separable convolutions.
 _SEPARABLE = (

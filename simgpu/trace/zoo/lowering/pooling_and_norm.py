@@ -1,5 +1,8 @@
 """Layers that look at many values at once: pooling and normalisation.
 
+Lives here: their kernels, forward and back. Does not live here: softmax (`simgpu.trace.zoo.lowering.pointwise`), or
+which sides a pooled feature map has (`simgpu.trace.zoo.shapes`).
+
 What backward reads follows autograd: maximum pooling its input and the indices it noted (int64, as PyTorch), average
 pooling its input (for its shape alone, yet it is held), batch and layer norm their input and the statistics they saved.
 Local response norm is one kernel each way, as cuDNN has it, whose backward reads input and result; PyTorch puts it
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simgpu.trace.timemodel.operation import Operation, OperationKind
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.step import Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 

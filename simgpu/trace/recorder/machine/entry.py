@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
-from simgpu.trace.recorder.node.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
+from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -86,7 +86,7 @@ def record_node(
     _check_arguments(sizes, repetitions, date)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("measuring a node", "torch", "record")
-    from simgpu.trace.recorder.node.cuda_copies import open_device
+    from simgpu.trace.recorder.machine.cuda_copies import open_device
 
     day = date if date is not None else datetime.date.today().isoformat()
     facts, copies = open_device(device)

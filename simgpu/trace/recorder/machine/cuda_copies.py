@@ -1,7 +1,7 @@
 """Copies on a CUDA device through PyTorch, and what the device tells about itself.
 
 Lives here: the only part of measuring a node that needs PyTorch and a GPU. Does not live here: what the times mean
-(`simgpu.trace.recorder.node.bandwidth`).
+(`simgpu.trace.recorder.machine.bandwidth`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.trace.recorder.clocks import Clock, CudaClock
-from simgpu.trace.recorder.node.bandwidth import Way
-from simgpu.trace.recorder.node.entry import DeviceFacts
+from simgpu.trace.recorder.machine.bandwidth import Way
+from simgpu.trace.recorder.machine.entry import DeviceFacts
 
 _WARM_UP = 3
 #: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.

@@ -1,7 +1,7 @@
 """How fast a device copies: bandwidth of large copies, and the time before the first byte.
 
 Lives here: what is asked of a device, and the numbers drawn from its answers. Does not live here: running copies on a
-GPU (`simgpu.trace.recorder.node.cuda_copies`), or the node file (`simgpu.trace.recorder.node.entry`).
+GPU (`simgpu.trace.recorder.machine.cuda_copies`), or the node file (`simgpu.trace.recorder.machine.entry`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Layers that move values without changing them: views and crops, copies in another order, concatenation.
 
+Lives here: their kernels, forward and back. Does not live here: which shapes fit (`simgpu.trace.zoo.shapes`).
+
 A view makes no kernel and no block. Its gradient is a view too; unless the view left values out, then it is copied
 into a gradient of full size, the pieces of one value all into the same one; or repeated them, then it is summed. A
 concatenation copies; the gradients of its inputs are views of the one of its result, as PyTorch has it.
@@ -7,7 +9,7 @@ concatenation copies; the gradients of its inputs are views of the one of its re
 
 from __future__ import annotations
 
-from simgpu.trace.zoo.lowering import operations as operations
+from simgpu.trace.zoo.lowering import operations
 from simgpu.trace.zoo.lowering.step import Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 
