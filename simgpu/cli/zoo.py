@@ -22,6 +22,7 @@ from simgpu.trace.zoo.build import trace_of
 from simgpu.trace.zoo.catalogue import NETWORKS, Entry, Value, build
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
+from simgpu.trace.zoo.networks.images import CIFAR10
 from simgpu.units import format_bytes, format_time, parse_bytes
 
 
@@ -43,6 +44,8 @@ zoo.add_command(validate_)
 def list_() -> None:
     """List the networks with their parameters and the multiply-accumulates of a sample; below, what can be chosen.
 
+    Last, in which form each takes the 32 x 32 images of CIFAR10.
+
     \b
     simgpu zoo list
     """
@@ -51,6 +54,8 @@ def list_() -> None:
     screen.print(table(("network", "parameters", "MACs", "what"), rows, left=(0, 3)))
     screen.print()
     screen.print(table(("choice", "what", "of"), _choices(), left=(0, 1, 2)))
+    screen.print()
+    screen.print(table(("of", "input cifar10"), _forms(CIFAR10), left=(0, 1)))
 
 
 @zoo.command("build")
@@ -125,7 +130,7 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
     assert peak is not None, "every lifetime of a modelled trace is known"
     return [
         *trace.facts(),
-        ("source", network.source),
+        ("source", network.provenance),
         ("layers", f"{len(network.layers)}, {_short(network.parameters)} parameters"),
         ("MACs", f"{_short(network.macs)} a sample, forward"),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
@@ -158,6 +163,15 @@ def _choices() -> list[tuple[str, str, str]]:
             what = f"{variant.meaning} (for {variant.input} alone)" if variant.input else variant.meaning
             variants[f"{name}={_yaml(variant.default)}", what].append(entry.name)
     return [(name, what, ", ".join(names)) for (name, what), names in (inputs | variants).items()]
+
+
+def _forms(input: str) -> list[tuple[str, str]]:
+    """Networks that take the input, and in which form."""
+    forms: defaultdict[str, list[str]] = defaultdict(list)
+    for entry in NETWORKS.values():
+        if input in entry.inputs:
+            forms[build(entry.name, input).form].append(entry.name)
+    return [(", ".join(names), form) for form, names in forms.items()]
 
 
 def _yaml(value: object) -> str:

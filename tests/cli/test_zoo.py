@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def test_list_names_every_network_and_its_choices() -> None:
     assert "grouped=true" in done.stdout
 
 
+def test_list_tells_in_which_form_a_network_takes_cifar10() -> None:
+    told = " ".join(simgpu("zoo", "list").stdout.partition("input cifar10\n")[2].split())
+    for name, entry in NETWORKS.items():
+        assert (name in re.split(r"[\s,]+", told)) == ("cifar10" in entry.inputs), name
+    assert "the paper" in told and "kuangliu" in told and "Wei Yang" in told
+
+
 def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> None:
     code, told, _ = built(tmp_path / "out")
     assert code == 0
@@ -39,13 +47,15 @@ def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> N
 
 
 def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
-    code, _, _ = built(
+    code, told, _ = built(
         tmp_path / "out", "--input", "cifar10", "--optimizer", "adam", "--variant", "batch_norm=true", network="vgg11"
     )
     assert code == 0
     trace = read_trace(tmp_path / "out")
     shapes = [block.shape for block in trace.blocks if block.kind == "input"]
     assert shapes == [(16, 3, 32, 32)]
+    form = "one linear layer in place of three, as in kuangliu's pytorch-cifar"
+    assert form in told and form in trace.info.notes
     assert trace.kernels[-1].op == "_foreach_addcdiv_"
     assert "batch_norm" in {kernel.op for kernel in trace.kernels}
 

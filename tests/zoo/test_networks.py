@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -256,6 +257,23 @@ def test_images_fall_into_the_classes_of_their_set(name: str, input: str) -> Non
     classes = 10 if input == "cifar10" else 1000
     assert network.inputs[0].shape[1:] == ((32, 32) if input == "cifar10" else network.inputs[0].shape[1:])
     assert next(layer.shape for layer in network.layers if layer.name == network.layers[-1].inputs[0]) == (classes,)
+
+
+@pytest.mark.parametrize("name", [name for name, input in ALL if input == "cifar10"])
+def test_a_network_for_cifar10_tells_in_which_form(name: str) -> None:
+    """What it was adapted to, how, and in whose form: the paper's or that of a public training."""
+    network = build(name, "cifar10")
+    assert network.form.startswith("for 32 x 32 images")
+    assert re.search(
+        r"\bas in (\w+ )*\S+'s pytorch-|\bhas it in kuangliu's pytorch-|\bas (in )?the paper", network.form
+    )
+    assert network.form != build(name, "imagenet").form
+    assert network.provenance == f"{network.source}; {network.form}"
+
+
+def test_a_network_in_its_papers_form_names_the_paper_alone() -> None:
+    network = build("vgg16", "imagenet")
+    assert (network.form, network.provenance) == ("", network.source)
 
 
 #: Variants that can be taken only with another one.

@@ -51,9 +51,10 @@ class NetworkBuilder:
     ((64, 32, 32), 657162, 2424832)
     """
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(self, name: str, source: str, form: str = "") -> None:
         self._name = name
         self._source = source
+        self._form = form
         self._inputs: list[NetworkInput] = []
         self._layers: list[Layer] = []
         self._shapes: dict[str, Shape] = {}
@@ -314,7 +315,7 @@ class NetworkBuilder:
         """The network whose results are x: cross-entropy over its last side against one label for each other place."""
         shape = x.shape[:-1] if label_shape is None else tuple(label_shape)
         self._add("loss", LayerKind.LOSS, (x,), ())
-        return Network(self._name, tuple(self._inputs), tuple(self._layers), self._source, shape)
+        return Network(self._name, tuple(self._inputs), tuple(self._layers), self._source, shape, self._form)
 
     def _pool(
         self, kind: LayerKind, name: str, x: Tensor, kernel: Side, stride: Side, padding: Side, ceil: bool

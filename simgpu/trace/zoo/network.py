@@ -90,7 +90,8 @@ class NetworkInput:
 class Network:
     """A network in forward order; its last layer is the loss.
 
-    source: the publication whose description it follows. label_shape: of one sample's labels.
+    source: the publication whose description it follows. label_shape: of one sample's labels. form: what differs from
+    that description for the input chosen, and whose form it is; empty where nothing does.
     """
 
     name: str
@@ -98,6 +99,12 @@ class Network:
     layers: tuple[Layer, ...]
     source: str
     label_shape: tuple[int, ...] = ()
+    form: str = ""
+
+    @property
+    def provenance(self) -> str:
+        """Source and form in one line."""
+        return "; ".join(filter(None, (self.source, self.form)))
 
     @property
     def parameters(self) -> int:

@@ -7,6 +7,11 @@ from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
 from simgpu.trace.zoo.network import Network
 from simgpu.trace.zoo.networks.images import ImageSet, image_set
 
+_ALEXNET_FOR_CIFAR10 = (
+    "for 32 x 32 images: poolings of 2 x 2 and one linear layer in place of three, as in Wei Yang's "
+    "pytorch-classification"
+)
+
 
 def alexnet(input: str, *, grouped: bool = True, conv4_channels: int = 256) -> Network:
     """AlexNet: five convolutions, three linear layers.
@@ -49,7 +54,8 @@ def _two_groups(images: ImageSet) -> Network:
 
 
 def _single_column(images: ImageSet, conv4_channels: int) -> Network:
-    net = NetworkBuilder("alexnet", "Krizhevsky, One weird trick for parallelizing CNNs, arXiv:1404.5997, section 5")
+    source = "Krizhevsky, One weird trick for parallelizing CNNs, arXiv:1404.5997, section 5"
+    net = NetworkBuilder("alexnet", source, _ALEXNET_FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     pool = 2 if images.small else 3
     x = net.relu("relu1", net.convolution("conv1", x, 64, 11, stride=4, padding=5 if images.small else 2))
@@ -85,6 +91,11 @@ def overfeat(input: str) -> Network:
     return net.finish(net.linear("fc8", x, images.classes))
 
 
+#: The authors' forms for CIFAR10 and for ImageNet.
+_NIN_FOR_CIFAR10 = "for 32 x 32 images as in the paper, in the sizes that its authors published"
+_NIN_FOR_IMAGENET = "for 224 x 224 images with four blocks, as in the Caffe model that its authors published later"
+
+
 def nin(input: str) -> Network:
     """Network in Network: Lin, Chen and Yan, ICLR 2014; a convolution and two of 1 x 1 form a block.
 
@@ -92,7 +103,7 @@ def nin(input: str) -> Network:
     later one of four blocks on 224 x 224, published as a Caffe model.
     """
     images = image_set(input)
-    net = NetworkBuilder("nin", "Lin, Chen and Yan, ICLR 2014")
+    net = NetworkBuilder("nin", "Lin, Chen and Yan, ICLR 2014", _NIN_FOR_CIFAR10 if images.small else _NIN_FOR_IMAGENET)
     x = net.input("image", images.shape)
     if images.small:
         x = _nin_block(net, x, 1, (192, 160, 96), 5, padding=2)

@@ -9,6 +9,10 @@ from simgpu.trace.zoo.networks.layer_groups import normalized_convolution as uni
 
 _GROWTH = 32
 _BLOCKS = {121: (6, 12, 24, 16)}
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: a 3 x 3 convolution of stride 1 in place of the first convolution and the pooling, as in "
+    "kuangliu's pytorch-cifar"
+)
 
 
 def densenet(depth: int, input: str) -> Network:
@@ -21,7 +25,8 @@ def densenet(depth: int, input: str) -> Network:
     7978856
     """
     images = image_set(input)
-    net = NetworkBuilder(f"densenet{depth}", "Huang, Liu, van der Maaten and Weinberger, CVPR 2017, table 1")
+    source = "Huang, Liu, van der Maaten and Weinberger, CVPR 2017, table 1"
+    net = NetworkBuilder(f"densenet{depth}", source, _FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     if images.small:
         x = net.convolution("conv0", x, 2 * _GROWTH, 3, padding=1, bias=False)

@@ -39,6 +39,12 @@ _GOOGLENET = (
 )
 
 
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: a 3 x 3 convolution to 192 channels in place of all before the first module, "
+    "as GoogLeNet has it in kuangliu's pytorch-cifar"
+)
+
+
 def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool = True) -> Network:
     """GoogLeNet: Szegedy et al., "Going deeper with convolutions", CVPR 2015, table 1.
 
@@ -52,7 +58,7 @@ def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool
     (7.0, 6624904)
     """
     images, responses = image_set(input), local_response_norm and not batch_norm
-    net = NetworkBuilder("googlenet", "Szegedy et al., CVPR 2015, table 1")
+    net = NetworkBuilder("googlenet", "Szegedy et al., CVPR 2015, table 1", _FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     if images.small:
         x = _step(net, "conv2", x, 192, 3, batch_norm, padding=1)
@@ -129,7 +135,7 @@ def inception_v2(input: str) -> Network:
     11.29
     """
     images = image_set(input)
-    net = NetworkBuilder("inception-v2", "Ioffe and Szegedy, ICML 2015, figure 5")
+    net = NetworkBuilder("inception-v2", "Ioffe and Szegedy, ICML 2015, figure 5", _FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     if images.small:
         x = unit(net, "conv2", x, 192, 3, padding=1)

@@ -11,6 +11,10 @@ from simgpu.trace.zoo.network import Network
 from simgpu.trace.zoo.networks.images import image_set
 from simgpu.trace.zoo.networks.layer_groups import normalized_convolution as unit
 
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: no stride and no pooling before the first module, as in weiaicunzai's pytorch-cifar100"
+)
+
 
 def inception_v3(input: str) -> Network:
     """Inception v3 on 299 x 299 images (table 1, and the published model where that is silent).
@@ -22,7 +26,7 @@ def inception_v3(input: str) -> Network:
     (23.83, 5.71)
     """
     images = image_set(input, 299)
-    net = NetworkBuilder("inception-v3", "Szegedy et al., CVPR 2016, table 1")
+    net = NetworkBuilder("inception-v3", "Szegedy et al., CVPR 2016, table 1", _FOR_CIFAR10 if images.small else "")
     x = _stem(net, net.input("image", images.shape), images.small)
     for name, pooled in (("5b", 32), ("5c", 64), ("5d", 64)):
         with net.scope(f"mixed_{name}"):

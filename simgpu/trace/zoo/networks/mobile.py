@@ -15,6 +15,9 @@ _SEPARABLE = (
 )
 
 
+_MOBILENET_FOR_CIFAR10 = "for 32 x 32 images: no stride in the first convolution, as in kuangliu's pytorch-cifar"
+
+
 def mobilenet(input: str, *, width: float = 1.0) -> Network:
     """MobileNet v1: Howard et al., "MobileNets", arXiv:1704.04861, table 1; width: the paper's multiplier alpha.
 
@@ -25,7 +28,9 @@ def mobilenet(input: str, *, width: float = 1.0) -> Network:
     (4.23, 569)
     """
     images = image_set(input)
-    net = NetworkBuilder("mobilenet", "Howard et al., arXiv:1704.04861, table 1")
+    net = NetworkBuilder(
+        "mobilenet", "Howard et al., arXiv:1704.04861, table 1", _MOBILENET_FOR_CIFAR10 if images.small else ""
+    )
     x = net.input("image", images.shape)
     x = unit(net, "conv1", x, max(1, round(32 * width)), 3, stride=1 if images.small else 2, padding=1)
     for number, (channels, stride) in enumerate(_SEPARABLE, 2):
@@ -42,6 +47,12 @@ _FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 2
 _POOLS = {"1.0": (4, 8), "1.1": (3, 5)}
 
 
+_SQUEEZENET_FOR_CIFAR10 = (
+    "for 32 x 32 images: the first convolution 3 x 3 without stride, as in weiaicunzai's pytorch-cifar100; the rest as "
+    "published, without that project's normalization and bypasses"
+)
+
+
 def squeezenet(version: str, input: str) -> Network:
     """SqueezeNet 1.0: Iandola et al., arXiv:1602.07360, table 1; 1.1: the authors' cheaper release.
 
@@ -52,7 +63,8 @@ def squeezenet(version: str, input: str) -> Network:
     (1248424, 1235496)
     """
     images = image_set(input)
-    net = NetworkBuilder(f"squeezenet{version}", "Iandola et al., arXiv:1602.07360, table 1")
+    form = _SQUEEZENET_FOR_CIFAR10 if images.small else ""
+    net = NetworkBuilder(f"squeezenet{version}", "Iandola et al., arXiv:1602.07360, table 1", form)
     x = net.input("image", images.shape)
     channels, kernel = (96, 7) if version == "1.0" else (64, 3)
     if images.small:

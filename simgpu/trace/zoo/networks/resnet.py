@@ -24,6 +24,12 @@ _STAGES = {
 }
 
 
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: a 3 x 3 convolution of stride 1 in place of the first convolution and the pooling, as in "
+    "kuangliu's pytorch-cifar"
+)
+
+
 def resnet(depth: int, input: str, *, stride_in_3x3: bool = False) -> Network:
     """ResNet of 18, 34, 50, 101 or 152 layers; projections where the shape changes (option B).
 
@@ -35,7 +41,7 @@ def resnet(depth: int, input: str, *, stride_in_3x3: bool = False) -> Network:
     25.56
     """
     images, (blocks, bottlenecks) = image_set(input), _STAGES[depth]
-    net = NetworkBuilder(f"resnet{depth}", f"{SOURCE}, table 1")
+    net = NetworkBuilder(f"resnet{depth}", f"{SOURCE}, table 1", _FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     if images.small:
         x = unit(net, "conv1", x, 64, 3, padding=1)
@@ -76,6 +82,10 @@ def _joined(net: NetworkBuilder, branch: Tensor, shortcut: Tensor) -> Tensor:
     return net.relu("relu", net.add("add", branch, shortcut, in_place=True))
 
 
+_ITS_OWN_IMAGES = "for 32 x 32 images, as the paper has it"
+_LARGER_IMAGES = "for 224 x 224 images and 1000 classes with nothing else changed, which the paper does not have"
+
+
 def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float = 1.0) -> Network:
     """ResNet of 6n + 2 layers as section 4.2 has it for CIFAR10: 16, 32 and 64 channels, n blocks of each.
 
@@ -87,7 +97,8 @@ def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float
     0.27
     """
     images = image_set(input)
-    net = NetworkBuilder(f"{'resnet' if shortcuts else 'plain'}{depth}", f"{SOURCE}, section 4.2")
+    name, form = f"{'resnet' if shortcuts else 'plain'}{depth}", _ITS_OWN_IMAGES if images.small else _LARGER_IMAGES
+    net = NetworkBuilder(name, f"{SOURCE}, section 4.2", form)
     x = net.input("image", images.shape)
     narrowest = max(1, round(16 * width))
     x = unit(net, "conv1", x, narrowest, 3, padding=1)

@@ -11,6 +11,9 @@ VOC = "voc"
 ISBI = "isbi"
 _VOC_CLASSES = 21
 _ISBI_CLASSES = 2
+_FCN_FOR_IMAGENET = (
+    "for 224 x 224 images: every convolution keeps the image's size and nothing is cut, as later ports have it"
+)
 
 
 def fcn(stride: int, input: str) -> Network:
@@ -25,7 +28,8 @@ def fcn(stride: int, input: str) -> Network:
     """
     as_published = input == VOC
     side = 500 if as_published else 224
-    net = NetworkBuilder(f"fcn{stride}s", "Long, Shelhamer and Darrell, CVPR 2015, section 4")
+    form = "" if as_published else _FCN_FOR_IMAGENET
+    net = NetworkBuilder(f"fcn{stride}s", "Long, Shelhamer and Darrell, CVPR 2015, section 4", form)
     image = net.input("image", (3, side, side))
     pools = _vgg16(net, image, 100 if as_published else 1)
     x = net.relu("relu6", net.convolution("fc6", pools[5], 4096, 7, padding=0 if as_published else 3))

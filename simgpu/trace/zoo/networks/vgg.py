@@ -24,6 +24,12 @@ _CONVOLUTIONS = {
 }
 
 
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: one linear layer in place of three, as in kuangliu's pytorch-cifar, which also normalizes "
+    "(batch_norm)"
+)
+
+
 def vgg(depth: int, input: str, *, batch_norm: bool = False) -> Network:
     """VGG of 11, 13, 16, 19 (configurations A, B, D, E of table 1) or 101 layers.
 
@@ -35,7 +41,7 @@ def vgg(depth: int, input: str, *, batch_norm: bool = False) -> Network:
     (138.36, 15.47)
     """
     images = image_set(input)
-    net = NetworkBuilder(f"vgg{depth}", SOURCE)
+    net = NetworkBuilder(f"vgg{depth}", SOURCE, _FOR_CIFAR10 if images.small else "")
     x = net.input("image", images.shape)
     for stage, (count, width) in enumerate(zip(_CONVOLUTIONS[depth], _WIDTHS, strict=True), 1):
         for place in range(1, count + 1):
