@@ -11,7 +11,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.purity import purity
-from simgpu.trace.zoo.catalogue import build, zoo_names
+from simgpu.trace.zoo.catalogue import NETWORKS, build
 from simgpu.trace.zoo.lowering.entry import operations_of
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, Weight
@@ -57,7 +57,7 @@ def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network) -> N
     assert TaskGraph.of(trace).open_lifetimes[0] == 0
 
 
-@pytest.mark.parametrize("name", zoo_names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_of_the_zoo_lowers_soundly(name: str) -> None:
     net, batch = build(name), 2
     trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)))

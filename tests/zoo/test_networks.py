@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.trace.zoo.catalogue import NETWORKS, Value, build, zoo_names
+from simgpu.trace.zoo.catalogue import NETWORKS, Value, build
 from simgpu.trace.zoo.network import Layer, LayerKind, Network
 
 
@@ -222,7 +222,7 @@ def test_the_tied_output_of_bert_owns_its_bias_alone() -> None:
     assert (decoder.shares, [weight.name for weight in decoder.weights]) == ("embeddings.word", ["bias"])
 
 
-ALL = [(name, input) for name in zoo_names() for input in NETWORKS[name].inputs]
+ALL = [(name, input) for name in NETWORKS for input in NETWORKS[name].inputs]
 
 
 @pytest.mark.parametrize(("name", "input"), ALL)
@@ -280,7 +280,7 @@ def test_a_network_in_its_papers_form_names_the_paper_alone() -> None:
 ONLY_WITH: dict[tuple[str, str], dict[str, Value]] = {("alexnet", "conv4_channels"): {"grouped": False}}
 
 
-@pytest.mark.parametrize("name", zoo_names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_variants_are_those_of_the_factory(name: str) -> None:
     """Building with every usual value spelled out gives the same network; each variant can be taken."""
     entry = NETWORKS[name]
@@ -315,9 +315,31 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert error.value.lines() == [
         "network bert-base, input: 'imagenet' is not an input of it; known: text",
         "network bert-base, variant head: 'nsp' is not one of mlm, classifier; its usual value is 'mlm'",
-        "network bert-base, variant sequence: 0 is not a whole number above zero; its usual value is 128",
+        "network bert-base, variant sequence: 0 is not a whole number above zero and at most 512; "
+        "its usual value is 128",
         "network bert-base, variant sequnce: is not a variant of it; did you mean 'sequence'? known: head, sequence",
     ]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_values_that_make_no_network_are_refused_by_name(name: str) -> None:
+    for key, variant in NETWORKS[name].variants.items():
+        silly: list[object] = [[1], None, float("nan"), float("inf"), -1, 0, 10**30]
+        if not isinstance(variant.default, bool | str):
+            silly += [True, variant.most + 1]
+        for value in silly:
+            with pytest.raises(InputError, match=f"variant {key}: .* is not "):
+                build(name, **{key: cast("Value", value)})
+
+
+def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:
+    with pytest.raises(InputError, match="variant sequence: 513 is not a whole number above zero and at most 512"):
+        build("bert-base", sequence=513)
+
+
+def test_a_loss_over_more_words_than_are_known_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be taken over 8192 words where 100 are known; choose a larger"):
+        build("biglstm", vocabulary=100)
 
 
 def test_an_unknown_network_is_told_with_the_nearest() -> None:

@@ -22,7 +22,7 @@ from simgpu.trace.zoo.networks.lstm import biglstm
 from simgpu.trace.zoo.networks.mobile import mobilenet, squeezenet
 from simgpu.trace.zoo.networks.resnet import resnet, small_resnet
 from simgpu.trace.zoo.networks.segmentation import ISBI, VOC, fcn, unet
-from simgpu.trace.zoo.networks.transformer import TEXT, bert, transformer, vit
+from simgpu.trace.zoo.networks.transformer import POSITIONS, TEXT, bert, transformer, vit
 from simgpu.trace.zoo.networks.vgg import vgg
 
 Value = bool | int | float | str
@@ -33,28 +33,31 @@ class Variant:
     """One way in which a network can differ.
 
     default: its usual value. meaning: in a line. words: those it takes, where it is a word. input: the only one with
-    which it can be chosen, where there is one.
+    which it can be chosen, where there is one. most: the largest number it takes, where it is a number.
     """
 
     default: Value
     meaning: str
     words: tuple[str, ...] = ()
     input: str | None = None
+    most: int = 2**16
 
     def objection(self, value: object) -> str | None:
-        """What is wrong with a value, None where nothing is; numbers must be above zero."""
+        """What is wrong with a value, None where nothing is; numbers must be above zero and at most `most`."""
         if isinstance(self.default, bool | str):
             fits = type(value) is type(self.default) and (not self.words or value in self.words)
         else:
             kinds = int | float if isinstance(self.default, float) else int
-            fits = isinstance(value, kinds) and not isinstance(value, bool) and value > 0
+            fits = isinstance(value, kinds) and not isinstance(value, bool) and 0 < value <= self.most
         return None if fits else f"{value!r} is not {self._wanted()}"
 
     def _wanted(self) -> str:
         if self.words:
             return f"one of {', '.join(self.words)}"
-        words = {bool: "true or false", int: "a whole number above zero", float: "a number above zero", str: "a word"}
-        return words[type(self.default)]
+        if isinstance(self.default, bool | str):
+            return "true or false" if isinstance(self.default, bool) else "a word"
+        number = "number" if isinstance(self.default, float) else "whole number"
+        return f"a {number} above zero and at most {self.most}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,9 @@ class Entry:
 
 _IMAGES = (IMAGENET, CIFAR10)
 _SMALL_FIRST = (CIFAR10, IMAGENET)
-_WIDTH = Variant(1.0, "multiplies the channels")
-_SEQUENCE = Variant(128, "tokens in a sample")
+#: Far above anything published; what lies beyond is a slip, and would take minutes to write down.
+_WIDTH = Variant(1.0, "multiplies the channels", most=64)
+_VOCABULARY = 10_000_000
 
 _GROUPED = Variant(True, "two groups and normalization of 2012; else the single column of 2014", input=IMAGENET)
 _EARLY = (
@@ -162,7 +166,6 @@ _SEGMENTATION = (
     Entry("unet", "U-Net (Ronneberger et al. 2015)", unet, (ISBI,)),
 )
 
-_HEAD = Variant("mlm", "what follows the encoder", ("mlm", "classifier"))
 _SEQUENCES = (
     Entry(
         "biglstm",
@@ -170,9 +173,9 @@ _SEQUENCES = (
         biglstm,
         (TEXT,),
         {
-            "steps": Variant(20, "words it is unrolled over"),
-            "vocabulary": Variant(793471, "words known"),
-            "sampled": Variant(8192, "words the loss is taken over"),
+            "steps": Variant(20, "words it is unrolled over", most=1000),
+            "vocabulary": Variant(793471, "words known", most=_VOCABULARY),
+            "sampled": Variant(8192, "words the loss is taken over", most=_VOCABULARY),
         },
     ),
     *(
@@ -182,7 +185,7 @@ _SEQUENCES = (
             partial(bert, size),
             (TEXT,),
             {
-                "sequence": _SEQUENCE,
+                "sequence": Variant(128, "tokens in a sample, of which it tells 512 places apart", most=POSITIONS),
                 "head": Variant("mlm", "what follows the encoder", ("mlm", "classifier")),
             },
         )
@@ -193,7 +196,10 @@ _SEQUENCES = (
         "encoder of the base Transformer (Vaswani et al. 2017)",
         transformer,
         (TEXT,),
-        {"sequence": _SEQUENCE, "vocabulary": Variant(37000, "tokens known")},
+        {
+            "sequence": Variant(128, "tokens in a sample"),
+            "vocabulary": Variant(37000, "tokens known", most=_VOCABULARY),
+        },
     ),
     *(
         Entry(f"vit-{size}", f"ViT {size}, 16 x 16 patches (Dosovitskiy et al. 2021)", partial(vit, size), (IMAGENET,))
@@ -205,11 +211,6 @@ _ENTRIES = (*_EARLY, *_BRANCHED, *_RESIDUAL, *_SEGMENTATION, *_SEQUENCES)
 
 #: Every network by its name.
 NETWORKS: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
-
-
-def zoo_names() -> tuple[str, ...]:
-    """Names of all networks, in the order of `NETWORKS`."""
-    return tuple(NETWORKS)
 
 
 def build(name: str, input: str | None = None, **variant: Value) -> Network:
@@ -231,7 +232,12 @@ def build(name: str, input: str | None = None, **variant: Value) -> Network:
     problems += [problem for key, value in variant.items() for problem in _wrong(entry, chosen, key, value)]
     if problems:
         raise InputError(problems)
-    return entry.factory(chosen, **variant)
+    try:
+        return entry.factory(chosen, **variant)
+    except ValueError as error:  # each value is sound, and together they do not make a network
+        usual = ", ".join(f"{key}={entry.variants[key].default}" for key in variant)
+        remedy = f"choose values nearer to the usual {usual}" if usual else ""
+        raise InputError.single("", f"network {name}", str(error), remedy) from None
 
 
 def _wrong(entry: Entry, input: str, key: str, value: Value) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simgpu.errors import InputError
 from simgpu.trace.zoo.builder import NetworkBuilder, Tensor
 from simgpu.trace.zoo.network import Network
 
@@ -22,6 +23,9 @@ def biglstm(input: str, *, steps: int = 20, vocabulary: int = 793471, sampled: i
     >>> round(biglstm("text").parameters / 1e9, 1)
     1.8
     """
+    if sampled > vocabulary:
+        what = f"the loss cannot be taken over {sampled} words where {vocabulary} are known"
+        raise InputError.single("", "network biglstm, variant sampled", what, "choose a larger vocabulary with it")
     net = NetworkBuilder("biglstm", "Jozefowicz et al., arXiv:1602.02410, table 1")
     words = net.input("words", (steps,), "int64")
     state = [

@@ -47,7 +47,8 @@ def transformer(input: str, *, sequence: int = 128, vocabulary: int = 37000) -> 
 #: Devlin et al. 2019, section 3.
 _BERT = {"base": _Size(12, 768, 12, 3072), "large": _Size(24, 1024, 16, 4096)}
 _WORD_PIECES = 30522
-_POSITIONS = 512
+#: Places that BERT tells apart, each by a trained row: the longest sequence.
+POSITIONS = 512
 
 
 def bert(size: str, input: str, *, sequence: int = 128, head: str = "mlm") -> Network:
@@ -66,7 +67,7 @@ def bert(size: str, input: str, *, sequence: int = 128, head: str = "mlm") -> Ne
     with net.scope("embeddings"):
         x = net.embedding("word", words, _WORD_PIECES, shape.width)
         x = net.add("sum", x, net.embedding("type", kinds, 2, shape.width))
-        x = net.layer_norm("norm", net.add_weight("position", x, _POSITIONS))
+        x = net.layer_norm("norm", net.add_weight("position", x, POSITIONS))
         x = net.dropout("drop", x, 0.1)
     for number in range(shape.layers):
         with net.scope(f"layer{number}"):
