@@ -1,0 +1,125 @@
+"""Peak rates and DRAM bandwidth of every shipped GPU: what its data sheet prints, and what that follows from.
+
+The figures stand here a second time, apart from the nodes' files, so that a slip in a file does not pass. Each printed
+figure must also follow from the units and clocks that the same publications give, to the digits that it is printed in.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import NamedTuple
+
+import pytest
+
+from simgpu.hardware.nodes import load_node, node_names
+
+GIGA, TERA = 10**9, 10**12
+
+
+class Printed(NamedTuple):
+    """A figure as printed, and the product that it is rounded from: units, their work a cycle, cycles a second."""
+
+    figure: str
+    units: int
+    each: float
+    clock_hz: float
+
+    @property
+    def derived(self) -> float:
+        return self.units * self.each * self.clock_hz
+
+    def agrees(self, scale: int) -> bool:
+        """Whether the product is the figure to its last digit, trailing zeros not counted."""
+        figure = Decimal(self.figure)
+        last = figure.normalize().as_tuple().exponent
+        assert isinstance(last, int)
+        return abs(Decimal(self.derived) / scale - figure) <= Decimal(10) ** last / 2
+
+
+class Board(NamedTuple):
+    """Memory in GB, multiprocessors, and peaks: FP32 and matrix units in TFLOP/s, DRAM in GB/s."""
+
+    memory: int
+    multiprocessors: int
+    fp32: Printed
+    tensor: Printed | None
+    dram: Printed
+
+
+def ordinary(figure: str, multiprocessors: int, cores: int, mhz: int) -> Printed:
+    """Cores of all multiprocessors, each a multiply and an add a cycle."""
+    return Printed(figure, multiprocessors * cores, 2, mhz * 1e6)
+
+
+def matrix(figure: str, units: int, products: int, mhz: int) -> Printed:
+    """Matrix units, each with so many multiply-accumulates a cycle."""
+    return Printed(figure, units, 2 * products, mhz * 1e6)
+
+
+def memory_bus(figure: str, bits: int, gigabits: float) -> Printed:
+    """Pins of the bus, each with so many Gbit/s."""
+    return Printed(figure, bits, 1 / 8, gigabits * 1e9)
+
+
+#: By the GPU's name. Sources: NVIDIA's data sheets, specifications and architecture white papers of each.
+BOARDS = {
+    # The clock that the board starts with; GDDR5 at 3004 MHz, two bits a cycle.
+    "Tesla K40": Board(12, 15, ordinary("4.29", 15, 192, 745), None, memory_bus("288", 384, 6.008)),
+    "GeForce GTX Titan X (Maxwell)": Board(12, 24, ordinary("6.6", 24, 128, 1075), None, memory_bus("336", 384, 7.0)),
+    # HBM2 at 715 MHz, two bits a cycle, on four stacks of 1024 bits.
+    "Tesla P100 PCIe": Board(16, 56, ordinary("9.3", 56, 64, 1303), None, memory_bus("732", 4096, 1.43)),
+    # GDDR5X at 5705 MHz, two bits a cycle, as CUDA's deviceQuery reports it; the specification rounds it to 11.4.
+    "Titan Xp": Board(12, 30, ordinary("12.1", 30, 128, 1582), None, memory_bus("547.7", 384, 11.41)),
+    # 110 was announced without a clock: it needs about 1335 MHz, below the boost clock. HBM2 on three stacks.
+    "Titan V": Board(
+        12, 80, ordinary("14.9", 80, 64, 1455), matrix("110", 640, 64, 1335), memory_bus("652.8", 3072, 1.7)
+    ),
+    # Published tables give 1370 MHz (CUDA reports 1380); HBM2 at 877 MHz, two bits a cycle, on four stacks.
+    "Tesla V100 PCIe": Board(
+        32, 80, ordinary("14", 80, 64, 1370), matrix("112", 640, 64, 1370), memory_bus("900", 4096, 1.754)
+    ),
+    "Tesla V100 SXM2": Board(
+        32, 80, ordinary("15.7", 80, 64, 1530), matrix("125", 640, 64, 1530), memory_bus("900", 4096, 1.754)
+    ),
+    # Matrix units at half their rate into single precision: 32 of 64 products.
+    "GeForce RTX 2080 Ti": Board(
+        11, 68, ordinary("13.4", 68, 64, 1545), matrix("53.8", 544, 32, 1545), memory_bus("616", 352, 14.0)
+    ),
+    # HBM2 at 1215 MHz, two bits a cycle, on five stacks.
+    "A100 PCIe 40GB": Board(
+        40, 108, ordinary("19.5", 108, 64, 1410), matrix("312", 432, 256, 1410), memory_bus("1555", 5120, 2.43)
+    ),
+    # The white paper gives the matrix units a lower clock; HBM3 at 2619 MHz, two bits a cycle, on five stacks.
+    "H100 SXM": Board(
+        80, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("3350", 5120, 5.238)
+    ),
+    # The data sheet gives no rate of the pins: 6.25 Gbit/s on six stacks is what the printed bandwidth needs.
+    "H200 SXM": Board(
+        141, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("4800", 6144, 6.25)
+    ),
+}
+
+REAL = [name for name in node_names() if name != "laptop-2gb"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_node_has_the_figures_that_its_gpus_data_sheet_prints(name: str) -> None:
+    gpu = load_node(name).gpu
+    board = BOARDS[gpu.name]
+    assert gpu.memory == board.memory * 2**30, "nominal, as the README of the nodes says"
+    assert gpu.multiprocessors == board.multiprocessors
+    assert gpu.fp32_rate == Decimal(board.fp32.figure) * TERA
+    assert gpu.tensor_rate == (Decimal(board.tensor.figure) * TERA if board.tensor else None)
+    assert gpu.dram_bandwidth == Decimal(board.dram.figure) * GIGA
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_a_data_sheet_prints_follows_from_its_units_and_clocks(name: str) -> None:
+    board = BOARDS[name]
+    assert board.fp32.agrees(TERA)
+    assert board.tensor is None or board.tensor.agrees(TERA)
+    assert board.dram.agrees(GIGA)
+
+
+def test_every_gpu_that_ships_is_checked() -> None:
+    assert {load_node(name).gpu.name for name in REAL} == set(BOARDS)
