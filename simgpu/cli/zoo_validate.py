@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.trace.timemodel.samples import Use
 from simgpu.trace.timemodel.validation import Row, Summary, Validation, validate
 from simgpu.units import format_time
 
@@ -25,7 +26,7 @@ def validate_(recordings: Path | None, parts: bool) -> None:
     """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
     Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
-    simgpu/trace/timemodel/published.yaml.
+    simgpu/trace/timemodel/published.yaml. No GPU is held out.
 
     \b
     simgpu zoo validate
@@ -41,10 +42,16 @@ def validate_(recordings: Path | None, parts: bool) -> None:
             screen.print(gpu)
             screen.print(table(_HEADINGS, [_row(row) for row in shown], left=(0, 2, 6)))
             screen.print()
-    screen.print("mean and worst absolute error of phases and iterations")
-    screen.print(
-        table(("GPU", "fitted to", "mean", "worst", "held out", "mean", "worst"), _summaries(found), left=(0,))
-    )
+    screen.print("errors of phases and iterations: mean and worst size, and mean with sign (bias)")
+    headings = ("fit", "mean", "worst", "bias", "held out", "mean", "worst", "bias")
+    screen.print(table(("GPU", *headings), _by_gpu(found), left=(0,)))
+    screen.print()
+    screen.print(table(("network", *headings), _by_network(found), left=(0,)))
+    seen = found.summary(Use.SEEN_NETWORK)
+    if seen is not None:
+        screen.print(
+            f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
+        )
     if found.skipped:
         screen.print("\nnot compared")
         screen.print(facts((skipped.what, skipped.why) for skipped in found.skipped))
@@ -59,18 +66,25 @@ def _row(row: Row) -> tuple[str, ...]:
         format_time(sample.measured_ns),
         format_time(row.modelled_ns),
         f"{row.error:+.1%}",
-        "fit" if sample.fitted else "held out",
+        sample.use.value,
     )
 
 
-def _summaries(found: Validation) -> list[tuple[str, ...]]:
+def _by_gpu(found: Validation) -> list[tuple[str, ...]]:
     return [
-        (gpu or "all", *_short(found.summary(fitted=True, gpu=gpu)), *_short(found.summary(fitted=False, gpu=gpu)))
+        (gpu or "all", *_short(found.summary(Use.FIT, gpu=gpu)), *_short(found.summary(Use.HELD_OUT, gpu=gpu)))
         for gpu in (*found.gpus(), None)
     ]
 
 
-def _short(summary: Summary | None) -> tuple[str, str, str]:
+def _by_network(found: Validation) -> list[tuple[str, ...]]:
+    return [
+        (name, *_short(found.summary(Use.FIT, network=name)), *_short(found.summary(Use.HELD_OUT, network=name)))
+        for name in found.networks()
+    ]
+
+
+def _short(summary: Summary | None) -> tuple[str, str, str, str]:
     if summary is None:
-        return "0", "", ""
-    return str(summary.count), f"{summary.mean:.1%}", f"{abs(summary.worst.error):.1%}"
+        return "0", "", "", ""
+    return str(summary.count), f"{summary.mean:.1%}", f"{abs(summary.worst.error):.1%}", f"{summary.bias:+.1%}"

@@ -9,8 +9,10 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.trace.timemodel.calibration import START, written
+from simgpu.trace.timemodel.operation import Direction
 from simgpu.trace.timemodel.parameters import PARAMETERS, load_parameters
 from simgpu.trace.timemodel.published import PUBLISHED, load_published
+from simgpu.trace.timemodel.samples import Sample, Use, published_samples
 
 
 def damaged(tmp_path: Path, old: str, new: str, original: Path = PARAMETERS) -> Path:
@@ -64,6 +66,35 @@ def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
     networks = {figure.network for figure in published.figures}
     assert set(published.fitted_networks) < networks
     assert len(networks - set(published.fitted_networks)) >= 5
+    samples = [sample for sample in published_samples(published) if isinstance(sample, Sample)]
+    assert {sample.network for sample in samples if sample.fitted} == set(published.fitted_networks)
+    assert {sample.use for sample in samples} == {Use.FIT, Use.HELD_OUT}
+
+
+@pytest.mark.parametrize("source", ["johnson", "johnson-k40", "cloud", "sako", "nvidia", "lambda", "tensorflow"])
+def test_figures_are_compared_with_the_network_that_was_measured(source: str) -> None:
+    """PyTorch and fb.resnet.torch halve images in the 3 x 3 of a bottleneck, TensorFlow's benchmarks in the 1 x 1."""
+    deep = {"resnet50", "resnet101", "resnet152"}
+    figures = [figure for figure in load_published().figures if figure.source == source and figure.network in deep]
+    assert figures
+    assert {figure.variant.get("stride_in_3x3", False) for figure in figures} == {
+        source not in ("lambda", "tensorflow")
+    }
+
+
+def test_a_benchmark_that_goes_back_to_the_images_computes_one_kernel_more() -> None:
+    published = load_published()
+    figure = next(each for each in published.figures if each.input_gradient and each.measures == "both")
+    without = figure.model_copy(update={"input_gradient": False})
+    more, usual = (
+        next(iter(published_samples(published.model_copy(update={"figures": [each]})))) for each in (figure, without)
+    )
+    assert isinstance(more, Sample)
+    assert isinstance(usual, Sample)
+    (added,) = set(more.operations) - set(usual.operations)
+    assert added[0].direction is Direction.BACKWARD_DATA
+    assert added[0].convolution is not None
+    assert added[0].convolution.in_channels == 3
 
 
 @pytest.mark.parametrize(

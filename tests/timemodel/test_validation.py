@@ -17,8 +17,8 @@ from simgpu.trace.timemodel.calibration import START, Problem, calibrate
 from simgpu.trace.timemodel.operation import GemmShape, Operation, OperationKind
 from simgpu.trace.timemodel.parameters import load_parameters
 from simgpu.trace.timemodel.recorded_dtr import dtr_operations
-from simgpu.trace.timemodel.samples import Sample, Skipped
-from simgpu.trace.timemodel.validation import validate
+from simgpu.trace.timemodel.samples import Sample, Skipped, Use
+from simgpu.trace.timemodel.validation import Row, Validation, validate
 
 RECORDINGS = Path(__file__).parents[3] / "shared" / "data"
 needs_recordings = pytest.mark.skipif(
@@ -26,15 +26,15 @@ needs_recordings = pytest.mark.skipif(
 )
 
 
-def sample(gpu: GpuSpec, measured_ns: int, *, fitted: bool = True) -> Sample:
+def sample(gpu: GpuSpec, measured_ns: int, use: Use = Use.FIT) -> Sample:
     shape = GemmShape(4096, 4096, 4096)
     product = Operation(OperationKind.GEMM, 2 * shape.macs, 12 * 4096**2, 4096**2, gemm=shape)
-    return Sample("v100", gpu, "product", 1, "iteration", ((product, 10),), measured_ns, fitted, "made up")
+    return Sample("v100", gpu, "product", 1, "iteration", ((product, 10),), measured_ns, use, "made up")
 
 
 def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None:
     found = validate()
-    held_out, fitted = found.summary(fitted=False), found.summary(fitted=True)
+    held_out, fitted = found.summary(Use.HELD_OUT), found.summary(Use.FIT)
     assert held_out is not None
     assert fitted is not None
     assert (held_out.count > 50) and (fitted.count > 50)
@@ -51,11 +51,34 @@ def test_recordings_held_out_are_met() -> None:
         if row.sample.measures == "iteration"
     }
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]
-    assert not h100.sample.fitted
-    assert not titan.sample.fitted
+    assert h100.sample.use is Use.SEEN_NETWORK
+    assert titan.sample.use is Use.HELD_OUT
     assert h100.sample.measured_ns == 346_344_000
     assert abs(h100.error) < 0.10
     assert abs(titan.error) < 0.10
+
+
+@needs_recordings
+def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told() -> None:
+    found = validate(RECORDINGS)
+    fitted, held_out = (
+        {row.sample.network for row in found.rows if row.sample.use is use} for use in (Use.FIT, Use.HELD_OUT)
+    )
+    assert not fitted & held_out
+    assert {"densenet121", "vgg13", "bert"} < fitted
+    untold = {skipped.what.split(":")[0] for skipped in found.skipped}
+    assert untold == {"titan-v unet b6", "a100 bert b256", "a100 vit b256", "titanv-dtr/transformer-b10.log"}
+
+
+def test_a_summary_tells_sizes_and_the_mean_with_sign() -> None:
+    gpu = load_node("v100").gpu
+    exact = sample(gpu, 1).modelled_ns()
+    rows = (Row(sample(gpu, 4, Use.HELD_OUT), 5), Row(sample(gpu, 2, Use.HELD_OUT), 1), Row(sample(gpu, exact), exact))
+    found = Validation(rows, ())
+    held_out = found.summary(Use.HELD_OUT, gpu="v100", network="product")
+    assert held_out is not None
+    assert (held_out.count, held_out.mean, held_out.bias, held_out.worst) == (2, 0.375, -0.125, rows[1])
+    assert found.summary(Use.HELD_OUT, network="another") is None
 
 
 @needs_recordings
@@ -82,7 +105,7 @@ def test_a_fit_finds_the_share_that_made_the_measurement() -> None:
     volta = truth.architectures["volta"].model_copy(update={"compute": 0.6})
     changed = truth.model_copy(update={"architectures": {**truth.architectures, "volta": volta}})
     measured = sample(gpu, 1).modelled_ns(changed)
-    slower = sample(gpu, 100 * measured, fitted=False)
+    slower = sample(gpu, 100 * measured, Use.HELD_OUT)
     found = calibrate([sample(gpu, measured)] * 20 + [slower])
     assert sample(gpu, measured).modelled_ns(found) == pytest.approx(measured, rel=0.01)
     assert found.architectures["hopper"] == truth.architectures["hopper"]
@@ -120,5 +143,6 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert {"k80", "titan-x-maxwell", "p100-sxm2", "2080ti"} <= set(lines)
-    assert any(line.startswith("all ") and line.count("%") == 4 for line in lines)
+    assert any(line.startswith("all ") and line.count("%") == 6 for line in lines)
+    assert any(line.startswith("resnet101 ") and line.count("%") == 3 for line in lines)
     assert max(map(len, lines)) <= 80

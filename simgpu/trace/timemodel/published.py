@@ -73,6 +73,7 @@ class Figure(FileModel):
     source: Text
     without: tuple[AlgorithmName, ...] = Field(default=(), strict=False)
     tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
+    input_gradient: bool = Field(default=False, description="backward goes on to the network's input")
     note: str = ""
 
     @property

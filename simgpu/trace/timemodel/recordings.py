@@ -3,8 +3,7 @@
 Lives here: which recordings, which of them are fitted, and what their operators compute. Does not live here: reading
 formats (`simgpu.trace.importers`), or the recordings themselves, which are not part of simgpu.
 
-What is fitted was decided before fitting: of several recordings of one sort on one GPU those named first in
-`_RECORDINGS`; the others are held out.
+What each is used for follows the rule in `published.yaml`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from simgpu.trace.timemodel.model import Tf32
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.timemodel.recorded_dtr import dtr_operations
 from simgpu.trace.timemodel.recorded_g10 import g10_operations
-from simgpu.trace.timemodel.samples import Sample, Skipped, counted, operations_by_phase
+from simgpu.trace.timemodel.samples import Sample, Skipped, Use, counted, operations_by_phase
 
 #: From a kernel and its blocks to what it computes; None where that cannot be told.
 Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
@@ -35,20 +34,22 @@ class Recording:
     node: str
     network: str
     batch: int
-    fitted: bool
+    use: Use
     tf32: Tf32 = Tf32.CONVOLUTIONS
     reader: Reader | None = None
 
 
 _RECORDINGS = (
-    Recording("h100-triosim/vgg13", "h100", "vgg13", 128, fitted=True),
-    Recording("h100-kineto/profiler_vgg13-iter41.json", "h100", "vgg13", 512, fitted=False),
-    Recording("titanv-dtr/densenet121-b84.log", "titan-v", "densenet121", 84, True, reader=dtr_operations),
-    Recording("titanv-dtr/resnet32-b56.log", "titan-v", "resnet32", 56, False, reader=dtr_operations),
-    Recording("titanv-dtr/unet-b6.log", "titan-v", "unet", 6, False, reader=dtr_operations),
-    Recording("a100-g10/bert-256", "a100", "bert", 256, True, Tf32.NONE, g10_operations),
-    Recording("a100-g10/vit-256", "a100", "vit", 256, False, Tf32.NONE, g10_operations),
+    Recording("h100-triosim/vgg13", "h100", "vgg13", 128, Use.FIT),
+    Recording("h100-kineto/profiler_vgg13-iter41.json", "h100", "vgg13", 512, Use.SEEN_NETWORK),
+    Recording("titanv-dtr/densenet121-b84.log", "titan-v", "densenet121", 84, Use.FIT, reader=dtr_operations),
+    Recording("titanv-dtr/resnet32-b56.log", "titan-v", "resnet32", 56, Use.HELD_OUT, reader=dtr_operations),
+    Recording("titanv-dtr/unet-b6.log", "titan-v", "unet", 6, Use.HELD_OUT, reader=dtr_operations),
+    Recording("a100-g10/bert-256", "a100", "bert", 256, Use.FIT, Tf32.NONE, g10_operations),
+    Recording("a100-g10/vit-256", "a100", "vit", 256, Use.HELD_OUT, Tf32.NONE, g10_operations),
 )
+#: Blocks are storages and matrix products have no shapes: sizes alone do not tell a product of views of them.
+_UNREADABLE = Skipped("titanv-dtr/transformer-b10.log", "its log has no shapes, and sizes do not tell its products")
 #: Part of a recording's time that its translated operators must take to stand for the iteration.
 _ENOUGH = 0.9
 #: Sorts of operators in a recording of PyTorch and in the zoo, by a word in their names.
@@ -63,10 +64,16 @@ def recorded_samples(folder: Path) -> Iterator[Sample | Skipped]:
     for recording in _RECORDINGS:
         path = folder / recording.path
         if not path.exists():
-            yield Skipped(f"{recording.node} {recording.network} b{recording.batch}", f"{path} is not there")
+            yield Skipped(_what(recording), f"{path} is not there")
             continue
         trace, _ = import_trace(path)
         yield from (_of_zoo if recording.reader is None else _of_operators)(recording, trace)
+    if (folder / _UNREADABLE.what).exists():
+        yield _UNREADABLE
+
+
+def _what(recording: Recording) -> str:
+    return f"{recording.node} {recording.network} b{recording.batch}"
 
 
 def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
@@ -96,7 +103,7 @@ def _sort(op: str) -> str:
     return next((sort for word, sort in _SORTS if word in op.lower()), "linear and others")
 
 
-def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample]:
+def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample | Skipped]:
     """A recording whose operators are translated one by one: those that can be, together and by sort."""
     assert recording.reader is not None
     blocks = {block.id: block for block in trace.blocks}
@@ -115,6 +122,9 @@ def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample]:
     share = known / total if total else 0.0
     covered = share >= _ENOUGH
     measures = "iteration" if covered else f"operators told, {share:.0%} of the time"
+    if not covered:
+        why = f"what its operators compute is told for {share:.0%} of its time only; those are compared one by one"
+        yield Skipped(f"{_what(recording)}: iteration", why)
     yield _sample(recording, measures, told, known, part_of=None if covered else known)
     for op in sorted(measured):
         yield _sample(recording, op, operations[op], measured[op], part_of=known)
@@ -132,7 +142,7 @@ def _sample(
         measures,
         counted(operations),
         ns,
-        recording.fitted,
+        recording.use,
         f"recording {recording.path}",
         whole=part_of is None,
         weight=1.0 if part_of is None else ns / part_of,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import NOT_RECORDED, Origin, Phase, TraceInfo
 from simgpu.trace.timemodel.model import Tf32, time_model
-from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.timemodel.operation import Direction, Operation
 from simgpu.trace.zoo.catalogue import NETWORKS, build
 from simgpu.trace.zoo.lowering.entry import lower, operations_of
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
@@ -33,13 +34,21 @@ _PHASES = {
 }
 
 
+class Use(StrEnum):
+    """What a measurement is for; `published.yaml` states the rule."""
+
+    FIT = "fit"
+    SEEN_NETWORK = "seen network"  # not fitted to, but another one of the same network on the same GPU is
+    HELD_OUT = "held out"
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement.
 
     gpu: its name as a user would give it; spec: what the model computes with. measures: the part of an iteration.
     operations: what ran, each with how often. whole: the part is a phase or an iteration, not one sort of kernels.
-    fitted: the parameters are fitted to it, else it is held out. source: where the measurement comes from.
+    use: what the measurement is for. source: where it comes from.
     weight: what it counts in the fit; that of a sort of kernels is its part of the recording's time.
     """
 
@@ -50,12 +59,17 @@ class Sample:
     measures: str
     operations: tuple[tuple[Operation, int], ...]
     measured_ns: int
-    fitted: bool
+    use: Use
     source: str
     whole: bool = True
     weight: float = 1.0
     tf32: Tf32 = Tf32.CONVOLUTIONS
     without: tuple[str, ...] = ()
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the parameters are fitted to it."""
+        return self.use is Use.FIT
 
     def modelled_ns(self, parameters: Parameters | None = None) -> int:
         """What the time model says, with the parameters that come with simgpu or with others."""
@@ -116,18 +130,29 @@ def published_samples(published: Published) -> Iterator[Sample | Skipped]:
 
 def _sample(published: Published, figure: Figure) -> Sample:
     phases = operations_by_phase(figure.network, figure.batch, tuple(figure.variant.items()))
-    kernels = [operation for phase in _PHASES[figure.measures] for _, operation in phases[phase]]
-    words = [figure.network, *(f"{key}={value}" for key, value in figure.variant.items())]
+    parts = _PHASES[figure.measures]
+    kernels = [operation for phase in parts for _, operation in phases[phase]]
+    if figure.input_gradient and Phase.BACKWARD in parts:
+        kernels.append(_input_gradient(phases[Phase.FORWARD]))
     return Sample(
         figure.gpu,
         published.gpu(figure.gpu),
-        " ".join(words),
+        figure.network,
         figure.batch,
         figure.measures,
         counted(kernels),
         figure.duration_ns,
-        figure.network in published.fitted_networks,
+        Use.FIT if figure.network in published.fitted_networks else Use.HELD_OUT,
         published.sources[figure.source].title,
         tf32=figure.tf32,
         without=figure.without,
     )
+
+
+def _input_gradient(forward: tuple[tuple[str, Operation], ...]) -> Operation:
+    """The kernel that trainings leave out and some benchmarks do not: the first convolution's, for its data."""
+    first = next(operation for _, operation in forward if operation.convolution is not None)
+    shape = first.convolution
+    assert shape is not None
+    values = shape.batch * shape.in_channels * shape.in_size[0] * shape.in_size[1]
+    return replace(first, direction=Direction.BACKWARD_DATA, results=values, added_bytes=0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.trace.timemodel.samples import Sample, Skipped, published_samples
+from simgpu.trace.timemodel.samples import Sample, Skipped, Use, published_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Absolute errors of some rows: how many, their mean, and the row with the largest."""
+    """Errors of some rows: how many, the mean of their sizes, their mean with sign, and the row with the largest."""
 
     count: int
     mean: float
+    bias: float
     worst: Row
 
 
@@ -43,16 +44,24 @@ class Validation:
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
 
-    def summary(self, *, fitted: bool, gpu: str | None = None) -> Summary | None:
-        """Of the phases and iterations (sorts of kernels do not count) fitted, or held out; on one GPU or on all.
+    def summary(self, use: Use, *, gpu: str | None = None, network: str | None = None) -> Summary | None:
+        """Of the phases and iterations (sorts of kernels do not count) of one use; on one GPU, of one network or all.
 
         None where there are none.
         """
-        return summary_of(row for row in self.rows if row.sample.fitted is fitted and gpu in (None, row.sample.gpu))
+        return summary_of(
+            row
+            for row in self.rows
+            if row.sample.use is use and gpu in (None, row.sample.gpu) and network in (None, row.sample.network)
+        )
 
     def gpus(self) -> tuple[str, ...]:
         """The GPUs of the rows, in their order."""
         return tuple(dict.fromkeys(row.sample.gpu for row in self.rows))
+
+    def networks(self) -> tuple[str, ...]:
+        """The networks of the rows, by name."""
+        return tuple(sorted({row.sample.network for row in self.rows}))
 
 
 def summary_of(rows: Iterable[Row]) -> Summary | None:
@@ -61,7 +70,8 @@ def summary_of(rows: Iterable[Row]) -> Summary | None:
     if not whole:
         return None
     mean = sum(abs(row.error) for row in whole) / len(whole)
-    return Summary(len(whole), mean, max(whole, key=lambda row: abs(row.error)))
+    bias = sum(row.error for row in whole) / len(whole)
+    return Summary(len(whole), mean, bias, max(whole, key=lambda row: abs(row.error)))
 
 
 def validate(recordings: Path | None = None) -> Validation:
