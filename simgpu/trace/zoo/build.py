@@ -76,8 +76,8 @@ def _notes(network: Network, optimizer: str, workspace_limit: int) -> str:
     update = "SGD with momentum" if optimizer == Optimizer.SGD else "Adam"
     return (
         f"Network after {network.provenance}. Kernels, blocks and lifetimes as PyTorch has them, updated by {update}; "
-        "durations by simgpu's time model. Convolutions run by the fastest of the algorithms whose workspace is at most "
-        f"{format_bytes(workspace_limit)}, whose duration and workspace these are; the others within that limit are listed "
-        "beside it. A framework's own choice may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the "
-        "memory that is free, Caffe allows 8 MiB, TensorFlow 4 GiB."
+        "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
+        f"{format_bytes(workspace_limit)}; the others within that limit are listed beside it. A framework's own choice "
+        "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "
+        "8 MiB, TensorFlow 4 GiB."
     )
