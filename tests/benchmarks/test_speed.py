@@ -20,6 +20,7 @@ import pytest
 import simpy
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.machine.run import Run, run_program
 from simgpu.policies.base import PlanContext
@@ -28,7 +29,9 @@ from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import import_trace
+from simgpu.trace.zoo.build import build_trace
 from tests.benchmarks.conftest import Report
 
 DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"
@@ -134,6 +137,15 @@ def test_memory_per_span(densenet: TaskGraph, report: Report) -> None:
     tracemalloc.stop()
     share = peak / spans_of(result) / 1024
     report("vdnn: peak KiB per span while running", share, "below 1", share < 1)
+
+
+def test_building_vgg16(tmp_path: Path, report: Report) -> None:
+    """The second time, when everything is loaded."""
+    for _ in range(2):
+        begin = time.process_time()
+        write_trace(build_trace("vgg16", batch=128, gpu=load_node("v100").gpu), tmp_path / "vgg16")
+        seconds = time.process_time() - begin
+    report("modelling VGG-16 and writing its trace: seconds of CPU", seconds, "below 1", seconds < 1)
 
 
 def test_start_up(report: Report) -> None:
