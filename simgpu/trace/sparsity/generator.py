@@ -13,6 +13,10 @@ Zeros come from ReLU; what other operators make of them is followed through the 
   parts, weighted by size; copies and local response normalization keep the zeros they are given.
 * Everything else (convolutions, other normalizations, sums) is taken as dense and gets no row.
 
+Shares are floating-point numbers, and powers come from the platform's mathematical library, whose last bits may differ
+between platforms; they are rounded to six digits, so that such a difference does not show but in the rare value that
+lies on the edge between two.
+
 Lives here: these rules. Does not live here: the numbers (`simgpu.trace.sparsity.profile` and the files it reads).
 Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
 CLUSTER 2021) sections II-B and V-B for VGG-16. Curves run from the first to the last epoch asked for.
