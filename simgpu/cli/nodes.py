@@ -13,6 +13,8 @@ from simgpu.hardware.spec import LinkSpec, NodeSpec, SwitchSpec
 from simgpu.units import format_bandwidth, format_bytes, format_rate, format_time
 
 _FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
+_NOT_GIVEN = "not given"
+_NO_HOST = "the host's memory and cores are not given: none of this node's sources states them, and no run uses them"
 
 #: What a value is, the value, and its key in the file.
 Row = tuple[str, str, str]
@@ -51,6 +53,9 @@ def show_node(screen: Screen, file: NodeFile) -> None:
     screen.print(table(("", "", "source"), rows, left=(0, 1, 2)))
     if file.gpus > 1:
         screen.print(f"\n{_FIRST_ALONE}")
+    host = file.spec().host
+    if host.memory is None and host.cores is None:
+        screen.print(f"\n{_NO_HOST}")
 
 
 def _list(specs: list[NodeSpec]) -> Iterator[tuple[str, ...]]:
@@ -87,8 +92,8 @@ def _rows(node: NodeSpec) -> list[Row]:
         rows += [(f"switch {number}", behind, f"{key}.gpus"), *_ways(switch, key)]
     pinned = "without limit" if host.pinned_memory is None else format_bytes(host.pinned_memory)
     rows += [
-        ("host memory", format_bytes(host.memory) if host.memory else "", "host.memory"),
-        ("host cores", str(host.cores or ""), "host.cores"),
+        ("host memory", format_bytes(host.memory) if host.memory else _NOT_GIVEN, "host.memory"),
+        ("host cores", str(host.cores or _NOT_GIVEN), "host.cores"),
         ("pinned memory", pinned, "host.pinned_memory"),
     ]
     return [row for row in rows if row[1]]

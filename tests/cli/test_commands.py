@@ -12,7 +12,7 @@ import pytest
 
 from simgpu.cli import COMMANDS
 from simgpu.cli.schema import json_schema
-from simgpu.hardware.nodes import node_names
+from simgpu.hardware.nodes import load_node, node_names
 from simgpu.policies.registry import describe, policy_names
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace
@@ -75,6 +75,17 @@ def test_nodes_and_one_node_with_its_sources() -> None:
     (copy_out,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
     assert copy_out.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
     assert "GPU 0" in listed
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_a_node_without_a_host_says_so(name: str) -> None:
+    shown, host = simgpu("nodes", name).stdout, load_node(name).host
+    rows = {" ".join(line.split()[:4]) for line in shown.splitlines() if line.startswith("host ")}
+    silent = {"host memory not given", "host cores not given"}
+    assert (silent <= rows) == (host.memory is None and host.cores is None)
+    assert ("memory and cores are not given: none of this node's sources" in " ".join(shown.split())) == (
+        silent <= rows
+    )
 
 
 def test_policies_with_parameters_and_sources() -> None:

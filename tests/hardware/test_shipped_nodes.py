@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ GIGA = 10**9
 
 #: Keys that name or arrange things, and so need no source.
 NO_QUANTITY = {"gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
+REAL = [name for name in node_names() if name != "laptop-2gb"]
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
 
@@ -59,7 +61,7 @@ def test_every_quantity_has_a_source(name: str) -> None:
     assert set(leaves(parts)) - NO_QUANTITY == set(file.sources)
 
 
-@pytest.mark.parametrize("name", [name for name in node_names() if name != "laptop-2gb"])
+@pytest.mark.parametrize("name", REAL)
 def test_it_states_what_modelled_durations_need(name: str) -> None:
     gpu = load_node(name).gpu
     assert gpu.architecture in {"kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"}
@@ -153,6 +155,14 @@ def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.yaml"
         path.write_text(example, encoding="utf-8")
         assert load_node_file(path).sources
+
+
+def test_the_readme_names_the_nodes_without_a_host() -> None:
+    (told,) = re.findall(r"\*\*No host is given\*\* for (.*?):", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    patterns = re.findall(r"`(.*?)`", told)
+    without = [name for name in REAL if load_node(name).host.memory is None]
+    assert [name for name in REAL if any(fnmatch(name, pattern) for pattern in patterns)] == without
+    assert [name for name in without if load_node(name).host.cores is not None] == []
 
 
 def test_every_node_is_explained_in_the_readme() -> None:
