@@ -70,6 +70,12 @@ class ConvolutionShape:
         per_result = self.in_channels // self.groups * rows * columns
         return self.batch * self.out_channels * height * width * per_result
 
+    @property
+    def kind(self) -> OperationKind:
+        """Depthwise where every input channel is a group of its own."""
+        depthwise = self.groups > 1 and self.groups == self.in_channels
+        return OperationKind.DEPTHWISE_CONVOLUTION if depthwise else OperationKind.CONVOLUTION
+
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:

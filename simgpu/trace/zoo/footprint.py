@@ -41,8 +41,9 @@ from collections import Counter
 from collections.abc import Callable
 from math import prod
 
-from simgpu.trace.zoo.lowering.entry import Prices, operations_of
-from simgpu.trace.zoo.lowering.tape import ITEMSIZE
+from simgpu.trace.itemsize import ITEMSIZE
+from simgpu.trace.timemodel.prices import Prices
+from simgpu.trace.zoo.lowering.entry import operations_of
 from simgpu.trace.zoo.network import Layer, LayerKind, Network
 
 _FLOAT = ITEMSIZE["float32"]

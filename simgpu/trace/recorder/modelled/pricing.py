@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,32 +16,7 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.recorder.modelled.operations import Work, work_of
 from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.timemodel.operation import Direction, Operation, OperationKind
-
-
-class Algorithm(Protocol):
-    """One way to run a convolution; `simgpu.trace.timemodel.model.Algorithm` is one."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def duration_ns(self) -> int:
-        """Nanoseconds."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes that it needs while it runs."""
-
-
-class Prices(Protocol):
-    """What a GPU takes; `simgpu.trace.timemodel.model.TimeModel` is one."""
-
-    def duration_ns(self, operation: Operation) -> int:
-        """Nanoseconds of one operation."""
-
-    def algorithms(self, operation: Operation) -> Sequence[Algorithm]:
-        """Ways to run a convolution, fastest first; none for anything else."""
+from simgpu.trace.timemodel.prices import Prices, ways
 
 
 class WorkPass(TorchDispatchMode):  # type: ignore[misc]
@@ -75,36 +49,8 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
 
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
-    """The ways to run a call that holds convolutions, fastest first; none where it holds none.
-
-    A call with several, as the backward of a convolution is, combines their algorithms, one running after another in
-    the same workspace: the durations add up, the workspace is the largest. Of the combinations only those stand that
-    need less workspace than all faster ones.
-    """
-    found = [gpu.algorithms(operation) for operation in operations]
-    others = sum(gpu.duration_ns(operation) for operation, ways in zip(operations, found, strict=True) if not ways)
-    convolutions = [ways for ways in found if ways]
-    if not convolutions:
-        return []
-    combined = [
-        AlgorithmNote(
-            call,
-            "+".join(way.name for way in ways),
-            others + sum(way.duration_ns for way in ways),
-            max(way.workspace_bytes for way in ways),
-        )
-        for ways in product(*convolutions)
-    ]
-    combined.sort(key=lambda way: (way.duration_ns, way.workspace_bytes, way.algorithm))
-    return combined if len(convolutions) == 1 else _unbeaten(combined)
-
-
-def _unbeaten(ways: Sequence[AlgorithmNote]) -> list[AlgorithmNote]:
-    kept: list[AlgorithmNote] = []
-    for way in ways:
-        if not kept or way.workspace_bytes < kept[-1].workspace_bytes:
-            kept.append(way)
-    return kept
+    """The ways to run a call that holds convolutions, fastest first; none where it holds none."""
+    return [AlgorithmNote(call, *way) for way in ways(gpu, operations)]
 
 
 def durations(

@@ -101,9 +101,7 @@ def _direction(
         pair(given["dilation"], 1),
         groups,
     )
-    depthwise = groups > 1 and groups == wide.shape[1]
-    kind = OperationKind.DEPTHWISE_CONVOLUTION if depthwise else OperationKind.CONVOLUTION
-    return Operation(kind, 2 * shape.macs, bytes_, convolution=shape, **common)
+    return Operation(shape.kind, 2 * shape.macs, bytes_, convolution=shape, **common)
 
 
 def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:

@@ -24,7 +24,7 @@ from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.modelled.fake_tensors import fake_tensors
 from simgpu.trace.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
-from simgpu.trace.recorder.modelled.pricing import Prices, WorkPass, algorithms, durations
+from simgpu.trace.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
@@ -32,6 +32,7 @@ from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_col
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.timemodel.model import time_model
+from simgpu.trace.timemodel.prices import Prices
 
 #: What fake tensors say they are on: the CPU's are the ones that every build of PyTorch can make.
 _CPU = torch.device("cpu")

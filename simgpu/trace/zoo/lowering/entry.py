@@ -11,12 +11,12 @@ step. The network's output and the loss are held to the end, as a training loop'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
 from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.timemodel.prices import Priced, Prices
 from simgpu.trace.zoo.lowering import (
     loss,
     movement,
@@ -60,29 +60,6 @@ _FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
 }
 
 
-class Prices(Protocol):
-    """What `lower` asks of a time model (`simgpu.trace.timemodel.model.TimeModel` is one)."""
-
-    def duration_ns(self, operation: Operation) -> int:
-        """How long the kernel takes."""
-        ...
-
-    def algorithms(self, operation: Operation) -> tuple[Priced, ...]:
-        """The algorithms of a convolution, fastest first; empty for other kernels."""
-        ...
-
-
-class Priced(Protocol):
-    """One algorithm of a convolution."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def duration_ns(self) -> int: ...
-    @property
-    def workspace_bytes(self) -> int: ...
-
-
 def operations_of(
     network: Network, batch: int, optimizer: Optimizer = Optimizer.SGD
 ) -> Iterator[tuple[str, str, Operation]]:
@@ -100,7 +77,7 @@ def lower(
     """
     tape = _tape_of(network, batch, optimizer)
     durations: dict[Operation, int] = {}
-    choices: dict[Operation, tuple[Priced, ...]] = {}
+    choices: dict[Operation, Sequence[Priced]] = {}
     kernels, workspaces, algorithms = [], [], []
     for note in tape.kernels:
         operation = note.operation

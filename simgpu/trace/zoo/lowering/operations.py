@@ -58,11 +58,10 @@ def convolution(
     bias: Value | None = None,
 ) -> Operation:
     """One direction of a convolution; a depthwise one adds its bias itself, any other goes over its result again."""
-    depthwise = shape.groups > 1 and shape.groups == shape.in_channels
-    kind = OperationKind.DEPTHWISE_CONVOLUTION if depthwise else OperationKind.CONVOLUTION
-    writes = tuple(writes)
+    kind, writes = shape.kind, tuple(writes)
     results = sum(value.count for value in writes)
-    added = 0 if bias is None or depthwise else 2 * moved(writes) + bias.bytes
+    alone = kind is OperationKind.DEPTHWISE_CONVOLUTION
+    added = 0 if bias is None or alone else 2 * moved(writes) + bias.bytes
     return Operation(
         kind, 2 * shape.macs, moved(reads) + moved(writes), results, direction, convolution=shape, added_bytes=added
     )

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.timemodel.operation import Operation
-
-#: Bytes of one value, by number format as PyTorch names it.
-ITEMSIZE = {"float32": 4, "int64": 8, "bool": 1}
 
 
 @dataclass(slots=True, eq=False)

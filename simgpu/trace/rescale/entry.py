@@ -1,0 +1,136 @@
+"""A trace at another batch size: blocks grow with the batch, durations follow the time model.
+
+Lives here: `at_batch`, which puts the new trace together and says in its notes how it came about. Does not live here:
+which blocks grow (`simgpu.trace.rescale.samples`), or what kernels take (`simgpu.trace.rescale.kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Trace
+from simgpu.trace.rescale.kernels import Rescaled, Rescaler, scaled
+from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.timemodel.prices import Priced, Prices
+
+
+class _WorkOnly:
+    """Stands in where the device has no time model: a kernel takes as long as it has work."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        return operation.flops or operation.bytes
+
+    def algorithms(self, operation: Operation) -> Sequence[Priced]:
+        return ()
+
+
+def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
+    """The same iteration with another number of samples, marked modelled.
+
+    gpu: whose time model tells how durations change; left out, the shipped GPU that has the device's name, and where
+    there is none, durations grow in proportion to each kernel's work.
+    A convolution that ran by the fastest of its recorded algorithms runs by the fastest at the new batch, in the
+    workspace of that. Sparsity is kept. What was measured at the recorded batch alone is left out: starts, spreads,
+    compressed sizes. Raises `InputError` for a batch below 1.
+
+    >>> from simgpu.trace.chain import chain
+    >>> doubled = at_batch(chain([5, 7], [10, 14], [100, 200]), 2)
+    >>> [kernel.duration_ns for kernel in doubled.kernels], [block.bytes for block in doubled.blocks][:2]
+    ([10, 14, 28, 20], [200, 400])
+    """
+    if type(batch) is not int or batch < 1:
+        raise InputError.single(trace.name or "trace", "batch", f"{batch!r} is not a batch size", "give at least 1")
+    if batch == trace.info.batch:
+        return trace
+    prices, told = _model_for(trace, gpu)
+    rescaler = Rescaler(trace, batch, prices)
+    found = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
+    notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {told}."
+    notes = " ".join((notes, *_exceptions(rescaler))).strip()
+    info = replace(trace.info, batch=batch, origin=Origin.MODELLED, notes=notes, framework_peak_bytes=None)
+    workspaces = {kernel.id: _workspaces(trace, kernel, found[kernel.id]) for kernel in trace.kernels}
+    return replace(
+        trace,
+        info=info,
+        kernels=tuple(_kernel(trace, kernel, found[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
+        blocks=_blocks(rescaler, {block.id: block for made in workspaces.values() for block in made}),
+        algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
+        compressibility=(),
+    )
+
+
+def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
+    """The time model to use, and what it is in words."""
+    from simgpu.hardware.nodes import load_node, node_names
+    from simgpu.trace.timemodel.model import time_model
+
+    if gpu is None:
+        shipped = (load_node(name).gpu for name in node_names())
+        gpu = next((found for found in shipped if found.name == trace.info.device and found.architecture), None)
+    if gpu is None:
+        return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
+    return time_model(gpu), f"durations by the time model of {gpu.name}"
+
+
+def _exceptions(rescaler: Rescaler) -> list[str]:
+    """What was not done by shapes, in sentences."""
+    told = []
+    if unknown := len(set(rescaler.unknown)):
+        told.append(f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}.")
+    if bare := len(rescaler.without_blocks):
+        told.append(f"Kernels whose blocks are not recorded, in proportion to the batch: {bare}.")
+    return told
+
+
+def _kernel(trace: Trace, kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
+    kept = [name for name in kernel.writes if not _is_workspace(trace, name)]
+    writes = (*kept, *(block.id for block in workspaces))
+    return replace(
+        kernel,
+        duration_ns=rescaled.duration_ns,
+        writes=kernel.writes if set(writes) == set(kernel.writes) else writes,
+        start_ns=None,
+        spread_ns=None,
+        flops=rescaled.flops,
+        dram_bytes=rescaled.dram_bytes,
+    )
+
+
+def _is_workspace(trace: Trace, name: str) -> bool:
+    return trace.block_by_id[name].kind is BlockKind.WORKSPACE
+
+
+def _workspaces(trace: Trace, kernel: Kernel, rescaled: Rescaled) -> list[Block]:
+    """The kernel's workspaces at the new batch; none where it needs none then, a new one where it had none."""
+    table = trace.block_by_id
+    had = [table[name] for name in kernel.writes if table[name].kind is BlockKind.WORKSPACE]
+    before = sum(block.bytes for block in had)
+    if rescaled.workspace == before:
+        return had
+    if not rescaled.workspace:
+        return []
+    if not had:
+        name = f"workspace:{kernel.id}"
+        return [Block(name, rescaled.workspace, BlockKind.WORKSPACE, release=kernel.id, layer=kernel.layer)]
+    return [replace(block, bytes=scaled(block.bytes, rescaled.workspace, before)) for block in had]
+
+
+def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ...]:
+    trace = rescaler.trace
+    kept = [
+        workspaces.pop(block.id) if block.kind is BlockKind.WORKSPACE else _grown(rescaler, block)
+        for block in trace.blocks
+        if block.kind is not BlockKind.WORKSPACE or block.id in workspaces
+    ]
+    return (*kept, *workspaces.values())
+
+
+def _grown(rescaler: Rescaler, block: Block) -> Block:
+    shape, side = block.shape, rescaler.sides.get(block.id)
+    if shape is not None and side is not None:
+        length = shape[side] // rescaler.trace.info.batch * rescaler.batch
+        shape = (*shape[:side], length, *shape[side + 1 :])
+    return replace(block, bytes=rescaler.size(block), shape=shape)
