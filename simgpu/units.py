@@ -127,3 +127,15 @@ def format_rate(value: int) -> str:
         if abs(value) >= RATE_UNITS[unit]:
             return f"{_shortest(value, RATE_UNITS[unit])} {unit}"
     return f"{value} FLOP/s"
+
+
+def short_count(count: int) -> str:
+    """A large count for people.
+
+    >>> short_count(138_357_544), short_count(61_706)
+    ('138.4 M', '61.71 k')
+    """
+    for factor, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.4g} {letter}"
+    return str(count)

@@ -46,5 +46,6 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
-    lines = [("read", f"{path}, a {recognised}"), *trace.facts(), ("written", str(output))]
+    lines = [("read", f"{path}, a {recognised}"), *trace.facts()]
     Screen().print(facts(lines))
+    click.echo(f"\nwritten to {output}")

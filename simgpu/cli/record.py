@@ -84,4 +84,5 @@ def record(
         )
         say(f"writing {output}")
         write_trace(trace, output)
-    Screen().print(facts([*trace.facts(), ("written", str(output))]))
+    Screen().print(facts(trace.facts()))
+    click.echo(f"\nwritten to {output}")

@@ -1,4 +1,7 @@
-"""``simgpu record-node``: measure this machine's GPU and link, and write its node file."""
+"""``simgpu record-node``: measure this machine's GPU and link, and write its node file.
+
+Does not live here: measuring (`simgpu.trace.recorder.machine`).
+"""
 
 from __future__ import annotations
 

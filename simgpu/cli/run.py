@@ -13,7 +13,8 @@ from simgpu import __version__
 from simgpu.cli.group import OUT_OF_MEMORY, fail
 from simgpu.cli.report import show_comparison, show_details, show_header
 from simgpu.cli.screen import Screen, progress
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.cli.settings import parse_settings
+from simgpu.errors import OutOfMemoryError
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import check_outputs, report_document, write_outputs
@@ -103,26 +104,6 @@ def compare(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool
         show_header(screen, loaded, comparison)
         show_comparison(screen, comparison)
     _end(comparison)
-
-
-def parse_settings(settings: tuple[str, ...]) -> dict[str, object]:
-    """``KEY=VALUE`` texts as values by key, each value read as YAML reads it.
-
-    >>> parse_settings(("iterations=5", "node.gpu.memory=8 GiB"))
-    {'iterations': 5, 'node.gpu.memory': '8 GiB'}
-    """
-    import yaml
-
-    values: dict[str, object] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise InputError.single("override", "", f"{setting!r} is not KEY=VALUE", "write for example --set seed=1")
-        try:
-            values[key.strip()] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            values[key.strip()] = text
-    return values
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:

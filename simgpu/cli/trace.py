@@ -1,21 +1,22 @@
-"""``simgpu trace``: look at a recorded trace."""
+"""``simgpu trace``: look at a recorded trace.
+
+Lives here: the group. Does not live here: its commands, loaded only when one is called.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import click
 
-from simgpu.cli.screen import Screen, facts, table
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.scenario.load import load_trace
-from simgpu.trace.model import BlockKind, Phase, Trace
-from simgpu.trace.stats import trace_stats
-from simgpu.units import format_bytes, format_time
+from simgpu.cli.group import LazyGroup
+
+_COMMANDS = {
+    "show": ("simgpu.cli.trace_commands:show", "Show what was recorded, layer by layer."),
+    "check": ("simgpu.cli.trace_commands:check", "Check a trace; list everything that is wrong with it."),
+    "stats": ("simgpu.cli.trace_commands:stats", "Count what is in it: time, blocks by kind, peaks."),
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, commands_elsewhere=_COMMANDS)
 def trace() -> None:
     """Look at a recorded trace: a shipped name, or the path of a trace folder.
 
@@ -24,78 +25,3 @@ def trace() -> None:
     simgpu trace check path/to/trace
     simgpu trace stats path/to/trace
     """
-
-
-@trace.command()
-@click.argument("path")
-def show(path: str) -> None:
-    """Show what was recorded at PATH, layer by layer."""
-    found = load_trace(path)
-    screen = Screen()
-    screen.print(facts(_facts(found)))
-    screen.print()
-    screen.print(table(("layer", "kernels", "forward", "backward", "optimizer", "feature maps"), _layer_rows(found)))
-
-
-@trace.command()
-@click.argument("path")
-def check(path: str) -> None:
-    """Check the trace at PATH; list everything that is wrong with it."""
-    found = load_trace(path)
-    click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks")
-
-
-@trace.command()
-@click.argument("path")
-def stats(path: str) -> None:
-    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded."""
-    found = load_trace(path)
-    counted = trace_stats(found)
-    screen = Screen()
-    screen.print(facts([*found.facts(), *counted.summary_rows()]))
-    tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
-        (("phase", "kernels", "time"), counted.phase_rows()),
-        (("kind", "blocks", "bytes"), counted.kind_rows()),
-        (("biggest blocks", "kind", "bytes"), counted.biggest_rows()),
-        (("zeros over training", "first epoch", "lowest", "highest", "last epoch"), counted.sparsity_rows()),
-    )
-    for headings, rows in tables:
-        if rows:
-            screen.print()
-            screen.print(table(headings, rows))
-
-
-def _facts(trace: Trace) -> list[tuple[str, str]]:
-    graph = TaskGraph.of(trace)
-    layers = graph.layers
-    words = "derived from the blocks" if layers.derived else "as recorded"
-    return [
-        *trace.facts(),
-        ("notes", trace.info.notes or "-"),
-        ("layers", f"{sum(not name.startswith('(') for name in layers.names)}, {words}"),
-    ]
-
-
-def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:
-    """Per layer: kernels, time in each phase, and bytes of the feature maps that its forward kernels made."""
-    graph = TaskGraph.of(trace)
-    layers = graph.layers
-    count: Counter[int] = Counter(layers.of_kernel)
-    time: Counter[tuple[int, Phase]] = Counter()
-    made: Counter[int] = Counter()
-    seen: set[str] = set()
-    blocks = trace.block_by_id
-    for layer, kernel in zip(layers.of_kernel, trace.kernels, strict=True):
-        time[layer, kernel.phase] += kernel.duration_ns
-        new = [name for name in kernel.writes if name not in seen]
-        seen.update(new)
-        made[layer] += sum(blocks[name].bytes for name in new if blocks[name].kind is BlockKind.FEATURE_MAP)
-    return [
-        (
-            name,
-            str(count[layer]),
-            *(format_time(time[layer, phase]) if (layer, phase) in time else "-" for phase in Phase),
-            format_bytes(made[layer]) if made[layer] else "-",
-        )
-        for layer, name in enumerate(layers.names)
-    ]

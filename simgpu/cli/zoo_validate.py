@@ -1,4 +1,7 @@
-"""``simgpu zoo validate``: the time model beside published and recorded iterations."""
+"""``simgpu zoo validate``: the time model beside published and recorded iterations.
+
+Does not live here: the comparison (`simgpu.trace.timemodel.validation`).
+"""
 
 from __future__ import annotations
 

@@ -105,12 +105,16 @@ class TraceStats:
             ("blocks", f"{self.blocks}, {format_bytes(self.block_bytes)}"),
             ("constants", f"{self.constants}, {format_bytes(self.constant_bytes)}"),
             ("recorded lifetimes", known),
-            ("peak over recorded lifetimes", _peak_text(self.peak_recorded, "lifetimes not recorded")),
+            ("peak over recorded lifetimes", self.recorded_peak_text()),
             ("peak over needed lifetimes", _peak_text(self.peak_needed, "reads not recorded")),
             ("peak by the framework itself", self._framework_peak_text()),
             ("sparsity of feature maps", self._sparsity_text()),
             ("pure kernels", f"{self.pure} yes, {self.impure} no, {self.kernels - self.pure - self.impure} unknown"),
         ]
+
+    def recorded_peak_text(self) -> str:
+        """The peak over recorded lifetimes, or that they are not recorded."""
+        return _peak_text(self.peak_recorded, "lifetimes not recorded")
 
     def _spread_text(self) -> str:
         if self.spread_ns is None or self.widest is None or self.widest.spread_ns is None:

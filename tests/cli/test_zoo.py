@@ -45,6 +45,12 @@ def test_build_writes_a_modelled_trace_and_tells_what_it_is(tmp_path: Path) -> N
     assert "of compute, by the time model" in told and "peak" in told
 
 
+def test_the_written_path_stands_on_a_line_of_its_own_however_long_it_is(tmp_path: Path) -> None:
+    out = tmp_path / ("long-" * 20)
+    done = simgpu("zoo", "build", "alexnet", "--batch", 16, "--gpu", "v100", "-o", out)
+    assert done.stdout.splitlines()[-1] == f"written to {out}"
+
+
 def test_build_takes_input_optimizer_and_variants(tmp_path: Path) -> None:
     code, told, _ = built(
         tmp_path / "out", "--input", "cifar10", "--optimizer", "adam", "--variant", "batch_norm=true", network="vgg11"
@@ -81,6 +87,8 @@ def test_build_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
         (("vgg16", "--batch", 1, "--gpu", "v100", "--input", "mnist"), "'mnist' is not an input of it"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "wide=2"), "variant wide: is not a variant of it"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "batch_norm=[1]"), "batch_norm: [1] is not"),
+        (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "foo"), "write for example --variant width=0.5"),
+        (("mobilenet", "--batch", 1, "--gpu", "v100", "--variant", "width=.inf"), "inf is not a number above zero"),
         (("vgg16", "--batch", 0, "--gpu", "v100"), "'--batch': 0 is not in the range x>=1"),
         (("vgg16", "--batch", 1, "--gpu", "v100", "--optimizer", "lamb"), "'lamb' is not one of 'sgd', 'adam'"),
         (

@@ -1,0 +1,116 @@
+"""``simgpu zoo build``: one modelled training iteration of a network, written as a trace folder.
+
+Does not live here: how it is modelled (`simgpu.trace.zoo.build`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import click
+
+from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.settings import parse_settings
+from simgpu.cli.trace_folder import refuse_another
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import write_trace
+from simgpu.trace.model import Trace
+from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
+from simgpu.trace.stats import trace_stats
+from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
+from simgpu.trace.zoo import catalogue
+from simgpu.trace.zoo.build import trace_of
+from simgpu.trace.zoo.catalogue import Value
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
+from simgpu.trace.zoo.network import Network
+from simgpu.units import format_bytes, format_time, parse_bytes, short_count
+
+
+@click.command("build")
+@click.argument("network")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder to write; NETWORK-bBATCH-GPU in the current one where left out.",
+)
+@click.option("--force", is_flag=True, help="Replace another trace in that folder.")
+@click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
+@click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
+@click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
+@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help="Model the sparsity of its feature maps over so many epochs."
+)
+@click.option(
+    "--workspace-limit",
+    default=format_bytes(WORKSPACE_LIMIT),
+    show_default=True,
+    metavar="SIZE",
+    help="Convolution algorithms that need more workspace are left out.",
+)
+@click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
+def build(
+    network: str,
+    output: Path | None,
+    force: bool,
+    batch: int,
+    gpu: str,
+    input: str | None,
+    optimizer: str,
+    epochs: int | None,
+    workspace_limit: str,
+    variant: tuple[str],
+) -> None:
+    """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
+
+    \b
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet
+    simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
+    simgpu zoo build vgg16 --batch 128 --gpu v100 --workspace-limit "256 MiB" -o vgg16-small
+    simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
+    """
+    folder = output or Path(f"{network}-b{batch}-{Path(gpu).stem}")
+    try:
+        limit = parse_bytes(workspace_limit)
+    except ValueError as error:
+        raise InputError.single("", "--workspace-limit", str(error)) from None
+    with progress(quiet=False) as say:
+        say(f"building {network}")
+        settings = parse_settings(variant, of="--variant", example="--variant width=0.5")
+        # values of other types are refused with the rest
+        built = catalogue.build(network, input, **cast("dict[str, Value]", settings))
+        gpu_spec = load_node(gpu).gpu
+        trace = trace_of(built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit)
+        if epochs is not None:
+            trace = with_sparsity(trace, epochs)
+        refuse_another(folder, force, trace)
+        say(f"writing {folder}")
+        write_trace(trace, folder)
+    Screen().print(facts(_facts(built, trace)))
+    click.echo(f"\nwritten to {folder}")
+
+
+def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
+    stats = trace_stats(trace)
+    return [
+        *trace.facts(),
+        ("source", network.provenance),
+        ("layers", f"{len(network.layers)}, {short_count(network.parameters)} parameters"),
+        ("MACs", f"{short_count(network.macs)} a sample, forward"),
+        ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
+        ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
+        ("peak", f"{stats.recorded_peak_text()}, if nothing is moved"),
+        *_sparsity(trace),
+    ]
+
+
+def _sparsity(trace: Trace) -> list[tuple[str, str]]:
+    if not trace.sparsity:
+        return []
+    epochs = 1 + max(sample.epoch for sample in trace.sparsity)
+    blocks = len({sample.block for sample in trace.sparsity})
+    return [("sparsity", f"modelled: {mean_sparsity(trace):.1%} of the bytes of {blocks} blocks over {epochs} epochs")]
