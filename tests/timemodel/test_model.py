@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Phase
 from simgpu.trace.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.trace.timemodel.parameters import load_parameters
+from simgpu.trace.timemodel.samples import operations_by_phase
 
 V100 = load_node("v100").gpu
 A100 = load_node("a100").gpu
@@ -185,3 +187,23 @@ def test_normalization_goes_over_its_values_more_often_than_once() -> None:
     plain = replace(work, kind=OperationKind.ELEMENTWISE)
     ratio = time_model(V100).duration_ns(work) / time_model(V100).duration_ns(plain)
     assert ratio == pytest.approx(1.5 / PARAMETERS.architectures["volta"].normalization, rel=1e-3)
+
+
+def test_a_bias_costs_one_more_pass_over_the_result() -> None:
+    model, plain = time_model(V100), convolution(128)
+    values = plain.results
+    with_bias = replace(plain, added_bytes=8 * values)
+    assert model.duration_ns(with_bias) - model.duration_ns(plain) == model.duration_ns(relu(values))
+    for biased, bare in zip(model.algorithms(with_bias), model.algorithms(plain), strict=True):
+        assert (biased.name, biased.workspace_bytes) == (bare.name, bare.workspace_bytes)
+
+
+@pytest.mark.parametrize(("network", "has_bias"), [("vgg16", True), ("resnet50", False)])
+def test_convolutions_with_a_bias_in_the_zoo_are_priced_with_it(network: str, has_bias: bool) -> None:
+    forward = operations_by_phase(network, 2)[Phase.FORWARD]
+    convolutions = [operation for _, operation in forward if operation.kind is OperationKind.CONVOLUTION]
+    assert convolutions
+    for operation in convolutions:
+        assert operation.convolution is not None
+        result = 4 * operation.results
+        assert operation.added_bytes == (2 * result + 4 * operation.convolution.out_channels if has_bias else 0)
