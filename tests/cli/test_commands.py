@@ -44,9 +44,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 @pytest.mark.parametrize("group", [[], ["zoo"], ["trace"]])
 def test_help_loads_nothing_heavy(group: list[str]) -> None:
     words = [*group, "--help"]
-    code = (
-        f"import sys; from simgpu.cli import main\ntry: main({words})\nexcept SystemExit: print(sorted(sys.modules))"
-    )
+    code = f"import sys; from simgpu.cli import main\ntry: main({words})\nexcept SystemExit: print(sorted(sys.modules))"
     done = _python(code)
     loaded = done.split("[", maxsplit=1)[1]
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
