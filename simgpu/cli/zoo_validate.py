@@ -5,6 +5,7 @@ Does not live here: the comparison (`simgpu.trace.timemodel.validation`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -74,17 +75,22 @@ def _row(row: Row) -> tuple[str, ...]:
 
 
 def _by_gpu(found: Validation) -> list[tuple[str, ...]]:
-    return [
-        (gpu or "all", *_short(found.summary(Use.FIT, gpu=gpu)), *_short(found.summary(Use.HELD_OUT, gpu=gpu)))
+    return _told(
+        (gpu or "all", found.summary(Use.FIT, gpu=gpu), found.summary(Use.HELD_OUT, gpu=gpu))
         for gpu in (*found.gpus(), None)
-    ]
+    )
 
 
 def _by_network(found: Validation) -> list[tuple[str, ...]]:
-    return [
-        (name, *_short(found.summary(Use.FIT, network=name)), *_short(found.summary(Use.HELD_OUT, network=name)))
+    return _told(
+        (name, found.summary(Use.FIT, network=name), found.summary(Use.HELD_OUT, network=name))
         for name in found.networks()
-    ]
+    )
+
+
+def _told(rows: Iterable[tuple[str, Summary | None, Summary | None]]) -> list[tuple[str, ...]]:
+    """Those of which a phase or an iteration was compared at all."""
+    return [(name, *_short(fit), *_short(held_out)) for name, fit, held_out in rows if fit or held_out]
 
 
 def _short(summary: Summary | None) -> tuple[str, str, str, str]:
