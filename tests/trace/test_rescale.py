@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,9 @@ import simgpu
 from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
+from simgpu.trace.importers import Told, import_trace
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.zoo.build import build_trace
 
 SHIPPED = ("vgg11-cifar-cpu", "resnet20-cifar-cpu")
 
@@ -44,6 +50,185 @@ def test_there_and_back_again(name: str) -> None:
     assert [block.bytes for block in back.blocks] == [block.bytes for block in trace.blocks]
     for was, now in zip(trace.kernels, back.kernels, strict=True):
         assert abs(was.duration_ns - now.duration_ns) <= 1
+
+
+V100 = "v100"
+#: Networks with a pair of batches: of images and text, larger and smaller, with all kinds of layers.
+ZOO = (
+    ("resnet50", 64, 16),
+    ("vgg16", 32, 128),
+    ("densenet121", 32, 64),
+    ("mobilenet", 32, 64),
+    ("bert-base", 8, 32),
+    ("vit-base", 16, 32),
+    ("biglstm", 128, 256),
+    ("unet", 1, 4),
+)
+
+
+@cache
+def from_zoo(name: str, batch: int) -> Trace:
+    return build_trace(name, batch=batch, gpu=simgpu.load_node(V100).gpu)
+
+
+@pytest.mark.parametrize(("name", "batch", "other"), ZOO)
+def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
+    name: str, batch: int, other: int
+) -> None:
+    """The same model made both, so nothing may differ: sizes, workspaces, durations, algorithms, operations."""
+    rescaled, built = from_zoo(name, batch).at_batch(other), from_zoo(name, other)
+    assert check_trace(rescaled) == []
+    assert rescaled.compute_ns == built.compute_ns
+    assert dict(rescaled.block_by_id) == dict(built.block_by_id)
+    assert rescaled.kernels == built.kernels
+    assert set(rescaled.algorithms) == set(built.algorithms)
+    assert "unknown shape" not in rescaled.info.notes
+
+
+def test_a_table_of_rows_that_were_read_grows_and_one_of_rows_that_were_drawn_does_not() -> None:
+    """Both lead with a multiple of the batch; only one has a row for each token."""
+    before, after = (from_zoo("biglstm", 128).block_by_id, from_zoo("biglstm", 128).at_batch(256).block_by_id)
+    for name, growth in (("embedding.weight.grad", 2), ("softmax.sampled_weight", 1), ("softmax.weight.grad", 1)):
+        assert after[name].bytes == growth * before[name].bytes
+
+
+def test_transformed_filters_do_not_grow_with_the_batch() -> None:
+    trace = from_zoo("vgg16", 32)
+    before, after = (
+        {(row.kernel, row.algorithm): row.workspace_bytes for row in each.algorithms}
+        for each in (trace, trace.at_batch(128))
+    )
+    winograd = {key for key in before if key[1] == "winograd"}
+    assert winograd and {key for key in after if key[1] == "winograd"} == winograd
+    assert all(after[key] == before[key] for key in winograd)
+
+
+def test_a_convolution_that_took_another_algorithm_than_the_fastest_keeps_it() -> None:
+    trace = from_zoo("vgg16", 32)
+    kernel = trace.kernels[0]
+    slowest = [row for row in trace.algorithms if row.kernel == kernel.id][-1]
+    assert slowest.algorithm not in ("implicit_precomp_gemm", "winograd")
+    workspace = trace.block_by_id[f"workspace:{kernel.id}"]
+    changed = replace(
+        trace,
+        kernels=(replace(kernel, duration_ns=slowest.duration_ns), *trace.kernels[1:]),
+        blocks=tuple(
+            replace(block, bytes=slowest.workspace_bytes) if block is workspace else block for block in trace.blocks
+        ),
+    )
+    rescaled = changed.at_batch(64)
+    (row,) = [r for r in rescaled.algorithms if (r.kernel, r.algorithm) == (kernel.id, slowest.algorithm)]
+    assert rescaled.kernels[0].duration_ns == row.duration_ns
+    assert rescaled.block_by_id[workspace.id].bytes == row.workspace_bytes
+
+
+def test_recorded_durations_stay_the_base() -> None:
+    """Twice the model's duration at one batch is twice the model's at the other."""
+    trace = from_zoo("resnet50", 64)
+    slow = replace(
+        trace,
+        kernels=tuple(replace(kernel, duration_ns=2 * kernel.duration_ns) for kernel in trace.kernels),
+        algorithms=tuple(replace(row, duration_ns=2 * row.duration_ns) for row in trace.algorithms),
+    )
+    built = from_zoo("resnet50", 16)
+    rescaled = slow.at_batch(16)
+    assert [k.duration_ns for k in rescaled.kernels] == [2 * k.duration_ns for k in built.kernels]
+
+
+def test_products_of_unknown_shape_are_counted_in_the_notes() -> None:
+    trace = from_zoo("vgg16", 32)
+    bare = replace(trace, blocks=tuple(replace(block, shape=None) for block in trace.blocks))
+    products = sum("bias" not in k.op and ("conv2d" in k.op or "linear" in k.op) for k in trace.kernels)
+    assert f"by operations and bytes alone: {products}." in bare.at_batch(64).info.notes
+
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+IMPORTED = (
+    "h100-triosim/vgg13",
+    "titanv-dtr/resnet32-b56.log",
+    "titanv-dtr/densenet121-b84.log",
+    "titanv-dtr/transformer-b10.log",
+    "titanv-dtr/unet-b6.log",
+    "h100-kineto/profiler_vgg13-iter41.json",
+    "a100-g10/bert-256",
+    "a100-g10/vit-256",
+)
+
+
+@cache
+def imported(name: str) -> Trace:
+    if not (DATA / name).exists():
+        pytest.skip(f"the recording is not beside the repository (../shared/data/{name})")
+    graph = DATA / "h100-kineto" / "graph_vgg13-iter41.json"
+    return import_trace(DATA / name, Told(execution_trace=graph) if "kineto" in name else None)[0]
+
+
+@pytest.mark.parametrize("node", [None, V100])
+@pytest.mark.parametrize("name", IMPORTED)
+def test_imported_recordings_grow_where_they_hold_samples(name: str, node: str | None) -> None:
+    trace, gpu = imported(name), simgpu.load_node(node).gpu if node else None
+    doubled = trace.at_batch(2 * trace.info.batch, gpu)
+    assert check_trace(doubled) == []
+    for kind, growth in (
+        (BlockKind.INPUT, 2),
+        (BlockKind.LABEL, 2),
+        (BlockKind.WEIGHT, 1),
+        (BlockKind.WEIGHT_GRADIENT, 1),
+    ):
+        assert total(doubled, kind) == growth * total(trace, kind), kind
+    # Channels' statistics, and in unshaped logs gradients of what is not told to be a weight, stay.
+    for kind in (BlockKind.FEATURE_MAP, BlockKind.GRADIENT):
+        assert 1.99 * total(trace, kind) <= total(doubled, kind) <= 2 * total(trace, kind), kind
+    assert doubled.compute_ns > 1.9 * trace.compute_ns
+    back = doubled.at_batch(trace.info.batch, gpu)
+    assert [block.bytes for block in back.blocks] == [block.bytes for block in trace.blocks]
+    assert all(abs(a.duration_ns - b.duration_ns) <= 1 for a, b in zip(back.kernels, trace.kernels, strict=True))
+
+
+def total(trace: Trace, kind: BlockKind) -> int:
+    return sum(block.bytes for block in trace.blocks if block.kind is kind)
+
+
+def test_a_recording_without_blocks_grows_in_proportion_and_says_so() -> None:
+    info = TraceInfo("bare", 4, "nothing known", "float32", Origin.IMPORTED, "a test")
+    kernels = (Kernel("a", "relu", Phase.FORWARD, 10), Kernel("b", "add", Phase.OPTIMIZER, 10))
+    doubled = Trace(info, kernels, ()).at_batch(8)
+    assert [kernel.duration_ns for kernel in doubled.kernels] == [20, 10]
+    assert "whose blocks are not recorded, in proportion to the batch: 1." in doubled.info.notes
+
+
+def test_samples_are_followed_through_other_orders_of_sides() -> None:
+    """Tokens first, samples second, then both in one side: as attention in PyTorch has them."""
+    shapes = {"x": (8, 64, 128), "turned": (64, 8, 128), "rows": (512, 384), "parted": (64, 8, 384)}
+    blocks = tuple(
+        Block(name, 4 * prod(shape), BlockKind.FEATURE_MAP, shape=shape, dtype="float32")
+        for name, shape in shapes.items()
+    )
+    blocks = (replace(blocks[0], kind=BlockKind.INPUT, persistent=True), *blocks[1:])
+    names = list(shapes)
+    kernels = tuple(Kernel(made, "clone", Phase.FORWARD, 10, (read,), (made,)) for read, made in pairwise(names))
+    info = TraceInfo("turns", 8, "nothing known", "float32", Origin.RECORDED, "a test")
+    tripled = Trace(info, kernels, blocks).at_batch(24).block_by_id
+    assert [tripled[name].shape for name in names] == [(24, 64, 128), (64, 24, 128), (1536, 384), (64, 24, 384)]
+
+
+def test_masks_drawn_from_nothing_grow_with_what_they_mask_and_channels_statistics_do_not() -> None:
+    """A batch of as many samples as channels: both have that side."""
+    blocks = (
+        Block("x", 64, BlockKind.INPUT, persistent=True, shape=(4, 4), dtype="float32"),
+        Block("mean", 16, BlockKind.OTHER, shape=(4,), dtype="float32"),
+        Block("y", 64, BlockKind.FEATURE_MAP, shape=(4, 4), dtype="float32"),
+        Block("mask", 64, BlockKind.OTHER, shape=(4, 4), dtype="float32"),
+        Block("z", 64, BlockKind.FEATURE_MAP, shape=(4, 4), dtype="float32"),
+    )
+    kernels = (
+        Kernel("norm", "native_batch_norm", Phase.FORWARD, 10, ("x",), ("y", "mean")),
+        Kernel("draw", "bernoulli_", Phase.FORWARD, 10, (), ("mask",)),
+        Kernel("drop", "mul", Phase.FORWARD, 10, ("y", "mask"), ("z",)),
+    )
+    info = TraceInfo("masked", 4, "nothing known", "float32", Origin.RECORDED, "a test")
+    doubled = Trace(info, kernels, blocks).at_batch(8)
+    assert [block.bytes for block in doubled.blocks] == [128, 16, 128, 128, 128]
 
 
 def test_without_a_time_model_durations_grow_with_the_work_and_the_notes_say_so() -> None:

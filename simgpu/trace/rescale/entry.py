@@ -78,6 +78,8 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
 def _exceptions(rescaler: Rescaler) -> list[str]:
     """What was not done by shapes, in sentences."""
     told = []
+    if not any(block.kind in (BlockKind.INPUT, BlockKind.LABEL) for block in rescaler.trace.blocks):
+        told.append("Its inputs are not told: feature maps and gradients grow where the batch divides their size.")
     if unknown := len(set(rescaler.unknown)):
         told.append(f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}.")
     if bare := len(rescaler.without_blocks):

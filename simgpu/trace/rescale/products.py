@@ -60,7 +60,8 @@ class Product:
             gemm = replace(operation.gemm, **{self.side: getattr(operation.gemm, self.side) * batch // was})
             more = self.itemsize * (_entries(gemm) - _entries(operation.gemm))
             return replace(operation, gemm=gemm, flops=2 * gemm.macs, bytes=operation.bytes + more)
-        return replace(operation, flops=operation.flops * batch // was, bytes=operation.bytes * batch // was)
+        flops = operation.flops * batch // was
+        return replace(operation, flops=flops, bytes=operation.bytes + self.itemsize * (flops - operation.flops))
 
 
 def _wide(shape: ConvolutionShape) -> int:

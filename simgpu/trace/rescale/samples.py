@@ -4,11 +4,15 @@ Lives here: following samples from the inputs and labels through the iteration. 
 touch them cost (`simgpu.trace.rescale.kernels`).
 
 A block holds samples when the kernel that makes it reads a block that does, and one of its sides is the batch times a
-number for each sample: as the read block has it, alone or merged with its neighbours (samples x tokens, samples x
-heads). So a table's gradient that holds a row for each token grows, and one for each of a fixed number of drawn rows
-does not, although both lead with a multiple of the batch. Where no side is one of the read block's, the leading one of
-two or more counts when the batch divides it. What a kernel makes out of nothing (a mask drawn at random) holds samples
-when it is used beside a block that does and has its side.
+number for each sample: as the read block has it, alone, merged with its neighbours (samples x tokens, samples x heads)
+or parted from them again. So a table's gradient that holds a row for each token grows, and one for each of a fixed
+number of drawn rows does not, although both lead with a multiple of the batch. Where no side is one of the read
+block's, the leading one of two or more counts when the batch divides it.
+
+What a kernel makes out of nothing (a mask drawn at random) holds samples when it is used beside a block that does and
+has its side; a feature map or gradient that is made without samples, as far as the recording tells, when it is used
+beside one of its own shape, or where shapes are unknown of as many bytes. Where a recording tells no inputs, all its
+feature maps and gradients of a size that the batch divides are taken to hold samples.
 
 These hold no samples whatever their size: weights and what has the shape of one among their gradients, optimizer
 state, persistent blocks but inputs and labels, workspaces, and the channels' statistics of a batch normalization.
@@ -28,6 +32,7 @@ from simgpu.trace.timemodel.kinds import kind_of
 from simgpu.trace.timemodel.operation import OperationKind
 
 _BATCH = (BlockKind.INPUT, BlockKind.LABEL)
+_FLOWING = (BlockKind.FEATURE_MAP, BlockKind.GRADIENT)
 _NEVER = (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.WORKSPACE)
 _REDUCING = (OperationKind.REDUCTION, OperationKind.NORMALIZATION)
 #: A mask has at most so many times fewer bytes than what it masks: one for a number of eight.
@@ -78,20 +83,17 @@ class _Flow:
         return self.sides
 
     def _begin(self) -> None:
-        given = [block for block in self.trace.blocks if block.kind in _BATCH and self._divides(block.bytes)]
+        given = [block for block in self.trace.blocks if block.kind in _BATCH and block.bytes]
         leading = any(block.shape and block.shape[0] == self.batch for block in given)
         for block in given:
-            if block.shape is None:
+            exact = leading and block.kind is BlockKind.INPUT
+            if block.shape is None and self._divides(block.bytes):
                 self.sides[block.id] = None
-            elif block.shape and (
-                block.shape[0] == self.batch
-                if leading and block.kind is BlockKind.INPUT
-                else self._divides(block.shape[0])
-            ):
+            elif block.shape and (block.shape[0] == self.batch or (not exact and self._divides(block.shape[0]))):
                 self.sides[block.id] = 0
         if not self.sides:  # The recording does not tell inputs: feature maps follow from them.
             for block in self.trace.blocks:
-                if block.kind in (BlockKind.FEATURE_MAP, BlockKind.GRADIENT) and self._divides(block.bytes):
+                if block.kind in _FLOWING and self._divides(block.bytes):
                     self.sides[block.id] = self._alone(block)
 
     def _alone(self, block: Block) -> int | None:
@@ -112,6 +114,16 @@ class _Flow:
             made_here = read and self.makers.get(name) is kernel
             if made_here or self._made_of_nothing(name):
                 self._judge(kernel, block, touched, beside=not made_here)
+            elif block.kind in _FLOWING and name not in self.updating:
+                self._judge_by_likeness(block, touched)
+
+    def _judge_by_likeness(self, block: Block, others: Collection[str]) -> None:
+        """A block that is made without samples, as far as the recording tells, and is used beside some like it."""
+        for name in others:
+            other = self.blocks[name]
+            if other.shape == block.shape and (block.shape is not None or other.bytes == block.bytes):
+                self.sides[block.id] = self.sides[name]
+                return
 
     def _made_of_nothing(self, name: str) -> bool:
         maker = self.makers.get(name)
@@ -140,6 +152,9 @@ class _Flow:
                 runs |= _runs(other, side)
         for place, length in enumerate(shape):
             if length in runs:
+                return place
+        for place in sorted(range(len(shape)), key=lambda place: shape[place] != self.batch):
+            if not strict and self._divides(shape[place]) and not runs.isdisjoint(_runs(shape, place)):
                 return place
         loose = not strict and len(shape) > 1 and self.batch > 1
         return 0 if loose and self._divides(shape[0]) else None

@@ -10,7 +10,11 @@ from __future__ import annotations
 from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.timemodel.operation import OperationKind
 
+_ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 _NAMES = {
+    OperationKind.GEMM: " ".join(
+        f"_scaled_dot_product_{name}{suffix}" for name in _ATTENTION for suffix in ("", "_backward")
+    ),
     OperationKind.NORMALIZATION: """
         native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
         _native_batch_norm_legit _native_batch_norm_legit_no_training _native_batch_norm_legit_functional
