@@ -82,9 +82,10 @@ def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
 def refuse_foreign(folder: Path, foreign: Foreign) -> None:
     """`InputError` unless nothing stands at the path, or a folder that is empty or holds nothing foreign."""
     try:
-        if folder.is_dir():
-            held = foreign(folder) if any(folder.iterdir()) else ""
-        elif folder.exists() or folder.is_symlink():
+        real = folder.resolve()  # "new/.." is the folder around "new" even while there is no "new"
+        if real.is_dir():
+            held = foreign(real) if any(real.iterdir()) else ""
+        elif real.exists() or folder.is_symlink():
             raise InputError.single(folder, "", "is not a folder", "choose another output folder")
         else:
             return

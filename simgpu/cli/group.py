@@ -5,6 +5,7 @@ Does not live here: any command. Imports click alone, so that ``simgpu --help`` 
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -17,6 +18,9 @@ from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, did_y
 BAD_INPUT = 2
 OUT_OF_MEMORY = 3
 INTERRUPTED = 130
+
+#: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
+_UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
 
 class LazyGroup(click.Group):
@@ -60,6 +64,10 @@ class LazyGroup(click.Group):
             fail([str(error)], BAD_INPUT)
         except OutOfMemoryError as error:
             fail([str(error)], OUT_OF_MEMORY)
+        except OSError as error:
+            if error.errno not in _UNUSABLE_PATH:
+                raise
+            fail([f"{error.filename}: {error.strerror}; check the path"], BAD_INPUT)
         except click.Abort:
             sys.exit(INTERRUPTED)
         except click.ClickException as error:

@@ -28,11 +28,12 @@ def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:
 
     new: the trace that is to be written, None while it is not known. One that is equal to it may be replaced.
     """
-    if force or not any((folder / file).exists() for file in ("trace.yaml", "kernels.csv", "blocks.csv")):
+    real = folder.resolve()
+    if force or not any((real / file).exists() for file in ("trace.yaml", "kernels.csv", "blocks.csv")):
         return
     if new is not None:
         try:
-            if read_trace(folder) == new:
+            if read_trace(real) == new:
                 return
         except InputError:
             pass  # what cannot be read is not equal

@@ -160,6 +160,7 @@ def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: P
         (["trace", "show", "no/such"], "no/such: no such folder"),
         (["trace", "sho", "x"], "sho"),
         (["import", "no/such", "-o", "x"], "no/such: no such file or folder; check the path"),
+        (["trace", "show", "long" * 100], "File name too long; check the path"),
         (["record", "resnet20", "-o", "x", "--batch", "0"], "0 is not in the range"),
     ],
 )

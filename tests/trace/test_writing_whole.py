@@ -61,3 +61,13 @@ def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
     ):
         raise AssertionError("the block must not be entered")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_what_a_folder_holds_is_seen_by_any_path_that_leads_there(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with (
+        pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),
+        whole_folder(tmp_path / "not-there" / "..", lambda folder: "somebody's thesis"),
+    ):
+        raise AssertionError("the block must not be entered")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
