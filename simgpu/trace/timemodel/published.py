@@ -7,6 +7,7 @@ fitted or held out (`published.yaml`), or what the model says to them (`simgpu.t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,7 +104,13 @@ class Published(FileModel):
 
     def gpu(self, name: str) -> GpuSpec:
         """The GPU of a figure: one of `gpus`, or that of the node of this name."""
-        return self.gpus[name].spec() if name in self.gpus else load_node(name).gpu
+        return self.gpus[name].spec() if name in self.gpus else _gpu_of_node(name)
+
+
+@cache
+def _gpu_of_node(name: str) -> GpuSpec:
+    """Read once, for the many figures of a GPU."""
+    return load_node(name).gpu
 
 
 def load_published(path: Path = PUBLISHED) -> Published:
