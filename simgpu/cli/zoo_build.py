@@ -1,6 +1,6 @@
 """``simgpu zoo build``: one modelled training iteration of a network, written as a trace folder.
 
-Does not live here: how it is modelled (`simgpu.trace.zoo.build`).
+Does not live here: how it is modelled (`simgpu.trace.zoo.modelled`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo import catalogue
-from simgpu.trace.zoo.build import trace_of
 from simgpu.trace.zoo.catalogue import Value
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
+from simgpu.trace.zoo.modelled import trace_of
 from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes, format_time, parse_bytes, short_count
 

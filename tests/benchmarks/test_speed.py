@@ -31,7 +31,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import import_trace
-from simgpu.trace.zoo.build import build_trace
+from simgpu.trace.zoo.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
 DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"

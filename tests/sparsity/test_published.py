@@ -10,7 +10,7 @@ import simgpu
 from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.sparsity.profile import load_profile
-from simgpu.trace.zoo.build import build_trace
+from simgpu.trace.zoo.modelled import build_trace
 
 #: The networks of cDMA and the batches of its table II.
 CDMA = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}

@@ -16,7 +16,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, import_trace
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-from simgpu.trace.zoo.build import build_trace
+from simgpu.trace.zoo.modelled import build_trace
 
 SHIPPED = ("vgg11-cifar-cpu", "resnet20-cifar-cpu")
 

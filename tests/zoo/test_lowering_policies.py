@@ -10,7 +10,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.stats import trace_stats
-from simgpu.trace.zoo.build import build_trace
+from simgpu.trace.zoo.modelled import build_trace
 from tests.zoo.networks import Choice, Flat, inception, lowered, residual, vgg11_cifar
 
 V100 = load_node("v100")
