@@ -22,6 +22,7 @@ from simgpu.trace.stats import trace_stats
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo import catalogue
 from simgpu.trace.zoo.catalogue import Value
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.modelled import trace_of
 from simgpu.trace.zoo.network import Network
@@ -41,6 +42,13 @@ from simgpu.units import format_bytes, format_time, parse_bytes, short_count
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
 @click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
+@click.option(
+    "--framework",
+    type=click.Choice([each.value for each in Framework]),
+    default="pytorch",
+    show_default=True,
+    help="Whose habits with memory: cudnn is for Caffe and Torch7, without pooling indices, ReLU in place both ways.",
+)
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
 @click.option(
     "--epochs", type=click.IntRange(min=1), help="Model the sparsity of its feature maps over so many epochs."
@@ -60,6 +68,7 @@ def build(
     batch: int,
     gpu: str,
     input: str | None,
+    framework: str,
     optimizer: str,
     epochs: int | None,
     workspace_limit: str,
@@ -84,7 +93,9 @@ def build(
         # values of other types are refused with the rest
         built = catalogue.build(network, input, **cast("dict[str, Value]", settings))
         gpu_spec = load_node(gpu).gpu
-        trace = trace_of(built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit)
+        trace = trace_of(
+            built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit, framework=framework
+        )
         if epochs is not None:
             trace = with_sparsity(trace, epochs)
         refuse_another(folder, force, trace)

@@ -13,6 +13,7 @@ from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 from simgpu.trace.zoo.catalogue import Value, build
 from simgpu.trace.zoo.lowering.entry import lower
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes
@@ -26,14 +27,16 @@ def build_trace(
     input: str | None = None,
     optimizer: str = "sgd",
     workspace_limit: int = WORKSPACE_LIMIT,
+    framework: str = "pytorch",
     **variant: Value,
 ) -> Trace:
     """One training iteration of a network of the zoo, modelled for a GPU.
 
     batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum)
     or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need, usually 4 GiB; the trace
-    lists those alone that keep to it. Raises `InputError` for what is not known, and for a GPU whose description lacks
-    what the time model needs.
+    lists those alone that keep to it. framework: pytorch, or cudnn for the habits of Caffe and Torch7 with memory
+    (`simgpu.trace.zoo.lowering.framework`).
+    Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> trace = build_trace("vgg16", batch=128, gpu=load_node("v100").gpu)
@@ -41,19 +44,28 @@ def build_trace(
     (1568.0, 'modelled')
     """
     network = build(name, input, **variant)
-    return trace_of(network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit)
+    return trace_of(
+        network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit, framework=framework
+    )
 
 
 def trace_of(
-    network: Network, *, batch: int, gpu: GpuSpec, optimizer: str = "sgd", workspace_limit: int = WORKSPACE_LIMIT
+    network: Network,
+    *,
+    batch: int,
+    gpu: GpuSpec,
+    optimizer: str = "sgd",
+    workspace_limit: int = WORKSPACE_LIMIT,
+    framework: str = "pytorch",
 ) -> Trace:
     """One training iteration of any network; see `build_trace`."""
     problems = []
     if batch < 1:
         problems.append(InputError.single("", "batch", f"{batch} is not a number of samples", "give at least 1"))
-    if optimizer not in list(Optimizer):
-        remedy = did_you_mean(optimizer, list(Optimizer))
-        problems.append(InputError.single("", "optimizer", f"{optimizer!r} is not known", remedy))
+    for place, value, known in (("optimizer", optimizer, Optimizer), ("framework", framework, Framework)):
+        if value not in list(known):
+            remedy = did_you_mean(value, list(known))
+            problems.append(InputError.single("", place, f"{value!r} is not known", remedy))
     if workspace_limit < 0:
         what = f"{workspace_limit} is not a number of bytes"
         problems.append(InputError.single("", "workspace_limit", what, "give at least 0"))
@@ -66,16 +78,27 @@ def trace_of(
         dtype="float32",
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=_notes(network, optimizer, workspace_limit),
+        notes=_notes(network, optimizer, workspace_limit, Framework(framework)),
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)
-    return lower(network, batch=batch, prices=prices, info=info, optimizer=Optimizer(optimizer))
+    return lower(
+        network,
+        batch=batch,
+        prices=prices,
+        info=info,
+        optimizer=Optimizer(optimizer),
+        framework=Framework(framework),
+    )
 
 
-def _notes(network: Network, optimizer: str, workspace_limit: int) -> str:
+_HABITS = {Framework.PYTORCH: "PyTorch has them", Framework.CUDNN: "frameworks have them that call cuDNN for all"}
+
+
+def _notes(network: Network, optimizer: str, workspace_limit: int, framework: Framework) -> str:
     update = "SGD with momentum" if optimizer == Optimizer.SGD else "Adam"
     return (
-        f"Network after {network.provenance}. Kernels, blocks and lifetimes as PyTorch has them, updated by {update}; "
+        f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
+        f"updated by {update}; "
         "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
         f"{format_bytes(workspace_limit)}; the others within that limit are listed beside it. A framework's own choice "
         "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "

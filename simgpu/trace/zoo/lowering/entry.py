@@ -26,6 +26,7 @@ from simgpu.trace.zoo.lowering import (
     products,
     recurrent,
 )
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.operations import elementwise
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.lowering.step import Gradients, Made, MadeOfParts, Step
@@ -61,21 +62,30 @@ _FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
 
 
 def operations_of(
-    network: Network, batch: int, optimizer: Optimizer = Optimizer.SGD
+    network: Network,
+    batch: int,
+    optimizer: Optimizer = Optimizer.SGD,
+    framework: Framework = Framework.PYTORCH,
 ) -> Iterator[tuple[str, str, Operation]]:
     """Every kernel of one iteration in order: its id and operator in the trace that `lower` makes, and its work."""
-    for kernel in _tape_of(network, batch, optimizer).kernels:
+    for kernel in _tape_of(network, batch, optimizer, framework).kernels:
         yield kernel.id, kernel.op, kernel.operation
 
 
 def lower(
-    network: Network, *, batch: int, prices: Prices, info: TraceInfo, optimizer: Optimizer = Optimizer.SGD
+    network: Network,
+    *,
+    batch: int,
+    prices: Prices,
+    info: TraceInfo,
+    optimizer: Optimizer = Optimizer.SGD,
+    framework: Framework = Framework.PYTORCH,
 ) -> Trace:
     """One training iteration of `batch` samples; durations and workspaces are `prices`', `info` says where from.
 
     A convolution runs by its fastest algorithm; all of them are in the trace's algorithms.
     """
-    tape = _tape_of(network, batch, optimizer)
+    tape = _tape_of(network, batch, optimizer, framework)
     durations: dict[Operation, int] = {}
     choices: dict[Operation, Sequence[Priced]] = {}
     kernels, workspaces, algorithms = [], [], []
@@ -131,8 +141,8 @@ def _blocks(tape: Tape) -> Iterator[Block]:
         )
 
 
-def _tape_of(network: Network, batch: int, optimizer: Optimizer) -> Tape:
-    return _Walk(network, batch, optimizer).run()
+def _tape_of(network: Network, batch: int, optimizer: Optimizer, framework: Framework) -> Tape:
+    return _Walk(network, batch, optimizer, framework).run()
 
 
 @dataclass(slots=True)
@@ -151,6 +161,7 @@ class _Walk:
     network: Network
     batch: int
     optimizer: Optimizer
+    framework: Framework
     tape: Tape = field(default_factory=Tape)
     values: dict[str, Value] = field(default_factory=dict)
     weights: dict[str, dict[str, Value]] = field(default_factory=dict)
@@ -194,7 +205,7 @@ class _Walk:
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
-        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients)
+        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework)
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
         made = _FAMILIES[layer.kind](step)
         if isinstance(made, Made):

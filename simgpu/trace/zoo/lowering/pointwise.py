@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from simgpu.trace.timemodel.operation import OperationKind
 from simgpu.trace.zoo.lowering import operations
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.step import Backward, Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 
@@ -24,7 +25,20 @@ def relu(step: Step) -> Made:
     in_place = step.attribute("in_place", False)
     y = x if in_place else step.result()
     step.tape.launch("relu_" if in_place else "relu", operations.elementwise((x,), (y,)), (x,), (y,))
-    return Made(y, _from(step, "threshold_backward", y), (y,))
+    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", y), (y,))
+
+
+def _relu_backward(step: Step, y: Value) -> Backward:
+    """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        rewrites = step.framework is Framework.CUDNN and step.gradients.is_free(grad)
+        dx = grad if rewrites else step.gradient()
+        operation = operations.elementwise((grad, y), (dx,), backward=True)
+        step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))
+        return step.one_way(dx)
+
+    return backward
 
 
 def gelu(step: Step) -> Made:

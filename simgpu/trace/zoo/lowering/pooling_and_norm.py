@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from simgpu.trace.timemodel.operation import Operation, OperationKind
 from simgpu.trace.zoo.lowering import operations
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.step import Made, Step
 from simgpu.trace.zoo.lowering.tape import Value
 
@@ -24,7 +25,9 @@ _FORWARD_COUNT, _BACKWARD_COUNT = 7, 10
 
 
 def max_pool(step: Step) -> Made:
-    """Saves its input and the index of each maximum."""
+    """Saves its input and the index of each maximum; with cuDNN its input and its result."""
+    if step.framework is Framework.CUDNN:
+        return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
     indices = step.beside("indices", y.shape, "int64")
     op = "max_pool2d_with_indices"
@@ -37,6 +40,19 @@ def max_pool(step: Step) -> Made:
         return (dx,)
 
     return Made(y, backward, (x, indices))
+
+
+def _max_pool_of_cudnn(step: Step) -> Made:
+    x, y = step.x, step.result()
+    step.tape.launch("max_pool2d", _pooling(step, (y,)), (x,), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        operation = operations.simple(_POOLING, (grad, x, y), (dx,), backward=True)
+        step.tape.launch("max_pool2d_backward", operation, (grad, x, y), (dx,))
+        return (dx,)
+
+    return Made(y, backward, (x, y))
 
 
 def avg_pool(step: Step) -> Made:

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from simgpu.trace.model import BlockKind
 from simgpu.trace.timemodel.operation import Operation
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.operations import elementwise, summed
 from simgpu.trace.zoo.lowering.tape import BlockNote, Tape, Value
 from simgpu.trace.zoo.network import Layer
@@ -72,6 +73,10 @@ class Gradients:
         if found is not None:
             self._holders[found.block] -= 1
         return found
+
+    def is_free(self, gradient: Value) -> bool:
+        """Whether a gradient that was taken may be rewritten: nobody else waits for its block, and it is all of it."""
+        return not self._holders[gradient.block] and not gradient.partial
 
     def give(self, name: str, gradient: Value) -> None:
         """A gradient of the value called `name`, from one of the layers that used it."""
@@ -133,6 +138,7 @@ class Step:
 
     inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of
     the one whose weights it shares and the layer's own. labels: what a loss compares its input with.
+    framework: whose habits with memory it follows.
     """
 
     tape: Tape
@@ -143,6 +149,7 @@ class Step:
     weights: Mapping[str, Value]
     labels: Value
     gradients: Gradients
+    framework: Framework
 
     @property
     def x(self) -> Value:
