@@ -14,8 +14,9 @@ from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.trace.recorder import record as record_model
 
-_COUNT = click.IntRange(min=1)
-_FROM_NOUGHT = click.IntRange(min=0)
+_MOST = 2**31 - 1  # more is a slip, and may be more than the numbers of PyTorch hold
+_COUNT = click.IntRange(min=1, max=_MOST)
+_FROM_NOUGHT = click.IntRange(min=0, max=_MOST)
 
 
 def _listed(title: str, described: Mapping[str, str]) -> str:

@@ -56,3 +56,11 @@ def test_an_optimizer_that_is_not_known_is_told() -> None:
 def test_help_lists_models_and_optimizers() -> None:
     told = simgpu("record", "--help").stdout
     assert all(f"  {name} " in told for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
+
+
+@pytest.mark.parametrize("batch", ["100000000000000", "2000000000"])
+def test_a_batch_that_no_memory_holds_is_told(batch: str, tmp_path: Path) -> None:
+    done = simgpu("record", "mlp", "--batch", batch, "-o", tmp_path / "never")
+    assert done.exit_code == 2
+    assert "is not in the range" in done.stderr or "give a smaller batch" in done.stderr
+    assert not (tmp_path / "never").exists()
