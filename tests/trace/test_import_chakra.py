@@ -276,7 +276,7 @@ def changed(**fields: Any) -> str:
 
 SPOILT_JSON = {
     "cut": (files.jsonized(CHAIN)[:-3], r"value 6: the JSON ends too early: the file is cut off"),
-    "no object": (changed() + " 7", r"value 3: cannot be read: '7' is not an object"),
+    "no object": (changed() + " 7", r"value 3: cannot be read: 7 is not an object"),
     "a negative time": (
         changed(durationMicros="-3"),
         r"value 2: cannot be read: '-3' is not a number of micro",

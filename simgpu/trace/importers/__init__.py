@@ -12,7 +12,9 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
+from simgpu.trace.free_memory import require_memory
 from simgpu.trace.importers import chakra, dtr, execution_trace, g10, kineto, triosim
+from simgpu.trace.importers.json_stream import unreadable
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
 
@@ -21,12 +23,23 @@ __all__ = ["IMPORTERS", "Importer", "Told", "detect", "import_trace"]
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """One format: what it is called, what gives it away, how to tell it and how to read it."""
+    """One format: what it is called, what gives it away, how to tell it and how to read it.
+
+    read_whole: the files of a folder, as patterns, that are read as a whole; "" is the recording itself. A format
+    that is streamed names none: it counts what it keeps. memory_factor: bytes of memory that a byte of these files
+    takes at the peak of an import, by Python's own count; measured on recordings (tests hold the formats to it).
+    """
 
     name: str
     looks_like: str
     recognises: Callable[[Path], bool]
     load: Callable[[Path, Told], Trace]
+    read_whole: tuple[str, ...] = ()
+    memory_factor: int = 0
+
+    def files(self, path: Path) -> list[Path]:
+        """The files of a recording that are read as a whole."""
+        return [file for name in self.read_whole for file in (sorted(path.glob(name)) if name else [path])]
 
 
 _PROFILE = Importer("PyTorch profile", "JSON of torch.profiler, plain or gzip", kineto.recognises, kineto.load)
@@ -37,11 +50,35 @@ _JOINED = Importer(
     kineto.load_folder,
 )
 
+_TRIOSIM_FILES = ("trace.csv", "tensor.csv")
+_G10_FILES = ("kernels.config", "tensors.config", "cudnn*[0-9].txt", "cudnn*Workspace.txt")
+
 #: All formats, in the order in which they are tried.
 IMPORTERS: tuple[Importer, ...] = (
-    Importer("TrioSim CSV", "a folder with trace.csv and tensor.csv", triosim.recognises, triosim.load),
-    Importer("DTR log", "lines of JSON, each with an INSTRUCTION", dtr.recognises, dtr.load),
-    Importer("G10 folder", "a folder with kernels.config, tensors.config and cudnnB.txt", g10.recognises, g10.load),
+    Importer(
+        "TrioSim CSV",
+        "a folder with trace.csv and tensor.csv",
+        triosim.recognises,
+        triosim.load,
+        read_whole=_TRIOSIM_FILES,
+        memory_factor=9,
+    ),
+    Importer(
+        "DTR log",
+        "lines of JSON, each with an INSTRUCTION",
+        dtr.recognises,
+        dtr.load,
+        read_whole=("",),
+        memory_factor=14,
+    ),
+    Importer(
+        "G10 folder",
+        "a folder with kernels.config, tensors.config and cudnnB.txt",
+        g10.recognises,
+        g10.load,
+        read_whole=_G10_FILES,
+        memory_factor=4,
+    ),
     Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", chakra.recognises, chakra.load),
     _PROFILE,
     _JOINED,
@@ -70,9 +107,12 @@ def detect(path: str | Path) -> Importer:
         raise InputError.single(source, "", "is a simgpu trace already", "use it as it is, without importing")
     if source.is_file() and not source.stat().st_size:
         raise InputError.single(source, "", "is empty", "record it again")
-    for importer in IMPORTERS:
-        if importer.recognises(source):
-            return importer
+    try:
+        for importer in IMPORTERS:
+            if importer.recognises(source):
+                return importer
+    except OSError as error:
+        raise unreadable(source, error) from None
     known = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
 
@@ -82,7 +122,7 @@ def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str
 
     told: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
     profile also the execution trace to join it with, and which of its iterations to take.
-    Raises `InputError` when the format is unknown or the recording is damaged.
+    Raises `InputError` when the format is unknown, or the recording is damaged or larger than the memory that is free.
 
     >>> import json, tempfile
     >>> instructions = [
@@ -101,6 +141,7 @@ def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str
     """
     told = told or Told()
     importer = _with_execution_trace(detect(path), path, told)
+    require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
     trace = importer.load(Path(path), told)
     trace = replace(trace, name=trace.info.model)
     if problems := check_trace(trace):

@@ -26,6 +26,7 @@ from typing import Any
 from simgpu.errors import InputError, did_you_mean
 from simgpu.textfile import read_text
 from simgpu.trace.importers.provenance import Told
+from simgpu.trace.importers.quantities import shown, whole
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
 
@@ -54,7 +55,7 @@ def recognises(path: Path) -> bool:
         first = file.readline(4096)
     try:
         line = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(line, dict) and "INSTRUCTION" in line
 
@@ -140,7 +141,7 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
             continue
         try:
             instruction = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             cut = number == len(lines)
             what = "not a line of JSON: the log seems cut off" if cut else f"not a line of JSON: {line[:40]!r}"
             raise InputError.single(path, f"row {number}", what, "record it again") from None
@@ -233,19 +234,20 @@ class _Walk:
     def _text(self, instruction: dict[str, Any], key: str) -> str:
         value = self._field(instruction, key)
         if not isinstance(value, str):
-            raise self._wrong(f"{key} is {value!r}, not a text")
+            raise self._wrong(f"{key} is {shown(value)}, not a text")
         return value
 
     def _count(self, instruction: dict[str, Any], key: str) -> int:
         text = self._text(instruction, key)
-        if not (text.isascii() and text.isdigit()):
-            raise self._wrong(f"{key} is {text!r}, not a whole number >= 0")
-        return int(text)
+        try:
+            return whole(text)
+        except ValueError:
+            raise self._wrong(f"{key} is {shown(text)}, not a whole number >= 0") from None
 
     def _list(self, instruction: dict[str, Any], key: str, item: type) -> list[Any]:
         values = self._field(instruction, key)
         if not isinstance(values, list) or not all(type(value) is item for value in values):
-            raise self._wrong(f"{key} is {values!r}, not a list of {item.__name__}")
+            raise self._wrong(f"{key} is {shown(values)}, not a list of {item.__name__}")
         return values
 
     def _storage(self, name: str) -> _Storage:
@@ -288,12 +290,12 @@ class _Walk:
         if text == "-1":
             made = self._new(name, size, len(self.operators) - 1, constant=False)
             self.operators[-1].writes.append(made)
-        elif text.isascii() and text.isdigit() and int(text) < len(self.arguments):
+        elif text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(self.arguments):
             storage = self.arguments[int(text)]
             storage.names += 1
             self._name(name, storage)
         else:
-            raise self._wrong(f"ALIAS is {text!r}, neither -1 nor the place of an argument")
+            raise self._wrong(f"ALIAS is {shown(text)}, neither -1 nor the place of an argument")
 
     def _call(self, instruction: dict[str, Any]) -> None:
         self._kernel(instruction, [])
@@ -303,7 +305,7 @@ class _Walk:
         changed = self._list(instruction, "MUTATE", int)
         count = len(self._list(instruction, "ARGS", str))
         if not all(0 <= place < count for place in changed):
-            raise self._wrong(f"MUTATE is {changed!r}, with {count} arguments")
+            raise self._wrong(f"MUTATE is {shown(changed)}, with {count} arguments")
         self._kernel(instruction, changed)
 
     def _kernel(self, instruction: dict[str, Any], changed: list[int]) -> None:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
+from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import head, items, members_before
 from simgpu.trace.importers.provenance import Told
+from simgpu.trace.importers.quantities import shown
 from simgpu.trace.importers.room import BYTES_PER_NODE, Room
 from simgpu.trace.model import Trace
 
@@ -107,7 +109,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     about = members_before(path, "nodes")
     schema = about.get("schema")
     if not isinstance(schema, str) or _SCHEMA.fullmatch(schema) is None:
-        what = f"has schema {schema!r}; known are 1.0 and 1.1"
+        what = f"has schema {shown(schema)}; known are 1.0 and 1.1"
         raise InputError.single(path, "schema", what, "record it with a PyTorch that writes one of these")
     nodes = []
     devices: set[str] = set()
@@ -144,13 +146,19 @@ def _node(raw: dict[str, Any], devices: set[str]) -> Node:
     name = sys.intern(raw["name"])
     arguments = _arguments(attributes.get("op_schema") or "")
     return Node(
-        number=int(raw["id"]),
+        number=_whole(raw["id"]),
         name=name,
-        function=int(attributes["rf_id"]),
-        thread=int(attributes["tid"]),
+        function=_whole(attributes["rf_id"]),
+        thread=_whole(attributes["tid"]),
         inputs=tuple(_tensors(name, taken, arguments, devices)),
         outputs=tuple(_tensors(name, given, (), devices)),
     )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{shown(value)} is not a whole number")
+    return value
 
 
 def tensors_of(operator: str, listed: tuple[Any, Any, Any, Any], schema: str, devices: set[str]) -> Iterator[Tensor]:
@@ -199,6 +207,9 @@ def _tensors(
     operator: str, listed: tuple[Any, Any, Any, Any], arguments: Sequence[_Argument], devices: set[str]
 ) -> Iterator[Tensor]:
     values, shapes, types, strides = listed
+    for part in listed[:3] if strides is None else listed:
+        if not isinstance(part, list | tuple):
+            raise TypeError(f"{shown(part)} is not a list")
     for position, value in enumerate(values):
         argument = arguments[position] if position < len(arguments) else _Argument("", False, False)
         dtypes = iter(_TENSOR_TYPE.findall(str(types[position])))
@@ -211,11 +222,12 @@ def _tensors(
             devices.add(device)
             sides = tuple(shape)
             extent = _extent(sides, step) if step else elements
+            size = _bytes(offset + extent, width)
             overwritten = argument.changed and (argument.is_out or _OVERWRITES.match(operator) is not None)
             yield Tensor(
-                tensor=int(tensor),
-                storage=int(storage),
-                bytes=int((offset + extent) * width),
+                tensor=tensor,
+                storage=storage,
+                bytes=size,
                 shape=sides,
                 dtype=_DTYPES.get(dtype, dtype),
                 argument=argument.name,
@@ -234,6 +246,13 @@ def _flat(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], list
     for place, part in enumerate(value):
         if isinstance(part, list):
             yield from _flat(part, shape[place], stride[place] if stride else None)
+
+
+def _bytes(elements: object, width: int) -> int:
+    """Bytes of so many elements; elements are no number where a shape or its strides hold none."""
+    if type(elements) is not int or not 0 <= elements * width <= LARGEST:
+        raise ValueError(f"{shown(elements)} elements of {shown(width)} bytes are no tensor")
+    return elements * width
 
 
 def _extent(shape: tuple[int, ...], strides: Sequence[int]) -> int:

@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
 from simgpu.textfile import read_text
 from simgpu.trace.importers.g10_graph import GraphKernel, Tensor, read_kernels, read_tensors
 from simgpu.trace.importers.provenance import Told
+from simgpu.trace.importers.quantities import nanoseconds, shown, whole
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 
 _TOOL = "G10 simulator files"
@@ -120,8 +121,8 @@ def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str
             what = f"{line[:40]!r} is not a kernel's number, a value and {unit}"
             problems.append(Problem(str(path), place, what, f"G10 writes for example '{row:04} 5 {unit}'"))
             return
-        if not (parts[0].isascii() and parts[0].isdigit()) or int(parts[0]) != row:
-            what = f"kernel {parts[0]} where {row} comes next"
+        if _count(parts[0]) != row:
+            what = f"kernel {parts[0][:40]} where {row} comes next"
             problems.append(Problem(str(path), place, what, "the kernels count from 0 without gaps: record it again"))
             return
         yield place, parts[1]
@@ -131,11 +132,11 @@ def _durations(path: Path, problems: list[Problem]) -> list[int]:
     found = []
     for place, text in _lines(path, "ms", problems):
         try:
-            value = Decimal(text) * 10**6
-        except InvalidOperation:
-            value = Decimal("NaN")
-        if not value.is_finite() or value < 0 or value != value.to_integral_value():
-            what = f"'{text}' ms is not a whole number of nanoseconds >= 0"
+            value = nanoseconds(text, "milliseconds")
+        except ValueError:
+            value = Decimal(-1)
+        if value < 0 or value != value.to_integral_value():
+            what = f"{shown(text)} ms is not a whole number of nanoseconds >= 0"
             problems.append(Problem(str(path), place, what, "record it again"))
             value = Decimal(0)
         found.append(int(value))
@@ -145,11 +146,19 @@ def _durations(path: Path, problems: list[Problem]) -> list[int]:
 def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
     found = []
     for place, text in _lines(path, "B", problems):
-        good = text.isascii() and text.isdigit()
-        if not good:
-            problems.append(Problem(str(path), place, f"'{text}' is not a whole number of bytes", "record it again"))
-        found.append(int(text) if good else 0)
+        if (size := _count(text)) < 0:
+            what = f"{shown(text)} is not a whole number of bytes"
+            problems.append(Problem(str(path), place, what, "record it again"))
+        found.append(max(size, 0))
     return found
+
+
+def _count(text: str) -> int:
+    """A whole number, -1 for what is none."""
+    try:
+        return whole(text)
+    except ValueError:
+        return -1
 
 
 def _require_one_each(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError, Problem
 from simgpu.textfile import read_text
+from simgpu.trace.importers.quantities import whole
 
 _TENSOR = re.compile(r"tensor(\d+) Is weight \(global\)\?: ([01]), Size in byte: (\d+), Range:(\d+)--(\d+)")
 _KERNEL = re.compile(r"Kernel ID: (\d+), Name: (\S+)")
@@ -92,7 +93,7 @@ def _tensor(line: str) -> Tensor:
     match = _TENSOR.fullmatch(line)
     if match is None:
         raise ValueError(f"{line[:60]!r} is not a tensor as G10 writes it")
-    number, is_global, size, begin, end = (int(text) for text in match.groups())
+    number, is_global, size, begin, end = map(whole, match.groups())
     if end - begin != size:
         raise ValueError(f"tensor{number} has {size} B, its range {end - begin} B")
     return Tensor(number, bool(is_global), size)
@@ -123,9 +124,9 @@ class _KernelReader:
         match = _KERNEL.fullmatch(line)
         if match is None:
             raise ValueError(f"{line[:60]!r} where a kernel begins (Kernel ID: 5, Name: Add_Forward)")
-        if int(match[1]) != len(self.kernels):
+        if whole(match[1]) != len(self.kernels):
             raise ValueError(f"kernel {match[1]} where {len(self.kernels)} comes next: kernels count from 0")
-        self.kernels.append(GraphKernel(int(match[1]), match[2]))
+        self.kernels.append(GraphKernel(whole(match[1]), match[2]))
         self._lists = []
         self.is_between = False
 
@@ -134,7 +135,7 @@ class _KernelReader:
         if match := _PARENT.fullmatch(line):
             kernel.parent = f"{match[2]}_{match[1]}"
         elif match := _CYCLES.fullmatch(line):
-            kernel.cycles = int(match[1])
+            kernel.cycles = whole(match[1])
         elif not _SIZES.fullmatch(line):
             raise ValueError(f"{line[:60]!r} is not a kernel's parent or execution time")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -21,12 +22,44 @@ _GZIP = b"\x1f\x8b"
 #: What is looked at to recognise a file: more than any recording writes before its first event.
 _HEAD_BYTES = 1 << 16
 
+#: So many digits in a row are no number of a recording.
+_DIGITS = 1000
+
 
 def open_plain(path: Path) -> gzip.GzipFile | BufferedReader:
     """The file's bytes; gzip is told by its first two bytes and read through."""
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP
-    return gzip.open(path, "rb") if is_gzip else path.open("rb")
+    file = path.open("rb")
+    if file.peek(2)[:2] != _GZIP:
+        return file
+    file.close()
+    return gzip.open(path, "rb")
+
+
+class _Text:
+    """The bytes of a JSON file as the parser reads them: without a byte order mark, and with numbers of sane length.
+
+    The parser ends the whole program at an integer that Python does not convert (4300 digits), so a row of digits
+    half as long is refused here.
+    """
+
+    def __init__(self, path: Path, file: gzip.GzipFile | BufferedReader) -> None:
+        self._path, self._file, self._begun = path, file, False
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(size)
+        if not self._begun and size:
+            piece, self._begun = piece.removeprefix(BOM_UTF8), True
+        # Any row of digits twice as long as a part fills one part, or lies at the border of two pieces.
+        if any(piece[at : at + _DIGITS].isdigit() for at in range(0, len(piece) - _DIGITS + 1, _DIGITS)):
+            what = f"holds a number of more than {_DIGITS} digits"
+            raise InputError.single(self._path, "", what, "it is damaged: record it again, or copy it again")
+        return piece
+
+
+@contextmanager
+def _open_json(path: Path) -> Iterator[_Text]:
+    with open_plain(path) as file:
+        yield _Text(path, file)
 
 
 def head(path: Path) -> bytes:
@@ -39,9 +72,17 @@ def head(path: Path) -> bytes:
             # What a cut-off gzip file still holds comes out piece by piece, before the error does.
             while len(start) < _HEAD_BYTES and (piece := file.read1(_HEAD_BYTES)):
                 start += piece
-    except (OSError, EOFError, zlib.error):
-        pass
-    return start[:_HEAD_BYTES]
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        pass  # told when the file is read
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return start[:_HEAD_BYTES].removeprefix(BOM_UTF8)
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The message for a file that the system does not let be read."""
+    reason = error.strerror or type(error).__name__
+    return InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights")
 
 
 def members_before(path: Path, array: str) -> dict[str, Any]:
@@ -56,7 +97,7 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
     import ijson
 
     found: dict[str, Any] = {}
-    with _reading(path, lambda: "before its first item"), open_plain(path) as file:
+    with _reading(path, lambda: "before its first item"), _open_json(path) as file:
         builder, key = None, ""
         for prefix, event, value in ijson.parse(file):
             if not prefix and event == "map_key":
@@ -83,7 +124,7 @@ def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0
-    with _reading(path, lambda: f"item {number + 1} of {array}"), open_plain(path) as file:
+    with _reading(path, lambda: f"item {number + 1} of {array}"), _open_json(path) as file:
         for number, item in enumerate(ijson.items(file, f"{array}.item"), start=1):
             yield number, item
 
@@ -102,14 +143,14 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     import ijson
 
     number = 0
-    with _reading(path, lambda: f"value {number + 1}"), open_plain(path) as file:
+    with _reading(path, lambda: f"value {number + 1}"), _open_json(path) as file:
         for value in ijson.items(file, "", multiple_values=True):
             number += 1
             yield number, value
 
 
 @contextmanager
-def _reading(path: Path, place: Any) -> Iterator[None]:
+def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
     """Turns what can go wrong with the file itself into messages for the user."""
     import ijson
 
@@ -129,5 +170,6 @@ def _reading(path: Path, place: Any) -> Iterator[None]:
         shown = text.partition("\n")[0].strip()
         raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
+        raise unreadable(path, error) from None
+    except ArithmeticError:
+        raise InputError.single(path, place(), "holds a number with an exponent beyond any use", again) from None

@@ -1,10 +1,11 @@
-"""Whether what an import keeps of a recording still fits into this machine's memory."""
+"""Whether what an import keeps of a recording that it streams still fits into this machine's memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from simgpu.errors import InputError
+from simgpu.trace.free_memory import available_memory
 from simgpu.units import format_bytes
 
 #: Memory that an event of a profile takes, all that is made of it included, and a node of an execution trace. Measured
@@ -43,27 +44,3 @@ class Room:
             )
             remedy = "record fewer iterations (schedule=torch.profiler.schedule(..., active=1)) or use more memory"
             raise InputError.single(self.path, "", what, remedy)
-
-
-def available_memory() -> int | None:
-    """Bytes that a program could use now, by the machine and by its control group; None where the system is silent."""
-    found = [*_of_machine(), *_of_group()]
-    return min(found, default=None)
-
-
-def _of_machine() -> list[int]:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
-    return [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-
-
-def _of_group() -> list[int]:
-    """What is left below the limit of a container; nothing where it has none."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return []
-    return [max(int(limit) - int(used), 0)] if limit.isdecimal() and used.isdecimal() else []

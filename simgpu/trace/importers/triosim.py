@@ -14,12 +14,12 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
 from simgpu.textfile import read_text
 from simgpu.trace.importers.provenance import Told
+from simgpu.trace.importers.quantities import nanoseconds, shown, whole
 from simgpu.trace.importers.storages import Memory, Operator, Resolved, Tensor, resolve
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.purity import purity
@@ -109,24 +109,25 @@ def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iter
 
 
 def _whole(text: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit()):
-        raise _CellError(f"{text!r} is not a whole number >= 0")
-    return int(text)
+    try:
+        return whole(text.strip())
+    except ValueError as error:
+        raise _CellError(str(error)) from None
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text.strip()) is None:
-        raise _CellError(f"{text!r} is not a list of numbers such as [4; 6]")
-    return tuple(int(number) for number in re.findall(r"\d+", text))
+        raise _CellError(f"{shown(text)} is not a list of numbers such as [4; 6]")
+    return tuple(_whole(number) for number in re.findall(r"\d+", text))
 
 
 def _nanoseconds(text: str) -> int:
     try:
-        value = Decimal(text.strip()) * 1000
-    except InvalidOperation:
-        raise _CellError(f"{text!r} is not a number of microseconds") from None
-    if not value.is_finite() or value < 0 or value != value.to_integral_value():
-        raise _CellError(f"{text!r} microseconds are not whole nanoseconds >= 0")
+        value = nanoseconds(text.strip(), "microseconds")
+    except ValueError as error:
+        raise _CellError(str(error)) from None
+    if value < 0 or value != value.to_integral_value():
+        raise _CellError(f"{shown(text)} microseconds are not whole nanoseconds >= 0")
     return int(value)
 
 

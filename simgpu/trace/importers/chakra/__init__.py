@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from simgpu.errors import InputError
 from simgpu.trace.importers.chakra import documents, protobuf
 from simgpu.trace.importers.chakra.kernels import Kernels
 from simgpu.trace.importers.chakra.memory import Memory, block, find_memory, samples
 from simgpu.trace.importers.chakra.nodes import Document, Node
 from simgpu.trace.importers.provenance import Told
+from simgpu.trace.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.units import format_time
 
@@ -60,7 +61,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> t
             writes[position].append(memory.id)
     keeps_starts = kernels.has_starts and not kernels.document.is_from_pytorch
     begin = min(node.start_ns for node in kernels.nodes)
-    streams: dict[Any, int] = {}
+    streams: dict[int | str | None, int] = {}
     return tuple(
         Kernel(
             str(node.id),
@@ -70,7 +71,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> t
             tuple(reads[position]),
             tuple(writes[position]),
             layer=kernels.layer(node),
-            stream=streams.setdefault(node.attributes.get("stream"), len(streams)),
+            stream=streams.setdefault(_stream(kernels, node), len(streams)),
             start_ns=node.start_ns - begin if keeps_starts else None,
             pure=False if phases[position] is Phase.OPTIMIZER else kernels.pure(node),
             flops=_count(node, "num_ops"),
@@ -78,6 +79,15 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> t
         )
         for position, node in enumerate(kernels.nodes)
     )
+
+
+def _stream(kernels: Kernels, node: Node) -> int | str | None:
+    """What the node calls its stream; None where it does not say."""
+    stream = node.attributes.get("stream")
+    if not isinstance(stream, int | str | None):
+        what = f"node {node.told} has the stream {shown(stream)}, neither a number nor a name"
+        raise InputError.single(kernels.document.path, node.place, what, "convert it again")
+    return stream
 
 
 def _text(name: str) -> str:

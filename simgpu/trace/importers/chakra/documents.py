@@ -15,12 +15,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simgpu.errors import InputError
 from simgpu.trace.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
 from simgpu.trace.importers.json_stream import head, items, members_before, values
+from simgpu.trace.importers.quantities import shown, whole
 
+_Read = TypeVar("_Read")
 _AGAIN = "write it again with Chakra's tools"
 
 
@@ -29,7 +31,7 @@ def jsonized(path: Path) -> bool:
     text = head(path).decode("utf-8", errors="ignore").lstrip()
     try:
         first, _ = json.JSONDecoder().raw_decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(first, dict) and bool(first) and first.keys() <= {"version", "attr"}
 
@@ -49,9 +51,10 @@ def workload_graph(path: Path) -> bool:
 def read_jsonized(path: Path) -> Document:
     """All nodes of a jsonized trace."""
     rows = values(path)
-    _, metadata = next(rows)
+    _, first = next(rows)
+    version, metadata = _read(path, "value 1", first, _jsonized_metadata)
     nodes = (_read(path, f"value {number}", raw, _jsonized_node) for number, raw in rows)
-    return document(path, str(metadata.get("version", "")), _values_by_name(metadata.get("attr", ())), nodes)
+    return document(path, version, metadata, nodes)
 
 
 def read_linked(path: Path) -> Document:
@@ -68,11 +71,11 @@ def read_workload_graph(path: Path) -> Document:
     return document(path, "", {}, nodes)
 
 
-def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]], Node]) -> Node:
-    """A node; what cannot be read becomes an `InputError` naming its place."""
+def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]], _Read]) -> _Read:
+    """A node, or the metadata; what cannot be read becomes an `InputError` naming its place."""
     try:
         if not isinstance(raw, dict):
-            raise ValueError(f"{str(raw)[:40]!r} is not an object")
+            raise ValueError(f"{shown(raw)} is not an object")
         return read(place, raw)
     except KeyError as error:
         raise InputError.single(path, place, f"the node lacks {error}", _AGAIN) from None
@@ -80,12 +83,9 @@ def _read(path: Path, place: str, raw: Any, read: Callable[[str, dict[str, Any]]
         raise InputError.single(path, place, f"cannot be read: {error}", _AGAIN) from None
 
 
-def _number(value: object) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number >= 0")
-    return value
+def _jsonized_metadata(place: str, raw: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The schema's version, and the attributes of the whole."""
+    return str(raw.get("version", "")), _values_by_name(raw.get("attr", ()))
 
 
 def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
@@ -99,11 +99,11 @@ def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
 
     return Node(
         place=place,
-        id=_number(get("id", 0)),
+        id=whole(get("id", 0)),
         name=str(get("name", "")),
         type=node_type(get("type", 0)),
-        ctrl_deps=tuple(map(_number, get("ctrl_deps", ()))),
-        data_deps=tuple(map(_number, get("data_deps", ()))),
+        ctrl_deps=tuple(map(whole, get("ctrl_deps", ()))),
+        data_deps=tuple(map(whole, get("data_deps", ()))),
         start_ns=nanoseconds(get("start_time_micros", 0)),
         duration_ns=nanoseconds(get("duration_micros", 0)),
         inputs=operands("inputs"),
@@ -119,8 +119,12 @@ def _values_by_name(attributes: Any) -> dict[str, Any]:
         for key, value in attribute.items():
             if re.fullmatch(r"\w+(_v|V)al", key):
                 is_number = "tring" not in key and isinstance(value, str)
-                found[attribute["name"]] = int(value) if is_number else value
+                found[attribute["name"]] = _signed(value) if is_number else value
     return found
+
+
+def _signed(text: str) -> int:
+    return -whole(text[1:]) if text.startswith("-") else whole(text)
 
 
 def _linked_node(place: str, raw: dict[str, Any]) -> Node:
@@ -134,11 +138,11 @@ def _linked_node(place: str, raw: dict[str, Any]) -> Node:
     waits_for = (raw.get("inter_thread_dep"), *(raw.get("sync_dep") or ()))
     return Node(
         place=place,
-        id=_number(raw["id"]),
+        id=whole(raw["id"]),
         name=name,
         type="COMM_COLL_NODE" if is_collective and raw.get("cat") is not None else "COMP_NODE",
-        ctrl_deps=() if parent is None else (_number(parent),),
-        data_deps=tuple(_number(number) for number in waits_for if number is not None),
+        ctrl_deps=() if parent is None else (whole(parent),),
+        data_deps=tuple(whole(number) for number in waits_for if number is not None),
         start_ns=nanoseconds(raw.get("ts", 0)),
         duration_ns=nanoseconds(raw.get("exclusive_dur", 0)),
         inputs=Operands(raw["inputs"]["values"], raw["inputs"]["shapes"], raw["inputs"]["types"]),
@@ -150,10 +154,10 @@ def _linked_node(place: str, raw: dict[str, Any]) -> Node:
 def _graph_node(place: str, raw: dict[str, Any]) -> Node:
     return Node(
         place=place,
-        id=_number(raw["Id"]),
+        id=whole(raw["Id"]),
         name=str(raw["Name"]),
         type=node_type(raw["NodeType"]),
-        data_deps=tuple(map(_number, raw.get("data_deps", ()))),
+        data_deps=tuple(map(whole, raw.get("data_deps", ()))),
         duration_ns=nanoseconds(raw.get("runtime", 0)),
         attributes={name: raw[name] for name in ("is_cpu_op", "num_ops", "tensor_size") if name in raw},
     )

@@ -26,6 +26,7 @@ from simgpu.trace.importers.chakra.kernels import Kernels
 from simgpu.trace.importers.chakra.nodes import Node, Operands
 from simgpu.trace.importers.execution_trace import Tensor, tensors_of
 from simgpu.trace.importers.kineto.profile import samples as data_samples
+from simgpu.trace.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase
 
 #: Numbers that Python writes as words, which are no Python literals.
@@ -105,7 +106,7 @@ class _Walk:
         try:
             sides = [(_lists(node.inputs), schema), (_lists(node.outputs), "")]
             inputs, outputs = [list(tensors_of(node.name, listed, told, self._devices)) for listed, told in sides]
-        except (ValueError, TypeError, IndexError, SyntaxError, AttributeError, MemoryError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, SyntaxError, AttributeError, MemoryError, RecursionError) as error:
             what = f"the tensors of node {node.told} cannot be read ({type(error).__name__}: {error})"
             path = self.kernels.document.path
             raise InputError.single(path, node.place, what, "convert it again") from None
@@ -179,11 +180,10 @@ def _lists(operands: Operands) -> tuple[Any, Any, Any, None]:
 
 def _list(part: Any) -> Any:
     """A list as it is, or from its text as Python writes it."""
-    if not isinstance(part, str):
-        return part
-    value = ast.literal_eval(_WORDS.sub("None", part)) if part.strip() else []
+    is_text = isinstance(part, str)
+    value = (ast.literal_eval(_WORDS.sub("None", part)) if part.strip() else []) if is_text else part
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{part[:40]!r} is not a list")
+        raise ValueError(f"{shown(part)} is not a list")
     return value
 
 

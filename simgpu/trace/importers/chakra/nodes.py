@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.trace.importers import quantities
+from simgpu.trace.importers.quantities import shown
 from simgpu.trace.importers.room import Room
 
 #: Memory that a node takes, all that is made of it included. Measured on a VGG-13 iteration on an H100 with tensors:
@@ -97,23 +98,18 @@ def node_type(value: object) -> str:
         return value
     if type(value) is int and 0 <= value < len(NODE_TYPES):
         return NODE_TYPES[value]
-    raise ValueError(f"its type {value!r} is not one of the schema's")
+    raise ValueError(f"its type {shown(value)} is not one of the schema's")
 
 
 def nanoseconds(value: object) -> int:
     """Microseconds, a number or its text, as whole nanoseconds, the nearest; `ValueError` for none and below 0.
 
-    >>> nanoseconds("12"), nanoseconds(Decimal("3.25"))
+    >>> nanoseconds("12"), nanoseconds("3.25")
     (12000, 3250)
     """
-    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
-        raise ValueError(f"{value!r} is not a number of microseconds")
-    try:
-        time = Decimal(value) * 1000
-    except ArithmeticError:
-        raise ValueError(f"{value!r} is not a number of microseconds") from None
-    if not time.is_finite() or time < 0:
-        raise ValueError(f"{value!r} is not a number of microseconds >= 0")
+    time = quantities.nanoseconds(value, "microseconds")
+    if time < 0:
+        raise ValueError(f"{shown(value)} is not a number of microseconds >= 0")
     return int(time.to_integral_value())
 
 

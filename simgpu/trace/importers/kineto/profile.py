@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
+from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import items, members_before
+from simgpu.trace.importers.quantities import nanoseconds, shown
 from simgpu.trace.importers.room import BYTES_PER_EVENT, Room
 
 #: A thread: process and thread number, as the profiler writes them.
@@ -102,7 +104,12 @@ class Profile:
 
 _STEP = "ProfilerStep#"
 _MODULE = "nn.Module: "
+_AGAIN = "record it again"
 _LAUNCH = re.compile(r"Launch|Memcpy|Memset|memcpy|memset")
+
+#: Whole microseconds below which no check in nanoseconds is needed, and what 64 bits can hold.
+_CLOCK_US = LARGEST // 1000
+_WORD = 2**64
 
 #: Where an operator's data argument stands, for operators whose data has the samples as its first side.
 _DATA_ARGUMENT = {
@@ -117,20 +124,39 @@ def read_profile(path: Path) -> Profile:
     head = members_before(path, "traceEvents")
     version = head.get("schemaVersion")
     if version != 1:
-        what = f"has schemaVersion {version!r}, known is 1" if version else "has no schemaVersion"
+        what = (
+            f"has schemaVersion {shown(version)}, known is 1" if version else "has no schemaVersion before its events"
+        )
         raise InputError.single(path, "schemaVersion", what, "export it with torch.profiler's export_chrome_trace")
     profile = Profile(path)
-    for properties in head.get("deviceProperties") or ():
-        if isinstance(properties, dict) and isinstance(properties.get("name"), str):
-            profile.devices[properties.get("id", len(profile.devices))] = properties["name"]
-    if isinstance(base := head.get("baseTimeNanoseconds"), int):
-        profile.base_ns = base
+    profile.devices = _devices(path, head.get("deviceProperties") or [])
+    profile.base_ns = base = head.get("baseTimeNanoseconds") or 0
+    if type(base) is not int or not -LARGEST <= base <= LARGEST:
+        raise InputError.single(path, "baseTimeNanoseconds", f"{shown(base)} is not a time in nanoseconds", _AGAIN)
     room = Room(path, BYTES_PER_EVENT)
-    for number, event in items(path, "traceEvents"):
-        keep = _KEEP.get(event.get("cat", "")) if isinstance(event, dict) else None
-        if keep is not None and keep(_Event(path, number, event), profile):
+    for number, raw in items(path, "traceEvents"):
+        if not isinstance(raw, dict):
+            continue
+        event = _Event(path, number, raw)
+        keep = _KEEP.get(event.category)
+        if keep is not None and keep(event, profile):
             room.take()
     return profile
+
+
+def _devices(path: Path, listed: object) -> dict[int, str]:
+    """The names of the GPUs by their number."""
+    place = "deviceProperties"
+    if not isinstance(listed, list):
+        raise InputError.single(path, place, f"{shown(listed)} is not a list of GPUs", _AGAIN)
+    found: dict[int, str] = {}
+    for properties in listed:
+        if isinstance(properties, dict) and isinstance(name := properties.get("name"), str):
+            number = properties.get("id", len(found))
+            if type(number) is not int:
+                raise InputError.single(path, place, f"the id of {name[:60]!r} is {shown(number)}, no number", _AGAIN)
+            found[number] = name
+    return found
 
 
 class _Event:
@@ -149,33 +175,45 @@ class _Event:
 
     @property
     def thread(self) -> Thread:
-        return self.raw.get("pid"), self.raw.get("tid")
+        pid, tid = self.raw.get("pid"), self.raw.get("tid")
+        for key, value in (("pid", pid), ("tid", tid)):
+            if not isinstance(value, int | str | None):
+                raise self.wrong(f"its {key} is {shown(value)}, neither a number nor a name")
+        return pid, tid
 
-    def wrong(self, what: str, remedy: str = "record it again") -> InputError:
+    @property
+    def category(self) -> str:
+        category = self.raw.get("cat")
+        if not isinstance(category, str | None):
+            raise self.wrong(f"its cat is {shown(category)}, not a text")
+        return category or ""
+
+    def wrong(self, what: str, remedy: str = _AGAIN) -> InputError:
         return InputError.single(self.path, f"event {self.number} ({self.name[:60]})", what, remedy)
 
     def nanoseconds(self, key: str) -> int:
         """A time in microseconds as whole nanoseconds, without going through a float; finer is rounded."""
         value = self.raw.get(key)
-        if type(value) is int:
-            return value * 1000
-        if not isinstance(value, Decimal):
-            what = f"has no {key}" if value is None else f"its {key} is {value!r}, not a number of microseconds"
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            what = f"has no {key}" if value is None else f"its {key} is {shown(value)}, not a number of microseconds"
             raise self.wrong(what)
-        if not -(10**18) < value < 10**18:
-            raise self.wrong(f"its {key} is {value} microseconds, beyond any clock")
-        return int((value * 1000).to_integral_value())
+        if type(value) is int and -_CLOCK_US < value < _CLOCK_US:
+            return value * 1000
+        try:
+            return int(nanoseconds(value, "microseconds").to_integral_value())
+        except ValueError:
+            raise self.wrong(f"its {key} is {shown(value)} microseconds, beyond any clock") from None
 
     def span(self) -> tuple[int, int]:
         start, duration = self.nanoseconds("ts"), self.nanoseconds("dur")
         if duration < 0:
-            raise self.wrong(f"its dur is {self.raw['dur']}, less than nothing")
+            raise self.wrong(f"its dur is {shown(self.raw['dur'])}, less than nothing")
         return start, duration
 
     def whole(self, key: str, otherwise: int | None = None) -> int:
         value = self.arguments.get(key, otherwise)
-        if type(value) is not int:
-            what = f"its {key} is {value!r}, not a whole number" if key in self.arguments else f"has no {key}"
+        if type(value) is not int or not -_WORD < value < _WORD:
+            what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
             raise self.wrong(what, "export it with torch.profiler, which writes it")
         return value
 
@@ -210,7 +248,7 @@ def samples(name: str, dims: Any) -> int | None:
     if place is None or not isinstance(dims, list) or len(dims) <= place:
         return None
     shape = dims[place]
-    return shape[0] if isinstance(shape, list) and shape and type(shape[0]) is int and shape[0] > 0 else None
+    return shape[0] if isinstance(shape, list) and shape and type(shape[0]) is int and 0 < shape[0] <= LARGEST else None
 
 
 def _keep_kernel(event: _Event, profile: Profile) -> bool:
