@@ -63,5 +63,5 @@ def test_a_batch_that_nothing_holds_is_told(tmp_path: Path) -> None:
     done = simgpu("record", "mlp", "--batch", 10**25, "-o", tmp_path / "never")
     assert done.exit_code == 2
     assert "is not in the range" in done.stderr
-    with pytest.raises(InputError, match="images of 3x32x32 cannot be made: .*; give a smaller batch"):
+    with pytest.raises(InputError, match=r"images of 3x32x32 cannot be made: .*; give a smaller batch"):
         record("mlp", batch=10**25)
