@@ -122,6 +122,21 @@ def test_a_convolution_that_took_another_algorithm_than_the_fastest_keeps_it() -
     assert rescaled.block_by_id[workspace.id].bytes == row.workspace_bytes
 
 
+def test_a_workspace_follows_its_algorithm_though_its_kernel_was_timed_apart() -> None:
+    """It is as large as Winograd's transformed filters, which do not grow."""
+    trace = from_zoo("vgg16", 32)
+    row = next(row for row in trace.algorithms if row.algorithm == "winograd")
+    name = f"workspace:{row.kernel}"
+    apart = replace(
+        trace,
+        kernels=tuple(replace(kernel, duration_ns=kernel.duration_ns + 1) for kernel in trace.kernels),
+        blocks=tuple(
+            replace(block, bytes=row.workspace_bytes) if block.id == name else block for block in trace.blocks
+        ),
+    )
+    assert apart.at_batch(128).block_by_id[name].bytes == row.workspace_bytes
+
+
 def test_recorded_durations_stay_the_base() -> None:
     """Twice the model's duration at one batch is twice the model's at the other."""
     trace = from_zoo("resnet50", 64)

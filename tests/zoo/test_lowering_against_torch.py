@@ -62,7 +62,7 @@ def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_phase_takes_the_time_of_pytorchs_operators(name: str) -> None:
-    """Within 1%: attention's permutes copy in backward too (+0.9%), and PyTorch crops each side apart (U-Net, -0.8%)."""
+    """Within 1%: permutes of attention copy in backward too (+0.9%); PyTorch crops each side apart (U-Net, -0.8%)."""
     network = build(name, **NETWORKS[name])
     ours = trace_of(network, batch=BATCH, gpu=load_node("v100").gpu)
     for phase in Phase:

@@ -80,7 +80,7 @@ def _exceptions(rescaler: Rescaler) -> list[str]:
     told = []
     if not any(block.kind in (BlockKind.INPUT, BlockKind.LABEL) for block in rescaler.trace.blocks):
         told.append("Its inputs are not told: feature maps and gradients grow where the batch divides their size.")
-    if unknown := len(set(rescaler.unknown)):
+    if unknown := len(rescaler.unknown):
         told.append(f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}.")
     if bare := len(rescaler.without_blocks):
         told.append(f"Kernels whose blocks are not recorded, in proportion to the batch: {bare}.")

@@ -28,7 +28,7 @@ _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A kernel at the new batch. workspace: bytes, None where the recorded one has none and none is known."""
+    """A kernel at the new batch. workspace: bytes, 0 where it needs none."""
 
     duration_ns: int
     flops: int | None
@@ -48,8 +48,8 @@ class Rescaler:
     trace: Trace
     batch: int
     prices: Prices
-    unknown: list[str] = field(default_factory=list)
-    without_blocks: list[str] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    without_blocks: set[str] = field(default_factory=set)
 
     @cached_property
     def sides(self) -> Sides:
@@ -90,7 +90,11 @@ class Rescaler:
         if chosen is not None:
             return Rescaled(chosen.duration_ns, flops, dram, priced, chosen.workspace_bytes)
         duration = scaled(kernel.duration_ns, *ratio)
-        return Rescaled(duration, flops, dram, priced, self._in_proportion(workspace))
+        alike = {each.algorithm for each in choices if each.workspace_bytes == workspace}
+        needed = {each.workspace_bytes for each in priced if each.algorithm in alike}
+        return Rescaled(
+            duration, flops, dram, priced, needed.pop() if len(needed) == 1 else self._in_proportion(workspace)
+        )
 
     def _in_proportion(self, number: int) -> int:
         return scaled(number, self.batch, self.trace.info.batch)
@@ -116,7 +120,7 @@ class Rescaler:
                 if len(found) == 1 and kernel.dram_bytes is not None:
                     return [replace(old[0], bytes=kernel.dram_bytes)], [replace(new[0], bytes=self._moved(kernel))]
                 return old, new
-            self.unknown.append(kernel.id)
+            self.unknown.add(kernel.id)
         return [self._plain(kernel, kind, new=False)], [self._plain(kernel, kind, new=True)]
 
     def _plain(self, kernel: Kernel, kind: OperationKind, *, new: bool) -> Operation:
@@ -174,14 +178,14 @@ class Rescaler:
     def _ratio(self, kernel: Kernel, old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int]:
         """Modelled durations at the new and at the recorded batch."""
         if not kernel.reads and not kernel.writes:
-            self.without_blocks.append(kernel.id)
+            self.without_blocks.add(kernel.id)
             return self.batch, self.trace.info.batch
-        if kernel.id in self.unknown[-1:] and kernel.flops is None:
+        if kernel.flops is None and kernel.id in self.unknown:
             return self.batch, self.trace.info.batch
         try:
             one, other = (sum(self.prices.duration_ns(each) for each in work) for work in (new, old))
         except InputError:  # No rate is known for products of this number format.
-            self.unknown.append(kernel.id)
+            self.unknown.add(kernel.id)
             return self.batch, self.trace.info.batch
         return one, other
 

@@ -58,8 +58,11 @@ class Product:
             )
         if operation.gemm is not None and self.side is not None:
             gemm = replace(operation.gemm, **{self.side: getattr(operation.gemm, self.side) * batch // was})
-            more = self.itemsize * (_entries(gemm) - _entries(operation.gemm))
-            return replace(operation, gemm=gemm, flops=2 * gemm.macs, bytes=operation.bytes + more)
+            if self.side == "count":
+                moved = operation.bytes * batch // was
+            else:
+                moved = operation.bytes + self.itemsize * (_entries(gemm) - _entries(operation.gemm))
+            return replace(operation, gemm=gemm, flops=2 * gemm.macs, bytes=moved)
         flops = operation.flops * batch // was
         return replace(operation, flops=flops, bytes=operation.bytes + self.itemsize * (flops - operation.flops))
 
@@ -133,7 +136,8 @@ class Rebuilder:
     """
 
     sides: Sides
-    _forward: dict[object, _Geometry] = field(default_factory=dict)
+    _forward: dict[tuple[str, _Shape], _Geometry] = field(default_factory=dict)
+    _scores: dict[str, GemmShape] = field(default_factory=dict)
 
     def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
         """What a convolution or matrix product comes down to; None where its blocks do not tell."""
@@ -145,6 +149,9 @@ class Rebuilder:
         return None
 
     def _candidates(self, operands: _Operands) -> Iterator[list[Product]]:
+        if "scaled_dot_product" in operands.kernel.op:
+            yield self._attention(operands)
+            return
         weight = operands.weight((3, 4)) or operands.weight_gradient((3, 4))
         if weight is None:
             yield _gemm(operands)
@@ -158,6 +165,51 @@ class Rebuilder:
             if forward:
                 self._forward.update({(key, weight): geometry for key in keys})
             yield _convolutions(operands, geometry, weight)
+
+    def _attention(self, operands: _Operands) -> list[Product]:
+        """Two products whose scores never reach memory; backward makes the scores again and four gradients.
+
+        Forward's result is samples x heads x tokens x depth of a head; how many keys there are, operations tell.
+        """
+        result = next((each for each in operands.writes if len(each[1]) == 4), None)
+        if _direction(operands) is _FORWARD and result is not None:
+            block, shape = result
+            count, rows, depth = prod(shape[:2]), *shape[2:]
+            keys = _depth(operands, 2 * prod(shape), rows)
+            if not keys:
+                return []
+            self._scores[block.id] = GemmShape(rows, keys, depth, count)
+            return _attention_products(operands, self._scores[block.id])
+        found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if found is None else _attention_products(operands, found)
+
+
+def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
+    """Every operand is read once: with the first product that needs it."""
+    query, key = scores.count * scores.m * scores.k, scores.count * scores.n * scores.k
+    values = replace(scores, n=scores.k, k=scores.n)
+    turned = GemmShape(scores.n, scores.k, scores.m, scores.count)
+    if _direction(operands) is _FORWARD:
+        work = [(scores, query + key), (values, key + query)]
+    else:
+        work = [(scores, query + key), (turned, query + key), (scores, key), (values, query), (turned, key)]
+    direction, size = _direction(operands), operands.itemsize
+    return [
+        Product(
+            Operation(
+                OperationKind.GEMM,
+                2 * gemm.macs,
+                size * moved,
+                gemm.count * gemm.m * gemm.n,
+                direction,
+                gemm=gemm,
+                dtype=operands.dtype,
+            ),
+            size,
+            "count",
+        )
+        for gemm, moved in work
+    ]
 
 
 def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:

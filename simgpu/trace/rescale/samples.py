@@ -150,12 +150,15 @@ class _Flow:
             side, other = self.sides[name], self.blocks[name].shape
             if side is not None and other is not None:
                 runs |= _runs(other, side)
-        for place, length in enumerate(shape):
-            if length in runs:
-                return place
-        for place in sorted(range(len(shape)), key=lambda place: shape[place] != self.batch):
-            if not strict and self._divides(shape[place]) and not runs.isdisjoint(_runs(shape, place)):
-                return place
+        exact = [place for place, length in enumerate(shape) if length in runs]
+        parted = [
+            place
+            for place, length in enumerate(shape)
+            if not strict and self._divides(length) and not runs.isdisjoint(_runs(shape, place))
+        ]
+        found = [*exact, *parted]
+        if found:
+            return next((place for place in found if shape[place] == self.batch), found[0])
         loose = not strict and len(shape) > 1 and self.batch > 1
         return 0 if loose and self._divides(shape[0]) else None
 

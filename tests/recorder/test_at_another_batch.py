@@ -1,0 +1,25 @@
+"""A trace made without a device, rescaled, against the one that is made at the other batch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+
+from simgpu.trace.check import check_trace
+from simgpu.trace.recorder import record
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "other"), [("resnet20", 32, 64), ("vgg11", 32, 128), ("transformer", 8, 24)]
+)
+def test_it_has_the_same_blocks_and_algorithms_and_nearly_the_same_time(model: str, batch: int, other: int) -> None:
+    """Kernels that are given a block for its shape alone, or read a part of it, are taken to read it all: under 1%."""
+    rescaled = record(model, batch=batch, gpu="v100").at_batch(other)
+    made = record(model, batch=other, gpu="v100")
+    assert check_trace(rescaled) == []
+    assert dict(rescaled.block_by_id) == dict(made.block_by_id)
+    assert set(rescaled.algorithms) == set(made.algorithms)
+    assert [kernel.flops for kernel in rescaled.kernels] == [kernel.flops for kernel in made.kernels]
+    assert rescaled.compute_ns == pytest.approx(made.compute_ns, rel=0.01)
+    assert "unknown shape" not in rescaled.info.notes
