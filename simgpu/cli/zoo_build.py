@@ -110,7 +110,7 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
     return [
         *trace.facts(),
         ("source", network.provenance),
-        ("layers", f"{len(network.layers)}, {short_count(network.parameters)} parameters"),
+        ("network", f"{len(network.layers)} operators, {short_count(network.parameters)} parameters"),
         ("MACs", f"{short_count(network.macs)} a sample, forward"),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
