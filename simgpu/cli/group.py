@@ -22,6 +22,11 @@ INTERRUPTED = 130
 #: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
+_MACHINE_IS_FULL = (
+    "out of memory on this machine, which simgpu itself runs on; "
+    "give shorter traces or fewer runs at once, or a machine or a limit with more memory"
+)
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in other modules; ends the program with simgpu's exit codes.
@@ -56,6 +61,16 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:
         """Runs the command line and ends the program; an unexpected exception keeps its traceback."""
+        try:
+            self._run(*args, **settings)
+        except MemoryError:
+            pass  # leaving this block gives up what the error's traceback holds, so that there is memory to tell it
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+        fail([_MACHINE_IS_FULL], BAD_INPUT)
+
+    def _run(self, *args: Any, **settings: Any) -> NoReturn:
         try:
             code = super().main(*args, **{**settings, "standalone_mode": False})
         except InputError as error:

@@ -1,0 +1,55 @@
+"""Memory that runs out on the machine that simgpu runs on: one message and code 2, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.cli.cli_helpers import make_study, simgpu
+
+ROOT = Path(__file__).parents[2]
+MESSAGE = (
+    "Error: out of memory on this machine, which simgpu itself runs on; "
+    "give shorter traces or fewer runs at once, or a machine or a limit with more memory\n"
+)
+START = b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n'
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))], ids=["python", "system"]
+)
+def test_whoever_finds_no_memory(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any, **__: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("simgpu.experiments.compare.simulate", no_memory)
+    done = simgpu("run", make_study(tmp_path), "-o", tmp_path / "out")
+    assert (done.exit_code, done.stderr) == (2, MESSAGE)
+    assert isinstance(done.exception, SystemExit)
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_that_runs_out_although_it_seemed_enough(tmp_path: Path) -> None:
+    log = tmp_path / "net-b4.log"
+    log.write_bytes(START)
+    with log.open("r+b") as file:
+        file.truncate(4 << 30)
+    code = """
+import resource, sys
+from simgpu.trace import free_memory
+free_memory.available_memory = lambda: None
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from simgpu.cli import main
+main(["import", sys.argv[1], "-o", sys.argv[2]], prog_name="simgpu")
+"""
+    command = [sys.executable, "-c", code, str(log), str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (2, MESSAGE)
+    assert not done.stdout
+    assert not (tmp_path / "out").exists()
