@@ -297,3 +297,17 @@ def _recorded_on(device: str, duration_ns: int) -> Trace:
     kernel = Kernel("k", "relu", Phase.FORWARD, duration_ns, ("x",), ("y", "w"))
     info = TraceInfo("tiny", 4, device, "float32", Origin.RECORDED, "a test")
     return Trace(info, (kernel,), blocks, (AlgorithmChoice("k", "fft", 7_000, 500),))
+
+
+def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
+    trace = chain([5, 7], [10, 14], [100, 200])
+    kernels = tuple(replace(kernel, reads=()) for kernel in trace.kernels)
+    alone = replace(trace, kernels=kernels, info=replace(trace.info, origin=Origin.IMPORTED))
+    with pytest.raises(InputError, match="follow the samples"):
+        alone.at_batch(2)
+
+
+def test_a_gpu_is_found_by_what_its_driver_calls_it() -> None:
+    trace = chain([5_000, 7_000], [10_000, 14_000], [100, 200])
+    recorded = replace(trace, info=replace(trace.info, device="NVIDIA H100 80GB HBM3"))
+    assert "by the time model of H100 SXM" in recorded.at_batch(2).info.notes

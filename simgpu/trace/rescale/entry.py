@@ -30,11 +30,11 @@ class _WorkOnly:
 def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     """The same iteration with another number of samples, marked modelled.
 
-    gpu: whose time model tells how durations change; left out, the shipped GPU that has the device's name, and where
+    gpu: whose time model tells how durations change; left out, the shipped GPU that the device's name is of, and where
     there is none, durations grow in proportion to each kernel's work.
     A convolution that ran by the fastest of its recorded algorithms runs by the fastest at the new batch, in the
     workspace of that. Sparsity is kept. What was measured at the recorded batch alone is left out: starts, spreads,
-    compressed sizes. Raises `InputError` for a batch below 1.
+    compressed sizes. Raises `InputError` for a batch below 1, and where it is not known what kernels read.
 
     >>> from simgpu.trace.chain import chain
     >>> doubled = at_batch(chain([5, 7], [10, 14], [100, 200]), 2)
@@ -45,6 +45,10 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         raise InputError.single(trace.name or "trace", "batch", f"{batch!r} is not a batch size", "give at least 1")
     if batch == trace.info.batch:
         return trace
+    if trace.blocks and not trace.tells_reads:
+        what = "the recording does not tell what kernels read, so nobody can follow the samples through it"
+        remedy = "import it with its execution trace, or record it at that batch"
+        raise InputError.single(trace.name or trace.info.model, "kernels.reads", what, remedy)
     prices, told = _model_for(trace, gpu)
     rescaler = Rescaler(trace, batch, prices)
     found = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
@@ -69,7 +73,7 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
 
     if gpu is None:
         shipped = (load_node(name).gpu for name in node_names())
-        gpu = next((found for found in shipped if found.name == trace.info.device and found.architecture), None)
+        gpu = next((found for found in shipped if found.is_called(trace.info.device) and found.architecture), None)
     if gpu is None:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
     return time_model(gpu), f"durations by the time model of {gpu.name}"
