@@ -1,7 +1,7 @@
 """How much memory a program may still use here, and refusing what is read whole before it can outgrow that.
 
 Lives here: the one rule for every format that is read whole. Does not live here: what a format takes, which stands
-with its reader, or counting what is kept of a stream (`simgpu.trace.importers.room`).
+with its reader, or counting what is kept of a stream (`simgpu.trace.importers.memory_budget`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import Told, detect, import_trace, room
+from simgpu.trace.importers import Told, detect, import_trace, memory_budget
 from simgpu.trace.model import Phase, Trace
 from tests.trace import chakra_files as files
 from tests.trace.chakra_files import Node
@@ -200,7 +200,7 @@ def test_same_bytes_each_time(tmp_path):
 
 
 def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "available_memory", lambda: 10_000_000)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 10_000_000)
     path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(5000)]))
     with pytest.raises(InputError, match=r"is larger than this machine's memory: .* with 9\.537 MiB free"):
         import_trace(path, ONE)

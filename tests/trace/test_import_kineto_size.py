@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.trace.importers import Told, import_trace, room
-from simgpu.trace.importers.room import BYTES_PER_EVENT, BYTES_PER_NODE, available_memory
+from simgpu.trace.importers import Told, import_trace, memory_budget
+from simgpu.trace.importers.memory_budget import BYTES_PER_EVENT, BYTES_PER_NODE, available_memory
 from tests.trace.kineto_files import LINEAR, ExecutionTrace, Profile, small_run, tensor
 
 #: What a profile is full of and an import drops.
@@ -109,10 +109,10 @@ def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
 
 def test_a_profile_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     profile, _, _, _ = write_busy(tmp_path, 5000)
-    monkeypatch.setattr(room, "available_memory", lambda: 3_000_000)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 3_000_000)
     with pytest.raises(InputError, match=r"busy.json: is larger than this machine's memory: 8192 events needed so far"):
         import_trace(profile)
-    monkeypatch.setattr(room, "available_memory", lambda: None)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
     assert len(import_trace(profile)[0].kernels) == 5000
 
 

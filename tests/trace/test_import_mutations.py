@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import SimgpuError
-from simgpu.trace.importers import Told, import_trace, room
+from simgpu.trace.importers import Told, import_trace, memory_budget
 from tests.trace import chakra_files
 from tests.trace.kineto_files import LINEAR, ExecutionTrace, Profile, tensor
 
@@ -183,7 +183,7 @@ def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: Told | No
 @pytest.fixture(autouse=True)
 def plenty_of_memory(monkeypatch):
     """Asking the system takes longer than importing a file of this size."""
-    monkeypatch.setattr(room, "available_memory", lambda: None)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
 
 
 @pytest.mark.parametrize(

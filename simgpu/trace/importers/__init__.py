@@ -13,8 +13,10 @@ from pathlib import Path
 from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
 from simgpu.trace.free_memory import require_memory
-from simgpu.trace.importers import chakra, dtr, execution_trace, g10, kineto, triosim
+from simgpu.trace.importers import dtr, execution_trace, g10, triosim
+from simgpu.trace.importers.chakra import load as chakra
 from simgpu.trace.importers.json_stream import unreadable
+from simgpu.trace.importers.kineto import load as kineto
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from simgpu.errors import InputError
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import head, items, members_before
+from simgpu.trace.importers.memory_budget import BYTES_PER_NODE, MemoryBudget
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import shown
-from simgpu.trace.importers.room import BYTES_PER_NODE, Room
 from simgpu.trace.model import Trace
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-.*)?")
@@ -113,7 +113,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         raise InputError.single(path, "schema", what, "record it with a PyTorch that writes one of these")
     nodes = []
     devices: set[str] = set()
-    room = Room(path, BYTES_PER_NODE)
+    budget = MemoryBudget(path, BYTES_PER_NODE)
     for number, raw in items(path, "nodes"):
         try:
             node = _node(raw, devices)
@@ -122,7 +122,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
             raise InputError.single(path, f"item {number} of nodes", what, "record it again") from None
         if node.function:
             nodes.append(node)
-            room.take()
+            budget.take()
     if not nodes:
         raise InputError.single(path, "", "holds no operators", "record it while an iteration runs")
     if len(devices) > 1:

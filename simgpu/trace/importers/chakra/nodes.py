@@ -14,8 +14,8 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.trace.importers import quantities
+from simgpu.trace.importers.memory_budget import MemoryBudget
 from simgpu.trace.importers.quantities import shown
-from simgpu.trace.importers.room import Room
 
 #: Memory that a node takes, all that is made of it included. Measured on a VGG-13 iteration on an H100 with tensors:
 #: 3500 bytes in protobuf form and 5700 in JSON, at the peak of Python's own count.
@@ -124,9 +124,9 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
     found: dict[int, Node] = {}
-    room = Room(path, BYTES_PER_NODE)
+    budget = MemoryBudget(path, BYTES_PER_NODE)
     for node in nodes:
-        room.take()
+        budget.take()
         if node.id in found:
             what = f"node {node.told} has the id of {found[node.id].place}"
             raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")

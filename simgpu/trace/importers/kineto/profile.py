@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from simgpu.errors import InputError
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import items, members_before
+from simgpu.trace.importers.memory_budget import BYTES_PER_EVENT, MemoryBudget
 from simgpu.trace.importers.quantities import nanoseconds, shown
-from simgpu.trace.importers.room import BYTES_PER_EVENT, Room
 
 #: A thread: process and thread number, as the profiler writes them.
 Thread = tuple[Any, Any]
@@ -133,14 +133,14 @@ def read_profile(path: Path) -> Profile:
     profile.base_ns = base = head.get("baseTimeNanoseconds") or 0
     if type(base) is not int or not -LARGEST <= base <= LARGEST:
         raise InputError.single(path, "baseTimeNanoseconds", f"{shown(base)} is not a time in nanoseconds", _AGAIN)
-    room = Room(path, BYTES_PER_EVENT)
+    budget = MemoryBudget(path, BYTES_PER_EVENT)
     for number, raw in items(path, "traceEvents"):
         if not isinstance(raw, dict):
             continue
         event = _Event(path, number, raw)
         keep = _KEEP.get(event.category)
         if keep is not None and keep(event, profile):
-            room.take()
+            budget.take()
     return profile
 
 

@@ -1,4 +1,7 @@
-"""Whether what an import keeps of a recording that it streams still fits into this machine's memory."""
+"""Whether what an import keeps of a recording that it streams still fits into this machine's memory.
+
+Does not live here: how much memory is free, and files that are read whole (`simgpu.trace.free_memory`).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ BYTES_PER_NODE = 1400
 _LOOK_EVERY = 4096
 
 
-class Room:
+class MemoryBudget:
     """Counts what is kept and raises `InputError` before it outgrows the memory that was free at the start.
 
     available: bytes that may be used; left out, what the machine has free now.
 
-    >>> room = Room(Path("profile.json"), BYTES_PER_EVENT, available=1_000_000)
+    >>> budget = MemoryBudget(Path("profile.json"), BYTES_PER_EVENT, available=1_000_000)
     >>> for _ in range(5000):
-    ...     room.take()
+    ...     budget.take()
     Traceback (most recent call last):
     simgpu.errors.InputError: profile.json: is larger than this machine's memory: ...
     """

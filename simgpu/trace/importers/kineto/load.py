@@ -1,0 +1,215 @@
+"""Reading a PyTorch profiler (Kineto) recording, alone or joined with the execution trace of the same run.
+
+The profile is read as a stream, so that only what is needed of it is held: operators, kernels, launches, memory
+events and module names (`profile`). Which of its iterations is taken: `iteration`. Who launched a kernel, its phase
+and its layer: `attribution`. The order on streams: `streams`. Blocks: from memory events alone (`lone_blocks`), or from
+the tensors of an execution trace (`join`, `joined_blocks`, `joined_kinds`). What the recording does not tell is said
+in the notes and never made up: a profile with neither memory events nor an execution trace has no blocks.
+
+Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
+kernels; the notes say how many there were and how long they took. Times are whole nanoseconds, from the begin of
+the iteration: its mark, or its first kernel where the recording has no marks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.trace.importers import execution_trace
+from simgpu.trace.importers.execution_trace import ExecutionTrace, read_execution_trace
+from simgpu.trace.importers.json_stream import head
+from simgpu.trace.importers.kineto.allocations import DeviceMemory, Moments, device_memory
+from simgpu.trace.importers.kineto.attribution import Attribution
+from simgpu.trace.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernel_ids, kernels, scratch_kind
+from simgpu.trace.importers.kineto.iteration import Iteration, iterations, launched_at
+from simgpu.trace.importers.kineto.join import Nodes, join
+from simgpu.trace.importers.kineto.joined_blocks import Storages
+from simgpu.trace.importers.kineto.joined_kinds import set_kinds
+from simgpu.trace.importers.kineto.lone_blocks import held_before, is_scratch, lone_blocks
+from simgpu.trace.importers.kineto.profile import Profile, read_profile
+from simgpu.trace.importers.kineto.streams import number_streams
+from simgpu.trace.importers.provenance import Told
+from simgpu.trace.model import BlockKind, Trace
+from simgpu.units import format_bytes, format_time
+
+#: The allocator gives memory in pieces of so many bytes.
+_PIECE = 512
+
+#: No clock of a computer stood earlier than this when it recorded, ns since 1970.
+_EPOCH_FROM = 10**18
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it."""
+    start = head(path)
+    is_object = start.lstrip()[:1] == b"{"
+    return is_object and b'"schemaVersion"' in start and (b'"traceEvents"' in start or b'"deviceProperties"' in start)
+
+
+def recognises_folder(path: Path) -> bool:
+    """Whether a folder holds exactly one profile and exactly one execution trace."""
+    return path.is_dir() and _pair(path) is not None
+
+
+def _pair(folder: Path) -> tuple[Path, Path] | None:
+    files = sorted(file for file in folder.iterdir() if file.name.endswith((".json", ".json.gz")))
+    profiles = [file for file in files if recognises(file)]
+    traces = [file for file in files if execution_trace.recognises(file)]
+    return (profiles[0], traces[0]) if len(profiles) == len(traces) == 1 else None
+
+
+def load_folder(path: Path, told: Told) -> Trace:
+    """The profile in a folder joined with the execution trace beside it."""
+    pair = _pair(path)
+    if pair is None:
+        what = "does not hold exactly one profile and one execution trace"
+        raise InputError.single(path, "", what, "name the profile, and give the other one with --execution-trace")
+    return load(pair[0], replace(told, execution_trace=pair[1]))
+
+
+def load(path: Path, told: Told) -> Trace:
+    """The recording as a trace. Raises `InputError` for what cannot be followed.
+
+    told.execution_trace: file with the tensors of the same run. told.iteration: which iteration to take.
+    """
+    profile = read_profile(path)
+    recorded = read_execution_trace(told.execution_trace) if told.execution_trace is not None else None
+    part = _choose(profile, recorded, told.iteration)
+    attribution, iteration = part.attribution, part.attribution.iteration
+    streams, overlap = number_streams(iteration.kernels, path)
+    memory, moments = device_memory(attribution), Moments(attribution)
+    if part.nodes is not None:
+        drafts = _joined(part, part.nodes, memory, moments)
+    else:
+        drafts = lone_blocks(attribution, memory, moments) if memory is not None else []
+    ids = kernel_ids(len(iteration.kernels))
+    drop_reads_of_nothing(drafts)
+    rows = [(draft, block(draft, attribution, moments, ids)) for draft in drafts]
+    kept = [(draft, row) for draft, row in rows if row is not None]
+    device = profile.devices.get(iteration.kernels[0].device)
+    date = recorded.date if recorded is not None else _date(profile, iteration)
+    told = replace(told, device=told.device or device, dtype=told.dtype or _dtype(drafts), date=told.date or date)
+    notes = " ".join(_notes(part, memory, overlap))
+    model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
+    tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
+    info = told.info(path, tool, model, attribution.samples(), notes)
+    info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
+    return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The iteration that is taken; nodes: its operators in the execution trace, None without one."""
+
+    attribution: Attribution
+    nodes: Nodes | None
+
+
+def _choose(profile: Profile, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
+    """The last iteration, or the wanted one; with an execution trace, the last one that it covers."""
+    refusal: InputError | None = None
+    for iteration in iterations(profile, wanted):
+        attribution = Attribution(profile, iteration)
+        if recorded is None:
+            return _Part(attribution, None)
+        try:
+            return _Part(attribution, join(attribution, recorded))
+        except InputError as error:
+            refusal = refusal or error
+    raise refusal or InputError.single(profile.path, "", "marks iterations, but none has kernels", "record it again")
+
+
+def _joined(part: _Part, nodes: Nodes, memory: DeviceMemory | None, moments: Moments) -> list[Draft]:
+    """The storages that kernels touch, scratch memory, and what was held before."""
+    attribution = part.attribution
+    storages = Storages(attribution, nodes, memory)
+    set_kinds(storages, attribution.samples())
+    drafts = [storage.draft for storage in storages.found if storage.draft.is_used]
+    if memory is None:
+        return drafts
+    _let_go(drafts, memory, attribution)
+    for number, allocation in enumerate(memory.allocations, start=1):
+        claim = storages.claimed.get(allocation)
+        if moments.is_idle(allocation) or (claim is not None and claim.draft.is_used):
+            continue
+        draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
+        if is_scratch(draft, moments):
+            draft.kind = scratch_kind(draft)
+        drafts.append(draft)
+    matched = {draft.let_go for draft in drafts if draft.let_go is not None}
+    rest = replace(memory, let_go=tuple(pair for pair in memory.let_go if pair[1] not in matched))
+    named = sum(-(-draft.bytes // _PIECE) * _PIECE for draft in drafts if draft.persistent)
+    return held_before(rest, named) + drafts
+
+
+def _let_go(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Attribution) -> None:
+    """Old blocks that were freed in the iteration, where size and last use leave no doubt which one it was."""
+    for size, at in memory.let_go:
+        fitting = [
+            draft
+            for draft in drafts
+            if draft.persistent
+            and draft.let_go is None
+            and -(-draft.bytes // _PIECE) * _PIECE == size
+            and all(attribution.launched[use].at <= at for use in draft.readers | draft.writers)
+        ]
+        if len(fitting) == 1:
+            fitting[0].let_go = at
+
+
+def _dtype(drafts: Sequence[Draft]) -> str | None:
+    """The number format of most bytes of feature maps."""
+    counts: Counter[str] = Counter()
+    for draft in drafts:
+        if draft.kind is BlockKind.FEATURE_MAP and draft.dtype:
+            counts[draft.dtype] += draft.bytes
+    return max(sorted(counts), key=lambda dtype: counts[dtype], default=None)
+
+
+def _date(profile: Profile, iteration: Iteration) -> str:
+    """The day of the recording in UTC, where its clock counts from 1970."""
+    since_1970 = profile.base_ns + iteration.kernels[0].start
+    if since_1970 < _EPOCH_FROM:
+        return ""
+    return datetime.datetime.fromtimestamp(since_1970 // 10**9, datetime.UTC).date().isoformat()
+
+
+def _notes(part: _Part, memory: DeviceMemory | None, overlap: int) -> list[str]:
+    attribution, iteration = part.attribution, part.attribution.iteration
+    notes = []
+    if iteration.number is not None:
+        notes.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
+    profile = attribution.profile
+    left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
+    if left_out:
+        lasted = format_time(sum(event.duration for event in left_out))
+        notes.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
+    if overlap:
+        notes.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
+    if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
+        notes.append(f"Kernels whose launch was not recorded: {unlaunched}.")
+    notes.append(_memory_note(part.nodes is not None, memory))
+    return notes
+
+
+def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
+    if memory is None and not is_joined:
+        return (
+            "The profile has neither memory events (profile_memory=True) nor an execution trace beside it, so there "
+            "are no blocks and questions of memory cannot be answered."
+        )
+    if memory is None:
+        return "Blocks are the storages of the execution trace; lifetimes are not recorded (profile_memory=True)."
+    held = "" if memory.held_before < 0 else f" Held when the first kernel ran: {format_bytes(memory.held_before)}."
+    if is_joined:
+        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{held}"
+    return (
+        "Blocks are the allocations that the profiler saw, written by the operator that made them; which kernels read "
+        f"them is not recorded, so policies that follow reads cannot be judged with this trace.{held}"
+    )
