@@ -62,7 +62,8 @@ LOOKS = (
 
 _BUSY = {
     SpanKind.RECOMPUTE: RECOMPUTE,
-    SpanKind.CODEC: CODEC,
+    SpanKind.ENCODE: CODEC,
+    SpanKind.DECODE: CODEC,
     SpanKind.COPY_OUT: COPY_OUT,
     SpanKind.COPY_IN: COPY_IN,
 }

@@ -37,9 +37,9 @@ class CopyTime:
 class Breakdown:
     """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
 
-    stalled_memory: waiting for device or pinned host memory. stalled_other: waiting for something that is
-    neither a copy nor memory; 0 with one compute stream and no work on the host. copy_out, copy_in: how much
-    copy time was hidden.
+    codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
+    stalled_host: waiting for a codec on the host. stalled_other: waiting for something that is none of these; 0 with
+    one compute stream. copy_out, copy_in: how much copy time was hidden.
     """
 
     compute: int
@@ -48,6 +48,7 @@ class Breakdown:
     stalled_copy_out: int
     stalled_copy_in: int
     stalled_memory: int
+    stalled_host: int
     stalled_other: int
     copy_out: CopyTime
     copy_in: CopyTime
@@ -55,7 +56,8 @@ class Breakdown:
     @property
     def stalled(self) -> int:
         """All nanoseconds in which no compute stream ran anything."""
-        return self.stalled_copy_out + self.stalled_copy_in + self.stalled_memory + self.stalled_other
+        waited_for_copies = self.stalled_copy_out + self.stalled_copy_in
+        return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_other
 
     @property
     def total(self) -> int:
@@ -72,11 +74,18 @@ class _Owner(IntEnum):
     COPY_OUT = 3
     COPY_IN = 4
     MEMORY = 5
-    OTHER = 6
+    HOST = 6
+    OTHER = 7
 
 
 _Instants = NDArray[np.int64]
-_BUSY = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.CODEC)
+_CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
+_BUSY = {
+    SpanKind.COMPUTE: _Owner.COMPUTE,
+    SpanKind.RECOMPUTE: _Owner.RECOMPUTE,
+    SpanKind.ENCODE: _Owner.CODEC,
+    SpanKind.DECODE: _Owner.CODEC,
+}
 _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 _NOTHING = -1
@@ -115,6 +124,7 @@ def breakdown(timeline: Timeline, iteration: int = -1) -> Breakdown:
         stalled_copy_out=sweep.duration(owner == _Owner.COPY_OUT),
         stalled_copy_in=sweep.duration(owner == _Owner.COPY_IN),
         stalled_memory=sweep.duration(owner == _Owner.MEMORY),
+        stalled_host=sweep.duration(owner == _Owner.HOST),
         stalled_other=sweep.duration(owner == _Owner.OTHER),
         copy_out=_copy_time(sweep, SpanKind.COPY_OUT, computing),
         copy_in=_copy_time(sweep, SpanKind.COPY_IN, computing),
@@ -177,7 +187,7 @@ def _direction(stream: str) -> _Owner:
 def _owners(sweep: _Sweep) -> _Instants:
     owner = np.full(len(sweep.lengths), _NOTHING, dtype=np.int64)
     compute = sweep.kinds[sweep.compute]
-    for kind, who in zip(_BUSY, (_Owner.COMPUTE, _Owner.RECOMPUTE, _Owner.CODEC), strict=True):
+    for kind, who in _BUSY.items():
         owner[(owner == _NOTHING) & (compute == kind).any(axis=0)] = who
     idle = np.flatnonzero(owner == _NOTHING)
     stalled = compute[:, idle] >= SpanKind.STALL_EVENT
@@ -205,6 +215,7 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
         direction = sweep.directions[here]
         owner[open_[direction != _Owner.OTHER]] = direction[direction != _Owner.OTHER]
         owner[open_[np.isin(kind, _MEMORY)]] = _Owner.MEMORY
+        owner[open_[np.isin(kind, _CODEC)]] = _Owner.HOST
         for copy, who in zip(_COPIES, (_Owner.COPY_OUT, _Owner.COPY_IN), strict=True):
             owner[open_[kind == copy]] = who
         queued = kind == SpanKind.STALL_ENGINE

@@ -68,6 +68,7 @@ class Metrics:
             ("stalled_copy_out_ns", parts.stalled_copy_out, "ns"),
             ("stalled_copy_in_ns", parts.stalled_copy_in, "ns"),
             ("stalled_memory_ns", parts.stalled_memory, "ns"),
+            ("stalled_host_ns", parts.stalled_host, "ns"),
             ("stalled_other_ns", parts.stalled_other, "ns"),
             ("copy_out_hidden_ns", parts.copy_out.hidden, "ns"),
             ("copy_out_exposed_ns", parts.copy_out.exposed, "ns"),

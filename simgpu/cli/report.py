@@ -135,6 +135,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     yield from part("stalled on copy-out", lambda found: found.breakdown.stalled_copy_out)
     yield from part("stalled on copy-in", lambda found: found.breakdown.stalled_copy_in)
     yield from part("stalled on memory", lambda found: found.breakdown.stalled_memory)
+    yield from part("stalled on host", lambda found: found.breakdown.stalled_host)
     yield from part("stalled otherwise", lambda found: found.breakdown.stalled_other)
     yield "", [""] * len(runs)
     yield line("copied out", lambda found: format_bytes(found.bytes_out))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
 if TYPE_CHECKING:
     import networkx
 
+    from simgpu.graph.encodings import EncodedForm, EncodingCosts
     from simgpu.graph.layers import Layers
 
 #: Position that stands for "before the first kernel" where a kernel position is expected.
@@ -39,8 +40,11 @@ class TaskGraph:
 
     reads[k], writes[k]: blocks; read_versions[k], write_versions[k]: their versions in the same order. A block
     starts at version 0 and every write makes the next version. uses[b]: the kernels that touch b, ascending.
-    durations[k]: nanoseconds; sizes[b]: bytes of device memory the block takes. Both may differ from the recorded
-    values, by transforms; the rest of what was recorded is in `kernels` and `blocks`.
+    durations[k]: nanoseconds; sizes[b]: bytes of device memory the block takes; copy_sizes[b]: bytes that a copy of it
+    moves over the link and the host holds. They may differ from the recorded values, by transforms and by what the
+    hardware does; the rest of what was recorded is in `kernels` and `blocks`.
+    costs: what encoding blocks costs on the node, None where nobody said. encoded[b]: of which block b is an encoded
+    form, and the times to make and to undo it.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -51,6 +55,7 @@ class TaskGraph:
     trace: Trace
     durations: tuple[int, ...]
     sizes: tuple[int, ...]
+    copy_sizes: tuple[int, ...]
     streams: tuple[int, ...]
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
@@ -58,6 +63,8 @@ class TaskGraph:
     write_versions: tuple[tuple[int, ...], ...]
     uses: tuple[tuple[int, ...], ...]
     last_version: tuple[int, ...]
+    costs: EncodingCosts | None = None
+    encoded: Mapping[int, EncodedForm] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> TaskGraph:
@@ -81,6 +88,7 @@ class TaskGraph:
             trace=trace,
             durations=tuple(kernel.duration_ns for kernel in trace.kernels),
             sizes=tuple(block.bytes for block in trace.blocks),
+            copy_sizes=tuple(block.bytes for block in trace.blocks),
             streams=tuple(kernel.stream for kernel in trace.kernels),
             reads=tuple(reads),
             writes=tuple(writes),
@@ -109,11 +117,6 @@ class TaskGraph:
     def block_number(self) -> dict[str, int]:
         """Block id to position."""
         return {block.id: b for b, block in enumerate(self.blocks)}
-
-    @cached_property
-    def copy_sizes(self) -> tuple[int, ...]:
-        """Bytes of each block that a copy moves and the host holds, whatever device memory it takes."""
-        return tuple(block.bytes for block in self.blocks)
 
     def block(self, name: str) -> int:
         """Position of the block with that id."""

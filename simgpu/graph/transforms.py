@@ -1,19 +1,20 @@
 """Pure transforms: a task graph in, a new one out, the old one untouched.
 
-Lives here: what a transform is, applying several, and choosing convolution algorithms. Does not live here: who
-chooses, and why. A transform may change durations, sizes and what exists, but never the position of a kernel or block:
-new ones are appended, so numbers that a policy has noted stay true.
+Lives here: what a transform is, applying several, choosing convolution algorithms, and encoded forms of blocks. Does
+not live here: who chooses, and why. A transform may change durations, sizes and what exists, but never the position of
+a kernel or block: new ones are appended, so numbers that a policy has noted stay true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from simgpu.errors import ProgramError
+from simgpu.graph.encodings import EncodedForm, Encoding
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.trace.model import AlgorithmChoice, Block, BlockKind
+from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel
 
 
 class Transform(Protocol):
@@ -86,5 +87,61 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
             blocks.append(block)
             sizes.append(block.bytes)
             kernels[k] = replace(kernels[k], writes=(*kernels[k].writes, block.id))
-    trace = replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks))
-    return replace(TaskGraph.of(trace), durations=tuple(durations), sizes=tuple(sizes))
+    return replace(_with(graph, kernels, blocks), durations=tuple(durations), sizes=tuple(sizes))
+
+
+def _with(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
+    """The graph with these kernels and blocks, the first of which are its own; what was changed about them is kept."""
+    new = TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks)))
+    return replace(
+        new,
+        durations=(*graph.durations, *new.durations[len(graph.durations) :]),
+        sizes=(*graph.sizes, *new.sizes[len(graph.sizes) :]),
+        copy_sizes=(*graph.copy_sizes, *new.copy_sizes[len(graph.copy_sizes) :]),
+        costs=graph.costs,
+        encoded=graph.encoded,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WithEncodings:
+    """Give these blocks encoded forms: see `with_encodings`."""
+
+    chosen: tuple[Encoding, ...]
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph with the encoded forms at the end of its blocks."""
+        return with_encodings(graph, self.chosen)
+
+
+def with_encodings(graph: TaskGraph, chosen: Sequence[Encoding]) -> TaskGraph:
+    """The graph with an encoded form for each of these, called ``<block>:<codec>``, at the end of its blocks in order.
+
+    Raises `ProgramError` for a block that is encoded twice in one codec, or where the graph does not know costs.
+
+    >>> from simgpu.trace.chain import chain
+    >>> class Halves:
+    ...     def encoded_bytes(self, block, codec): return block.bytes // 2
+    ...     def encode_ns(self, block, encoding): return 3
+    ...     def decode_ns(self, block, encoding): return 4
+    >>> graph = replace(TaskGraph.of(chain([5], [7], [100])), costs=Halves())
+    >>> smaller = with_encodings(graph, [Encoding(0, "zvc")])
+    >>> smaller.blocks[-1].id, smaller.sizes[-1], smaller.encoded[len(graph.blocks)]
+    ('x1:zvc', 50, EncodedForm(block=0, encode_ns=3, decode_ns=4))
+    """
+    if graph.costs is None:
+        raise ProgramError("nothing is known of what encoding blocks costs on this node")
+    blocks, encoded = list(graph.blocks), dict(graph.encoded)
+    names = set(graph.block_number)
+    for encoding in chosen:
+        block = graph.blocks[encoding.block]
+        name = f"{block.id}:{encoding.codec}"
+        if name in names:
+            raise ProgramError(f"block {block.id} is encoded in {encoding.codec} twice")
+        names.add(name)
+        encoded[len(blocks)] = EncodedForm(
+            encoding.block, graph.costs.encode_ns(block, encoding), graph.costs.decode_ns(block, encoding)
+        )
+        size = graph.costs.encoded_bytes(block, encoding.codec)
+        blocks.append(Block(name, size, BlockKind.OTHER, layer=block.layer))
+    return replace(_with(graph, graph.kernels, blocks), encoded=encoded)

@@ -17,6 +17,8 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Decode,
+    Encode,
     Instruction,
     Launch,
     Program,
@@ -32,6 +34,7 @@ from simgpu.timeline.streams import StreamId
 PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(8)
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
+ENCODE, DECODE = int(SpanKind.ENCODE), int(SpanKind.DECODE)
 COPY_OUT, COPY_IN = int(SpanKind.COPY_OUT), int(SpanKind.COPY_IN)
 
 #: Directions of a copy.
@@ -52,8 +55,8 @@ Op = tuple[Any, ...]
 class StreamCode:
     """One stream's part of one segment.
 
-    ops: one for each instruction, and an end. works: kind and subject of
-    each op that takes time, as `kind + WORK * number` of the kernel or block.
+    ops: one for each instruction, and an end. works: kind and subject of each op that takes time, as
+    `kind + WORK * number` of the kernel or block, the encoded form where a codec works.
     """
 
     ops: list[Op]
@@ -147,6 +150,12 @@ class _Translator:
             elif isinstance(instruction, CopyIn):
                 ops.append((COPY, IN, copied[instruction.block]))
                 works.append(COPY_IN + WORK * instruction.block)
+            elif isinstance(instruction, Encode):
+                ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))
+                works.append(ENCODE + WORK * instruction.into)
+            elif isinstance(instruction, Decode):
+                ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
+                works.append(DECODE + WORK * instruction.source)
             else:
                 # Providing a value takes no time and no memory.
                 ops.append((PASS,))

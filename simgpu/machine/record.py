@@ -45,15 +45,18 @@ def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
 
 
 def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
-    """Columns of one stream's kernels and copies. A kernel began its duration before its end."""
+    """Columns of one stream's work. What is no copy began its duration before its end."""
     stream = executor.streams[rank]
     works = [work for code in executor.code.segments[rank] for work in code.works * code.repeat]
     once = np.array(works, dtype=np.int64)
     kind, number = once % WORK, once // WORK
     copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
+    kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
     size, duration = np.zeros_like(once), np.zeros_like(once)
     size[copies] = np.array(graph.copy_sizes, dtype=np.int64)[number[copies]]
-    duration[~copies] = np.array(graph.durations, dtype=np.int64)[number[~copies]]
+    duration[kernels] = np.array(graph.durations, dtype=np.int64)[number[kernels]]
+    for codec, place in ((SpanKind.ENCODE, 1), (SpanKind.DECODE, 2)):
+        duration[kind == codec] = [graph.encoded[form][place] for form in number[kind == codec].tolist()]
     name = _names(once, graph)
     iterations = executor.iterations
     end = np.fromiter(stream.ends, dtype=np.int64, count=len(stream.ends))
@@ -68,8 +71,8 @@ def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Colu
 def _names(works: Column, graph: TaskGraph) -> Column:
     """Positions in the timeline's names, kernels first, then blocks; -1 where there is no work."""
     kind, number = works % WORK, works // WORK
-    copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
-    return np.where(works < 0, -1, number + np.where(copies, len(graph.kernels), 0))
+    kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
+    return np.where(works < 0, -1, number + np.where(kernels, 0, len(graph.kernels)))
 
 
 def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:

@@ -21,7 +21,7 @@ from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Program, Release, Space
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Decode, Encode, Launch, Program, Release, Space
 from simgpu.timeline.model import Timeline
 
 #: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
@@ -130,11 +130,13 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
     return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
 
 
-def _next_work(executor: Executor, program: Program, stream: Stream) -> Launch | CopyOut | CopyIn | None:
-    """The kernel or copy that a stream has come to in its segment, None after the last one."""
+def _next_work(
+    executor: Executor, program: Program, stream: Stream
+) -> Launch | CopyOut | CopyIn | Encode | Decode | None:
+    """The work that a stream has come to in its segment, None after the last one."""
     instructions = program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())
     for instruction in instructions[stream.pc :]:
-        if isinstance(instruction, Launch | CopyOut | CopyIn):
+        if isinstance(instruction, Launch | CopyOut | CopyIn | Encode | Decode):
             return instruction
     return None
 
@@ -144,6 +146,8 @@ def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Str
     stream_id = executor.code.streams[stream.rank]
     if isinstance(work, Launch):
         return f"kernel {graph.kernels[work.kernel].id} ({graph.kernels[work.kernel].op})"
+    if isinstance(work, Encode | Decode):
+        return f"codec of block {graph.blocks[work.block].id} on {stream_id}"
     return f"copy of block {graph.blocks[work.block].id} on {stream_id}" if work else f"stream {stream_id}"
 
 

@@ -75,6 +75,24 @@ class Provide:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """Compress a block into its encoded form, which is a block of its own in the same memory."""
+
+    block: int
+    into: int
+    space: Space = Space.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Bring a block back from its encoded form in the same memory."""
+
+    block: int
+    source: int
+    space: Space = Space.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
 class Signal:
     """Mark an event as having happened once more. Each event is signalled at one place of one segment."""
 
@@ -89,7 +107,7 @@ class Await:
     lag: int = 0
 
 
-Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Signal | Await
+Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Encode | Decode | Signal | Await
 
 
 @dataclass(frozen=True, slots=True)

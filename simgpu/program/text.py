@@ -11,13 +11,16 @@ from dataclasses import fields
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithAlgorithms, transformed
+from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.program.instructions import (
     Acquire,
     Await,
     CopyIn,
     CopyOut,
+    Decode,
+    Encode,
     Instruction,
     Launch,
     Program,
@@ -31,9 +34,8 @@ from simgpu.timeline.streams import StreamId
 
 SCHEMA = "simgpu.program/1"
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Signal, Await, WithAlgorithms)
-}
+_INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, WithAlgorithms, WithEncodings)}
 
 
 def listing(program: Program, graph: TaskGraph) -> str:
@@ -82,6 +84,10 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
             return f"release{_of(space)} {_blocks(blocks, graph)}"
         case Provide(blocks):
             return f"provide {_blocks(blocks, graph)}"
+        case Encode(b, into, space):
+            return f"encode{_of(space)} {graph.blocks[b].id} into {graph.blocks[into].id}"
+        case Decode(b, source, space):
+            return f"decode{_of(space)} {graph.blocks[b].id} from {graph.blocks[source].id}"
         case Signal(event):
             return f"signal {event}"
         case Await(event, lag):
@@ -155,6 +161,10 @@ def _read(value: list[Any]) -> Any:
     values = [_tuples(part) for part in value[1:]]
     if kind in (Acquire, Release):
         values[1] = Space(values[1])
+    elif kind in (Encode, Decode):
+        values[2] = Space(values[2])
+    elif kind is WithEncodings:
+        values[0] = tuple(Encoding(*encoding) for encoding in values[0])
     return kind(*values)
 
 

@@ -29,6 +29,8 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Decode,
+    Encode,
     Instruction,
     Launch,
     Program,
@@ -120,6 +122,8 @@ class _Walk:
             Release: self._release,
             CopyOut: self._copy_out,
             CopyIn: self._copy_in,
+            Encode: self._encode,
+            Decode: self._decode,
             Provide: self._provide,
         }
 
@@ -183,6 +187,10 @@ class _Walk:
                         known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
                     elif isinstance(instruction, (CopyOut, CopyIn)):
                         known = 0 <= instruction.block < len(self.graph.blocks)
+                        self.copies = True
+                    elif isinstance(instruction, (Encode, Decode)):
+                        form = instruction.into if isinstance(instruction, Encode) else instruction.source
+                        known = form in self.graph.encoded and self.graph.encoded[form].block == instruction.block
                         self.copies = True
                     elif isinstance(instruction, Signal):
                         known = instruction.event not in self.signalled_in
@@ -355,6 +363,20 @@ class _Walk:
         self._quiet(self.device, b, me, clock, "overwritten")
         self.host.touched[me][b] = clock[me]
         self._set(self.device, b, value, me, clock)
+
+    def _encode(self, instruction: Encode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space), instruction.block, instruction.into, me, clock)
+
+    def _decode(self, instruction: Decode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space), instruction.source, instruction.block, me, clock)
+
+    def _change(self, memory: _Memory, of: int, into: int, me: int, clock: list[int]) -> None:
+        """One form of a block is made of another in the same memory; both stand for the same value."""
+        value = self._value(memory, of, me, clock)
+        self._hold(memory, into, me, clock)
+        self._quiet(memory, into, me, clock, "overwritten")
+        memory.touched[me][of] = clock[me]
+        self._set(memory, into, value, me, clock)
 
     def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
         k = instruction.kernel

@@ -25,14 +25,15 @@ class SpanKind(IntEnum):
 
     COMPUTE = 0
     RECOMPUTE = 1
-    CODEC = 2
-    COPY_OUT = 3
-    COPY_IN = 4
-    STALL_EVENT = 5
+    ENCODE = 2
+    DECODE = 3
+    COPY_OUT = 4
+    COPY_IN = 5
+    STALL_EVENT = 6
     """waiting for another stream to signal; `Span.cause` names that stream"""
-    STALL_DEVICE_MEMORY = 6
-    STALL_HOST_MEMORY = 7
-    STALL_ENGINE = 8
+    STALL_DEVICE_MEMORY = 7
+    STALL_HOST_MEMORY = 8
+    STALL_ENGINE = 9
     """a copy issued but not yet served, because its engine was busy"""
 
     @property

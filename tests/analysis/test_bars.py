@@ -38,11 +38,11 @@ def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
             ("compute", K.STALL_EVENT, "x", 20, 22, 0, "h2d"),
             ("compute", K.STALL_EVENT, "x", 22, 24, 0, "host"),
             ("compute", K.STALL_DEVICE_MEMORY, "c", 24, 26),
-            ("compute", K.CODEC, "c", 26, 40),
+            ("compute", K.ENCODE, "c", 26, 40),
             ("d2h", K.COPY_OUT, "x", 5, 20, 9, ""),
             ("d2h", K.STALL_EVENT, "y", 20, 30, 0, "compute"),
             ("h2d", K.STALL_DEVICE_MEMORY, "y", 12, 13),
-            ("host", K.CODEC, "x", 30, 31),
+            ("host", K.DECODE, "x", 30, 31),
         ],
         [10, 30],
     )

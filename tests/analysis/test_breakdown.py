@@ -17,20 +17,21 @@ NO_COPY = CopyTime(0, 0)
 def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
     """The causes that took any time."""
     result = breakdown(timeline, iteration)
-    names = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory", "stalled_other")
+    names = ("compute", "recompute", "codec", "stalled_copy_out", "stalled_copy_in", "stalled_memory")
+    names = (*names, "stalled_host", "stalled_other")
     return {name: getattr(result, name) for name in names if getattr(result, name)}
 
 
 def test_one_kernel_is_all_compute() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 7)], [7])
-    assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY)
+    assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY)
 
 
 def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
     spans = [
         ("compute", K.COMPUTE, "a", 0, 4),
         ("compute", K.RECOMPUTE, "b", 4, 9),
-        ("compute", K.CODEC, "c", 9, 10),
+        ("compute", K.ENCODE, "c", 9, 10),
         ("d2h", K.COPY_OUT, "x", 4, 9, 5, ""),
         ("h2d", K.COPY_IN, "x", 9, 10, 5, ""),
     ]
@@ -49,8 +50,8 @@ def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
         ("h2d", K.COPY_IN, "x", 18, 26, 8, ""),
     ]
     timeline = timeline_of(spans, [10, 20])
-    assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY)
-    assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0))
+    assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY)
+    assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0))
 
 
 def test_spans_without_length_change_nothing() -> None:
@@ -86,8 +87,8 @@ def test_an_iteration_without_length_has_nothing_to_break_down() -> None:
             id="waits-for-one-that-wants-device-memory",
         ),
         pytest.param(
-            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "host"), ("host", K.CODEC, "x", 2, 10)],
-            {"stalled_copy_out": 8},
+            [("d2h", K.STALL_EVENT, "x", 2, 10, 0, "host"), ("host", K.DECODE, "x", 2, 10)],
+            {"stalled_host": 8},
             id="waits-for-a-codec-on-the-host",
         ),
     ],
@@ -120,7 +121,7 @@ def test_with_two_compute_streams_the_busiest_kind_owns_the_instant_and_then_the
     spans = [
         ("compute", K.STALL_EVENT, "x", 0, 6, 0, "d2h"),
         ("compute1", K.COMPUTE, "a", 0, 2),
-        ("compute1", K.CODEC, "x", 2, 3),
+        ("compute1", K.DECODE, "x", 2, 3),
         ("compute1", K.STALL_DEVICE_MEMORY, "b", 3, 8),
         ("d2h", K.COPY_OUT, "x", 1, 6, 1, ""),
     ]
@@ -165,7 +166,7 @@ def _at(rows: list[tuple[str, SpanKind, int, int, str]], stream: str, instant: i
 def _owner(rows: list[tuple[str, SpanKind, int, int, str]], streams: tuple[str, ...], instant: int) -> str:
     now = {stream: _at(rows, stream, instant) for stream in streams}
     running = {now[s][0] for s in streams if s.startswith("compute") and now[s]}
-    for kind, field in ((K.COMPUTE, "compute"), (K.RECOMPUTE, "recompute"), (K.CODEC, "codec")):
+    for kind, field in ((K.COMPUTE, "compute"), (K.RECOMPUTE, "recompute"), (K.ENCODE, "codec"), (K.DECODE, "codec")):
         if kind in running:
             return field
     here = next((s for s in streams if s.startswith("compute") and now[s] and now[s][0].is_stall), None)
@@ -180,6 +181,8 @@ def _owner(rows: list[tuple[str, SpanKind, int, int, str]], streams: tuple[str, 
             return "stalled_copy_out" if kind is K.COPY_OUT else "stalled_copy_in"
         if kind in (K.STALL_DEVICE_MEMORY, K.STALL_HOST_MEMORY):
             return "stalled_memory"
+        if kind in (K.ENCODE, K.DECODE):
+            return "stalled_host"
         if kind is K.STALL_ENGINE:
             others = [now[s][0] for s in streams if s != here and now[s]]
             holder = next((kind for kind in others if kind in (K.COPY_OUT, K.COPY_IN)), None)
@@ -204,10 +207,10 @@ def _slowly(timeline: Timeline, iteration: int) -> dict[str, int]:
 
 _STREAMS = ("compute", "compute1", "d2h", "h2d", "host")
 _KINDS = {
-    "compute": (K.COMPUTE, K.RECOMPUTE, K.CODEC, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
+    "compute": (K.COMPUTE, K.RECOMPUTE, K.ENCODE, K.DECODE, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
     "d2h": (K.COPY_OUT, K.STALL_EVENT, K.STALL_HOST_MEMORY, K.STALL_ENGINE),
     "h2d": (K.COPY_IN, K.STALL_EVENT, K.STALL_DEVICE_MEMORY, K.STALL_ENGINE),
-    "host": (K.CODEC, K.STALL_EVENT),
+    "host": (K.ENCODE, K.DECODE, K.STALL_EVENT),
 }
 
 

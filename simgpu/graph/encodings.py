@@ -1,0 +1,51 @@
+"""Words for encoded forms of blocks: what a codec makes of a block, as a block of its own.
+
+Lives here: the choice of a codec for a block as a value, and what a graph is told of the costs. Does not live here:
+the transform that adds encoded forms to a graph (`simgpu.graph.transforms`), codecs (`simgpu.codecs`), who chooses them
+(policies), or when they work (`simgpu.program.lowering`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from simgpu.trace.model import Block
+
+
+class Encoding(NamedTuple):
+    """A block in a codec, made by the GPU with a launch of `grid` thread blocks of `threads` threads each.
+
+    grid, threads: 0 where the host does the work.
+    """
+
+    block: int
+    codec: str
+    grid: int = 0
+    threads: int = 0
+
+
+class EncodingCosts(Protocol):
+    """What encoding really costs, as the simulator knows it; sizes in bytes, times in nanoseconds.
+
+    Raises `InputError` where a codec is unknown, or nothing is known of what it makes of a block.
+    """
+
+    def encoded_bytes(self, block: Block, codec: str) -> int:
+        """Bytes of the encoded form."""
+        ...
+
+    def encode_ns(self, block: Block, encoding: Encoding) -> int:
+        """Time to encode."""
+        ...
+
+    def decode_ns(self, block: Block, encoding: Encoding) -> int:
+        """Time to decode."""
+        ...
+
+
+class EncodedForm(NamedTuple):
+    """An encoded form in a graph: of which block, and how long it takes to make it and to undo it (ns)."""
+
+    block: int
+    encode_ns: int
+    decode_ns: int
