@@ -12,7 +12,8 @@ How names become blocks:
 What the blocks hold is told by the operators: a constant by its place among the arguments of the first operator that
 knows it (see `_ARGUMENTS`; views look through), a forward result is a feature map, unless its kernel read nothing
 but constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the
-log ends. Everything else is `other`.
+log ends. Everything else is `other`. Does not live here: the rules for formats whose
+kernels have all three phases (`simgpu.trace.importers.kinds`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.textfile import read_text
+from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import shown, whole
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
@@ -76,15 +78,10 @@ def load(path: Path, told: Told) -> Trace:
     return Trace(info, _kernels(walk.operators), _blocks(walk.storages, walk.operators))
 
 
-def _kernel_id(position: int, count: int) -> str:
-    """Numbers from 1, padded with zeros so that they sort as text."""
-    return str(position + 1).zfill(len(str(count)))
-
-
 def _kernels(operators: list[_Operator]) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
-            id=_kernel_id(position, len(operators)),
+            id=number,
             op=operator.op,
             phase=operator.phase,
             duration_ns=operator.duration_ns,
@@ -92,20 +89,20 @@ def _kernels(operators: list[_Operator]) -> tuple[Kernel, ...]:
             writes=tuple(storage.id for storage in operator.writes),
             pure=purity(operator.op),
         )
-        for position, operator in enumerate(operators)
+        for number, operator in zip(kernel_ids(len(operators)), operators, strict=True)
     )
 
 
 def _blocks(storages: list[_Storage], operators: list[_Operator]) -> tuple[Block, ...]:
-    count = len(operators)
+    ids = kernel_ids(len(operators))
     blocks = []
     for storage in storages:
         persistent = storage.constant and storage.born == 0
         # A constant after the last operator has no kernel that follows: it belongs to the last one.
-        born = _kernel_id(min(storage.born, count - 1), count)
+        born = ids[min(storage.born, len(ids) - 1)]
         release = None if persistent else RELEASED_AT_END
         if storage.died is not None:
-            release = _kernel_id(min(storage.died, count - 1), count)
+            release = ids[min(storage.died, len(ids) - 1)]
         blocks.append(
             Block(
                 storage.id,

@@ -19,6 +19,8 @@ How tensors become blocks:
 
 Phases follow the kernels' names; gradients are applied as soon as they are there, in between the backward kernels.
 A layer is one operator: its forward kernel, its backward kernels and the update of its weights share a parent.
+
+Does not live here: the lines of tensors.config and kernels.config (`simgpu.trace.importers.g10_graph`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the user may add to an imported recording that does not say it itself."""
+"""What the user may add to an imported recording that does not say it itself.
+
+Does not live here: what a recording says, which its format knows.
+"""
 
 from __future__ import annotations
 

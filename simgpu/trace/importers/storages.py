@@ -16,6 +16,8 @@ Some blocks are read although no listed operator writes them:
   iteration. The recording numbers tensors in the order they appear, so such a block is *placed*: taken as written by
   the operator whose numbers surround its own. Where its number lies between two operators', it is the one that its
   reader is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier.
+
+Does not live here: the files (`simgpu.trace.importers.triosim`), or what a block holds.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from simgpu.trace.importers.names import StorageNames
 from simgpu.trace.model import Phase
 
 
@@ -117,7 +120,7 @@ class _Finder:
         self.writes: list[list[Memory]] = []
         self._current: dict[int, Memory] = {}
         self._of: dict[int, Memory] = {}
-        self._generations: dict[int, int] = {}
+        self._names = StorageNames()
         self._last_named = {
             number: position
             for position, operator in enumerate(operators)
@@ -164,8 +167,7 @@ class _Finder:
 
     def _join(self, memory: Memory | None, tensor: Tensor) -> Memory:
         if memory is None:
-            generation = self._generations[tensor.storage] = self._generations.get(tensor.storage, 0) + 1
-            memory = Memory(f"s{tensor.storage}" if generation == 1 else f"s{tensor.storage}.{generation}")
+            memory = Memory(self._names.next(tensor.storage))
             self.memories.append(memory)
             self._current[tensor.storage] = memory
         memory.tensors.append(tensor)

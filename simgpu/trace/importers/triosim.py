@@ -6,6 +6,9 @@ the outcome into a trace. What a block holds is told by the type of its tensors 
 stage that first touched it: forward results are feature maps; backward results are gradients, and a weight's gradient
 if the optimizer reads them; persistent blocks are the input, or optimizer state where only the optimizer reads them;
 what the optimizer makes for itself is `other`.
+
+Does not live here: which tensors are one block (`simgpu.trace.importers.storages`), kinds that other formats share
+(`simgpu.trace.importers.kinds`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError, Problem
 from simgpu.textfile import read_text
+from simgpu.trace.importers.kinds import kind_of_new
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import nanoseconds, shown, whole
 from simgpu.trace.importers.storages import Memory, Operator, Resolved, Tensor, resolve
@@ -212,12 +216,7 @@ def _kind(memory: Memory, operators: list[Operator]) -> BlockKind:
         if stages == {Phase.OPTIMIZER}:
             return BlockKind.OPTIMIZER_STATE
         return BlockKind.INPUT if memory.has_type("input") else BlockKind.OTHER
-    maker = operators[memory.writers[0]].phase
-    if maker is Phase.FORWARD:
-        return BlockKind.FEATURE_MAP
-    if maker is Phase.BACKWARD:
-        return BlockKind.WEIGHT_GRADIENT if Phase.OPTIMIZER in stages else BlockKind.GRADIENT
-    return BlockKind.OTHER
+    return kind_of_new(operators[memory.writers[0]].phase, stages)
 
 
 def _batch(blocks: tuple[Block, ...]) -> int | None:

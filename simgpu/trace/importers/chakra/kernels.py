@@ -21,13 +21,11 @@ from functools import cached_property
 from simgpu.errors import InputError, Problem
 from simgpu.trace.importers.chakra.nodes import Document, Node
 from simgpu.trace.importers.chakra.order import ordered
+from simgpu.trace.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
-from simgpu.trace.purity import purity
 
 _TRANSFER = re.compile(r"Memset |Memcpy (?!DtoD)")
 _TRANSFER_TYPES = ("MEM_LOAD_NODE", "MEM_STORE_NODE")
-_ENGINE = "autograd::engine::evaluate_function"
-_OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
 #: Nodes of the host that are no operators.
 _MARKS = ("ProfilerStep#", "Optimizer.", "[pytorch|")
 #: What chakra_converter calls the layers of a text workload.
@@ -87,8 +85,7 @@ class Kernels:
 
     def pure(self, node: Node) -> bool | None:
         """What the innermost operator that settles it says."""
-        verdicts = (purity(outer.name) for outer in (node, *self.around(node)))
-        return next((verdict for verdict in verdicts if verdict is not None), None)
+        return innermost_purity(outer.name for outer in (node, *self.around(node)))
 
     def layer(self, node: Node) -> str | None:
         """The layer that a node's name holds, if any."""
@@ -102,9 +99,9 @@ class Kernels:
 
     def _phase(self, node: Node) -> Phase | None:
         around = [node, *self.around(node)]
-        if any(outer.name.startswith(_OPTIMIZER) for outer in around):
+        if any(is_optimizer(outer.name) for outer in around):
             return Phase.OPTIMIZER
-        if any(outer.name.startswith(_ENGINE) for outer in around):
+        if any(is_autograd_node(outer.name) for outer in around):
             return Phase.BACKWARD
         if any(outer.attributes.get(name) for outer in around for name in ("fw_parent", "fw_tid")):
             return Phase.BACKWARD

@@ -4,7 +4,8 @@ How nodes become kernels is said in `kernels`, how they are ordered in `order`, 
 Times are whole microseconds in the schema. A start is kept where the producer recorded it; those of traces converted
 from PyTorch are when a kernel was launched, so they order the kernels and are not kept.
 
-What a trace does not tell is said in its notes and left out: tensors, streams, phases, lifetimes.
+What a trace does not tell is said in its notes and left out: tensors, streams, phases, lifetimes. Does not live here:
+any of the forms (`protobuf`, `documents`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from simgpu.trace.importers.chakra import documents, protobuf
 from simgpu.trace.importers.chakra.kernels import Kernels
 from simgpu.trace.importers.chakra.memory import Memory, block, find_memory, samples
 from simgpu.trace.importers.chakra.nodes import Document, Node
+from simgpu.trace.importers.names import printable
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -65,7 +67,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> t
     return tuple(
         Kernel(
             str(node.id),
-            _text(kernels.operator(node).name),
+            printable(kernels.operator(node).name),
             phases[position],
             node.duration_ns,
             tuple(reads[position]),
@@ -88,11 +90,6 @@ def _stream(kernels: Kernels, node: Node) -> int | str | None:
         what = f"node {node.told} has the stream {shown(stream)}, neither a number nor a name"
         raise InputError.single(kernels.document.path, node.place, what, "convert it again")
     return stream
-
-
-def _text(name: str) -> str:
-    """A name as the trace format has it: printable, without spaces around it."""
-    return "".join(letter if letter.isprintable() else " " for letter in name).strip() or "unnamed"
 
 
 def _count(node: Node, name: str) -> int | None:

@@ -25,7 +25,9 @@ from simgpu.errors import InputError
 from simgpu.trace.importers.chakra.kernels import Kernels
 from simgpu.trace.importers.chakra.nodes import Node, Operands
 from simgpu.trace.importers.execution_trace import Tensor, tensors_of
-from simgpu.trace.importers.kineto.profile import samples as data_samples
+from simgpu.trace.importers.kinds import kind_of_new, kind_of_old
+from simgpu.trace.importers.names import StorageNames
+from simgpu.trace.importers.pytorch_operators import samples as data_samples
 from simgpu.trace.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase
 
@@ -94,7 +96,7 @@ class _Walk:
         self.found: list[Memory] = []
         self._devices: set[str] = set()
         self._current: dict[int, Memory] = {}
-        self._generations: dict[int, int] = {}
+        self._names = StorageNames()
         self._named = {node.id: named for node in kernels.document.nodes if any(named := self._tensors(node))}
         self._launched: dict[int, list[int]] = {}
         for position, node in enumerate(kernels.nodes):
@@ -164,8 +166,7 @@ class _Walk:
         return self._new(tensor, operator.id)
 
     def _new(self, tensor: Tensor, begun: int) -> Memory:
-        generation = self._generations[tensor.storage] = self._generations.get(tensor.storage, 0) + 1
-        memory = Memory(f"s{tensor.storage}" if generation == 1 else f"s{tensor.storage}.{generation}", begun)
+        memory = Memory(self._names.next(tensor.storage), begun)
         self.found.append(memory)
         self._current[tensor.storage] = memory
         return memory
@@ -198,7 +199,7 @@ def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: in
     return Block(
         memory.id,
         memory.bytes,
-        _old_kind(memory, phases, batch) if memory.is_old else _new_kind(memory, phases),
+        _kind(memory, phases, batch),
         persistent=memory.is_old,
         born=ids[memory.first] if memory.is_filled_unseen else None,
         shape=memory.shape,
@@ -206,31 +207,15 @@ def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: in
     )
 
 
-def _old_kind(memory: Memory, phases: Sequence[Phase], batch: int | None) -> BlockKind:
-    """As for profiles that are joined with an execution trace (`simgpu.trace.importers.kineto.joined_kinds`)."""
-    reading = {phases[position] for position in memory.readers}
-    writing = {phases[position] for position in memory.writers}
-    is_parameter = bool(memory.arguments & {"weight", "bias"})
-    if Phase.FORWARD in reading and (Phase.OPTIMIZER in writing or (is_parameter and not writing)):
-        return BlockKind.WEIGHT
-    if Phase.BACKWARD in writing:
-        return BlockKind.WEIGHT_GRADIENT
-    if reading | writing == {Phase.OPTIMIZER}:
-        return BlockKind.OPTIMIZER_STATE
-    if "target" in memory.arguments:
-        return BlockKind.LABEL
-    is_batch = bool(memory.shape) and memory.shape is not None and memory.shape[0] == batch
-    is_input = memory.copied or (Phase.FORWARD in reading and not writing and is_batch)
-    return BlockKind.INPUT if is_input else BlockKind.OTHER
-
-
-def _new_kind(memory: Memory, phases: Sequence[Phase]) -> BlockKind:
-    if memory.copied:
+def _kind(memory: Memory, phases: Sequence[Phase], batch: int | None) -> BlockKind:
+    """What a block holds, as for every format, but for what copies and fills put there, which are no kernels."""
+    if memory.copied and not memory.is_old:
         return BlockKind.INPUT
     if memory.is_filled_unseen:
         return BlockKind.OTHER
-    made = phases[min(memory.writers)]
-    if made is Phase.BACKWARD:
-        is_for_optimizer = any(phases[position] is Phase.OPTIMIZER for position in memory.readers)
-        return BlockKind.WEIGHT_GRADIENT if is_for_optimizer else BlockKind.GRADIENT
-    return BlockKind.FEATURE_MAP if made is Phase.FORWARD else BlockKind.OTHER
+    reading = {phases[position] for position in memory.readers}
+    if not memory.is_old:
+        return kind_of_new(phases[min(memory.writers)], reading)
+    writing = {phases[position] for position in memory.writers}
+    kind = kind_of_old(reading, writing, memory.arguments, memory.shape, batch)
+    return BlockKind.INPUT if kind is BlockKind.OTHER and memory.copied else kind

@@ -20,11 +20,8 @@ from itertools import takewhile
 from simgpu.trace.importers.kineto.iteration import Iteration, launched_at
 from simgpu.trace.importers.kineto.nesting import innermost, parents
 from simgpu.trace.importers.kineto.profile import Op, Profile, Thread
+from simgpu.trace.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
-from simgpu.trace.purity import purity
-
-_ENGINE = "autograd::engine::evaluate_function"
-_OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class Attribution:
             if phase is Phase.BACKWARD:
                 layer = next((layer_of_sequence[n] for n in self._sequences(op) if n in layer_of_sequence), layer)
             name = self.ops[op].name if op >= 0 else kernel.name
-            pure = False if phase is Phase.OPTIMIZER else self._purity(op)
+            pure = False if phase is Phase.OPTIMIZER else innermost_purity(self.ops[p].name for p in self.chain(op))
             found.append(Launched(op, name, launched_at(kernel, self.profile), phase, layer, pure))
         return tuple(found)
 
@@ -106,16 +103,11 @@ class Attribution:
 
     def _phase(self, op: int) -> Phase:
         names = [self.ops[p] for p in self.chain(op)]
-        if any(around.name.startswith(_OPTIMIZER) for around in names):
+        if any(is_optimizer(around.name) for around in names):
             return Phase.OPTIMIZER
-        if any(around.is_backward or around.name.startswith(_ENGINE) for around in names):
+        if any(around.is_backward or is_autograd_node(around.name) for around in names):
             return Phase.BACKWARD
         return Phase.FORWARD
-
-    def _purity(self, op: int) -> bool | None:
-        """What the innermost operator that settles it says: a part of a pure operator is pure as well."""
-        verdicts = (purity(self.ops[p].name) for p in self.chain(op))
-        return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def _sequences(self, op: int) -> Iterator[int]:
         return (self.ops[p].sequence for p in self.chain(op) if self.ops[p].sequence >= 0)

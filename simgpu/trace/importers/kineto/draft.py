@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from simgpu.trace.importers.kineto.allocations import Allocation, Moments
 from simgpu.trace.importers.kineto.attribution import Attribution
+from simgpu.trace.importers.names import kernel_ids, printable
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase
 
 
@@ -52,11 +53,6 @@ def drop_reads_of_nothing(drafts: Sequence[Draft]) -> None:
     for draft in drafts:
         if not draft.persistent and draft.is_used and draft.first in draft.writers:
             draft.readers.discard(draft.first)
-
-
-def kernel_ids(count: int) -> list[str]:
-    """Numbers from 1, padded with zeros so that they sort as text."""
-    return [str(position + 1).zfill(len(str(count))) for position in range(count)]
 
 
 def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequence[str]) -> Block | None:
@@ -115,7 +111,7 @@ def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[
     return tuple(
         Kernel(
             id=ids[position],
-            op=_text(launched.name),
+            op=printable(launched.name),
             phase=launched.phase,
             duration_ns=kernel.duration,
             reads=tuple(reads[position]),
@@ -127,11 +123,6 @@ def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[
         )
         for position, (kernel, launched) in enumerate(zip(iteration.kernels, attribution.launched, strict=True))
     )
-
-
-def _text(name: str) -> str:
-    """A name as the trace format has it: printable, without spaces around it."""
-    return "".join(letter if letter.isprintable() else " " for letter in name).strip() or "unnamed"
 
 
 def scratch_kind(draft: Draft) -> BlockKind:

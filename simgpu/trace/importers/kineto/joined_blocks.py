@@ -21,6 +21,8 @@ kernel after its allocation on. An operator that names no tensors counts as part
 works in place on memory that nobody wrote yet does not read it.
 
 Allocations that no tensor claims are scratch memory of their operator, as in `lone_blocks`.
+
+Does not live here: what the blocks hold (`joined_kinds`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from simgpu.trace.importers.kineto.allocations import Allocation, DeviceMemory
 from simgpu.trace.importers.kineto.attribution import Attribution
 from simgpu.trace.importers.kineto.draft import Draft
 from simgpu.trace.importers.kineto.join import Nodes
+from simgpu.trace.importers.names import StorageNames
 
 #: At most so many bytes more than were asked for does PyTorch's allocator give, rather than cut a piece in two.
 _SLACK = 20 << 20
@@ -84,7 +87,7 @@ class Storages:
         self.named: dict[int, _Named] = {position: _Named() for position in nodes}
         self.claimed: dict[Allocation, Storage] = {}
         self._current: dict[int, Storage] = {}
-        self._generations: dict[int, int] = {}
+        self._names = StorageNames()
         self._in_op = self._allocations_by_operator()
         for position, is_end in self._moments():
             if is_end:
@@ -189,8 +192,7 @@ class Storages:
 
     def _new(self, tensor: Tensor, at: int, allocation: Allocation | None, old: bool) -> Storage:
         """A new block in a storage; old: whether, without an allocation, it was there before the iteration."""
-        generation = self._generations[tensor.storage] = self._generations.get(tensor.storage, 0) + 1
-        name = f"s{tensor.storage}" if generation == 1 else f"s{tensor.storage}.{generation}"
+        name = self._names.next(tensor.storage)
         draft = Draft(name, 0, persistent=old and allocation is None, allocation=allocation)
         storage = Storage(draft, at if allocation is None else allocation.at)
         storage.see(tensor)

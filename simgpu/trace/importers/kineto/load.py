@@ -9,6 +9,8 @@ in the notes and never made up: a profile with neither memory events nor an exec
 Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
 kernels; the notes say how many there were and how long they took. Times are whole nanoseconds, from the begin of
 the iteration: its mark, or its first kernel where the recording has no marks.
+
+Does not live here: any of the rules above, or what the notes say (`notes`).
 """
 
 from __future__ import annotations
@@ -24,22 +26,19 @@ from simgpu.errors import InputError
 from simgpu.trace.importers import execution_trace
 from simgpu.trace.importers.execution_trace import ExecutionTrace, read_execution_trace
 from simgpu.trace.importers.json_stream import head
-from simgpu.trace.importers.kineto.allocations import DeviceMemory, Moments, device_memory
+from simgpu.trace.importers.kineto.allocations import Moments, device_memory
 from simgpu.trace.importers.kineto.attribution import Attribution
-from simgpu.trace.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernel_ids, kernels, scratch_kind
-from simgpu.trace.importers.kineto.iteration import Iteration, iterations, launched_at
+from simgpu.trace.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernels
+from simgpu.trace.importers.kineto.iteration import Iteration, iterations
 from simgpu.trace.importers.kineto.join import Nodes, join
-from simgpu.trace.importers.kineto.joined_blocks import Storages
-from simgpu.trace.importers.kineto.joined_kinds import set_kinds
-from simgpu.trace.importers.kineto.lone_blocks import held_before, is_scratch, lone_blocks
+from simgpu.trace.importers.kineto.joined import joined_drafts
+from simgpu.trace.importers.kineto.lone_blocks import lone_blocks
+from simgpu.trace.importers.kineto.notes import notes
 from simgpu.trace.importers.kineto.profile import Profile, read_profile
 from simgpu.trace.importers.kineto.streams import number_streams
+from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.units import format_bytes, format_time
-
-#: The allocator gives memory in pieces of so many bytes.
-_PIECE = 512
 
 #: No clock of a computer stood earlier than this when it recorded, ns since 1970.
 _EPOCH_FROM = 10**18
@@ -85,7 +84,7 @@ def load(path: Path, told: Told) -> Trace:
     streams, overlap = number_streams(iteration.kernels, path)
     memory, moments = device_memory(attribution), Moments(attribution)
     if part.nodes is not None:
-        drafts = _joined(part, part.nodes, memory, moments)
+        drafts = joined_drafts(attribution, part.nodes, memory, moments)
     else:
         drafts = lone_blocks(attribution, memory, moments) if memory is not None else []
     ids = kernel_ids(len(iteration.kernels))
@@ -95,10 +94,10 @@ def load(path: Path, told: Told) -> Trace:
     device = profile.devices.get(iteration.kernels[0].device)
     date = recorded.date if recorded is not None else _date(profile, iteration)
     told = replace(told, device=told.device or device, dtype=told.dtype or _dtype(drafts), date=told.date or date)
-    notes = " ".join(_notes(part, memory, overlap))
+    said = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
-    info = told.info(path, tool, model, attribution.samples(), notes)
+    info = told.info(path, tool, model, attribution.samples(), said)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
 
@@ -125,44 +124,6 @@ def _choose(profile: Profile, recorded: ExecutionTrace | None, wanted: int | Non
     raise refusal or InputError.single(profile.path, "", "marks iterations, but none has kernels", "record it again")
 
 
-def _joined(part: _Part, nodes: Nodes, memory: DeviceMemory | None, moments: Moments) -> list[Draft]:
-    """The storages that kernels touch, scratch memory, and what was held before."""
-    attribution = part.attribution
-    storages = Storages(attribution, nodes, memory)
-    set_kinds(storages, attribution.samples())
-    drafts = [storage.draft for storage in storages.found if storage.draft.is_used]
-    if memory is None:
-        return drafts
-    _let_go(drafts, memory, attribution)
-    for number, allocation in enumerate(memory.allocations, start=1):
-        claim = storages.claimed.get(allocation)
-        if moments.is_idle(allocation) or (claim is not None and claim.draft.is_used):
-            continue
-        draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
-        if is_scratch(draft, moments):
-            draft.kind = scratch_kind(draft)
-        drafts.append(draft)
-    matched = {draft.let_go for draft in drafts if draft.let_go is not None}
-    rest = replace(memory, let_go=tuple(pair for pair in memory.let_go if pair[1] not in matched))
-    named = sum(-(-draft.bytes // _PIECE) * _PIECE for draft in drafts if draft.persistent)
-    return held_before(rest, named) + drafts
-
-
-def _let_go(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Attribution) -> None:
-    """Old blocks that were freed in the iteration, where size and last use leave no doubt which one it was."""
-    for size, at in memory.let_go:
-        fitting = [
-            draft
-            for draft in drafts
-            if draft.persistent
-            and draft.let_go is None
-            and -(-draft.bytes // _PIECE) * _PIECE == size
-            and all(attribution.launched[use].at <= at for use in draft.readers | draft.writers)
-        ]
-        if len(fitting) == 1:
-            fitting[0].let_go = at
-
-
 def _dtype(drafts: Sequence[Draft]) -> str | None:
     """The number format of most bytes of feature maps."""
     counts: Counter[str] = Counter()
@@ -178,38 +139,3 @@ def _date(profile: Profile, iteration: Iteration) -> str:
     if since_1970 < _EPOCH_FROM:
         return ""
     return datetime.datetime.fromtimestamp(since_1970 // 10**9, datetime.UTC).date().isoformat()
-
-
-def _notes(part: _Part, memory: DeviceMemory | None, overlap: int) -> list[str]:
-    attribution, iteration = part.attribution, part.attribution.iteration
-    notes = []
-    if iteration.number is not None:
-        notes.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
-    profile = attribution.profile
-    left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
-    if left_out:
-        lasted = format_time(sum(event.duration for event in left_out))
-        notes.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
-    if overlap:
-        notes.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
-    if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
-        notes.append(f"Kernels whose launch was not recorded: {unlaunched}.")
-    notes.append(_memory_note(part.nodes is not None, memory))
-    return notes
-
-
-def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
-    if memory is None and not is_joined:
-        return (
-            "The profile has neither memory events (profile_memory=True) nor an execution trace beside it, so there "
-            "are no blocks and questions of memory cannot be answered."
-        )
-    if memory is None:
-        return "Blocks are the storages of the execution trace; lifetimes are not recorded (profile_memory=True)."
-    held = "" if memory.held_before < 0 else f" Held when the first kernel ran: {format_bytes(memory.held_before)}."
-    if is_joined:
-        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{held}"
-    return (
-        "Blocks are the allocations that the profiler saw, written by the operator that made them; which kernels read "
-        f"them is not recorded, so policies that follow reads cannot be judged with this trace.{held}"
-    )

@@ -7,16 +7,16 @@ allocation holds is told by the phase of its writers: feature maps, gradients; t
 was released again before another operator's kernel ran is scratch: the workspace of its kernel, or `other` where
 several kernels share it. Memory from before the iteration is one persistent block `held`; what of it was freed
 after the first launch is a block of its own.
+
+Does not live here: blocks from an execution trace (`joined`).
 """
 
 from __future__ import annotations
 
+from simgpu.trace.importers.kinds import kind_of_new
 from simgpu.trace.importers.kineto.allocations import DeviceMemory, Moments
 from simgpu.trace.importers.kineto.attribution import Attribution
 from simgpu.trace.importers.kineto.draft import Draft, phase_of, scratch_kind
-from simgpu.trace.model import BlockKind, Phase
-
-_KINDS = {Phase.FORWARD: BlockKind.FEATURE_MAP, Phase.BACKWARD: BlockKind.GRADIENT}
 
 
 def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
@@ -26,11 +26,8 @@ def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments
         if moments.is_idle(allocation):
             continue
         draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
-        phase = phase_of(draft, attribution)
-        if is_scratch(draft, moments):
-            draft.kind = scratch_kind(draft)
-        elif phase is not None:
-            draft.kind = _KINDS.get(phase, BlockKind.OTHER)
+        is_lone = is_scratch(draft, moments)
+        draft.kind = scratch_kind(draft) if is_lone else kind_of_new(phase_of(draft, attribution), reading=set())
         drafts.append(draft)
     return drafts
 

@@ -19,6 +19,7 @@ from simgpu.errors import InputError
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import items, members_before
 from simgpu.trace.importers.memory_budget import BYTES_PER_EVENT, MemoryBudget
+from simgpu.trace.importers.pytorch_operators import samples
 from simgpu.trace.importers.quantities import nanoseconds, shown
 
 #: A thread: process and thread number, as the profiler writes them.
@@ -110,13 +111,6 @@ _LAUNCH = re.compile(r"Launch|Memcpy|Memset|memcpy|memset")
 #: Whole microseconds below which no check in nanoseconds is needed, and what 64 bits can hold.
 _CLOCK_US = LARGEST // 1000
 _WORD = 2**64
-
-#: Where an operator's data argument stands, for operators whose data has the samples as its first side.
-_DATA_ARGUMENT = {
-    **dict.fromkeys(("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear", "aten::batch_norm"), 0),
-    **dict.fromkeys(("aten::layer_norm", "aten::max_pool2d", "aten::relu", "aten::relu_", "aten::flatten"), 0),
-    "aten::embedding": 1,
-}
 
 
 def read_profile(path: Path) -> Profile:
@@ -240,15 +234,6 @@ def _keep_op(event: _Event, profile: Profile) -> bool:
         )
     )
     return True
-
-
-def samples(name: str, dims: Any) -> int | None:
-    """Samples in the data argument of an operator with these shapes; None where it has none."""
-    place = _DATA_ARGUMENT.get(name)
-    if place is None or not isinstance(dims, list) or len(dims) <= place:
-        return None
-    shape = dims[place]
-    return shape[0] if isinstance(shape, list) and shape and type(shape[0]) is int and 0 < shape[0] <= LARGEST else None
 
 
 def _keep_kernel(event: _Event, profile: Profile) -> bool:

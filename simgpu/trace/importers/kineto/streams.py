@@ -5,6 +5,8 @@ it has ended; what overlaps there comes from recordings that were merged. Two th
 microseconds are cut off, so two of them may seem to overlap by up to 2 us; and with programmatic dependent launch, a
 kernel begins while the tail of the one before it still runs. Since the trace lets kernels of a stream run one after
 another, such overlap is counted twice, and more than a twentieth of it is refused.
+
+Does not live here: when work on different streams waits for each other, which a profile does not record.
 """
 
 from __future__ import annotations
