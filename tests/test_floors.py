@@ -63,6 +63,13 @@ def test_imports_come_from_lower_floors_or_the_same_room(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_its_command_knows_how_the_time_model_was_fitted(path: Path) -> None:
+    module = path.relative_to(PACKAGE)
+    knows = any(name.startswith("simgpu.trace.calibration") for name in imports_of(path))
+    assert not knows or module.is_relative_to("trace/calibration") or module == Path("cli/zoo_validate.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_simpy_is_used_in_the_machine_alone(path: Path) -> None:
     uses = any(name.split(".")[0] == "simpy" for name in imports_of(path))
     assert not uses or room_of(path) == "machine"

@@ -1,6 +1,6 @@
 """``simgpu zoo validate``: the time model beside published and recorded iterations.
 
-Does not live here: the comparison (`simgpu.trace.timemodel.validation`).
+Does not live here: the comparison (`simgpu.trace.calibration.validation`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from simgpu.cli.screen import Screen, facts, progress, table
-from simgpu.trace.timemodel.samples import Use
-from simgpu.trace.timemodel.validation import Row, Summary, Validation, validate
+from simgpu.trace.calibration.samples import Use
+from simgpu.trace.calibration.validation import Row, Summary, Validation, validate
 from simgpu.units import format_time
 
 _HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
@@ -30,7 +30,7 @@ def validate_(recordings: Path | None, parts: bool) -> None:
     """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
     Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
-    simgpu/trace/timemodel/published.yaml. No GPU is held out.
+    simgpu/trace/calibration/published.yaml. No GPU is held out.
 
     \b
     simgpu zoo validate

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.calibration.zoo_operations import operations_by_phase
 from simgpu.trace.model import Phase
 from simgpu.trace.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.trace.timemodel.parameters import load_parameters
-from simgpu.trace.timemodel.samples import operations_by_phase
 
 V100 = load_node("v100").gpu
 A100 = load_node("a100").gpu

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, log2
 from typing import Literal
 
@@ -93,8 +94,16 @@ def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
             return GemmShape(outputs, inputs * taps, results, shape.groups)
 
 
-def works(shape: ConvolutionShape, direction: Direction, itemsize: int = 4) -> Iterator[AlgorithmWork]:
-    """Every algorithm that applies, in no particular order; `itemsize`: bytes of one value."""
+@lru_cache(maxsize=4096)
+def works(shape: ConvolutionShape, direction: Direction, itemsize: int = 4) -> tuple[AlgorithmWork, ...]:
+    """Every algorithm that applies, in no particular order; `itemsize`: bytes of one value.
+
+    Remembered: networks repeat shapes, and the same ones are priced for many GPUs and parameters.
+    """
+    return tuple(_works(shape, direction, itemsize))
+
+
+def _works(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iterator[AlgorithmWork]:
     product, flops = product_of(shape, direction), 2 * shape.macs
     yield AlgorithmWork("implicit_gemm", product, flops, matrix_units=True)
     taps = shape.in_channels // shape.groups * shape.kernel[0] * shape.kernel[1]

@@ -1,7 +1,7 @@
 """The parameters of the time model: the file beside this module, checked, as plain values.
 
 Lives here: the model of the file and its reading. Does not live here: formulas (the modules beside this one) or how
-the values are fitted (`simgpu.trace.timemodel.calibration`). Imports pydantic and yaml, so import it when needed.
+the values are fitted (`simgpu.trace.calibration.fit`). Imports pydantic and yaml, so import it when needed.
 """
 
 from __future__ import annotations

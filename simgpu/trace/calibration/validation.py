@@ -1,7 +1,7 @@
 """The time model beside what was measured: one row a measurement, and how far off it is in the mean and at worst.
 
 Lives here: that comparison as a plain value. Does not live here: printing it (``simgpu zoo validate``), or the
-measurements (`published.yaml`, `simgpu.trace.timemodel.recordings`).
+measurements (`published.yaml`, `recordings.yaml`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simgpu.errors import InputError
-from simgpu.trace.timemodel.samples import Sample, Skipped, Use, published_samples
+from simgpu.trace.calibration.published import load_published
+from simgpu.trace.calibration.published_samples import published_samples
+from simgpu.trace.calibration.recorded_samples import recorded_samples
+from simgpu.trace.calibration.recordings import load_recordings, require_folder
+from simgpu.trace.calibration.samples import Sample, Skipped, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,11 @@ def summary_of(rows: Iterable[Row]) -> Summary | None:
 def validate(recordings: Path | None = None) -> Validation:
     """Compares the time model to the published figures and, where a folder is given, to the recordings in it.
 
-    Raises `InputError` where the folder is not there or a recording in it is damaged.
+    Recordings that should be in the folder and are not are told in `Validation.skipped`. Raises `InputError` where the
+    folder is not there or a recording in it is damaged.
     """
-    if recordings is not None and not recordings.is_dir():
-        raise InputError.single(recordings, "", "no such folder", "give the folder that holds the recordings")
+    if recordings is not None:
+        require_folder(recordings)
     found = list(_samples(recordings))
     rows = [Row(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
     rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
@@ -88,9 +92,9 @@ def validate(recordings: Path | None = None) -> Validation:
 
 
 def _samples(recordings: Path | None) -> Iterator[Sample | Skipped]:
-    from simgpu.trace.timemodel.published import load_published
-    from simgpu.trace.timemodel.recordings import recorded_samples
-
     yield from published_samples(load_published())
     if recordings is not None:
-        yield from recorded_samples(recordings)
+        listed = load_recordings()
+        yield from recorded_samples(recordings, listed.recordings)
+        for each in listed.not_compared:
+            yield Skipped(each.path, each.why)

@@ -1,79 +1,48 @@
 """Samples from recordings of real iterations, read by the importers from a folder that the user names.
 
-Lives here: which recordings, which of them are fitted, and what their operators compute. Does not live here: reading
-formats (`simgpu.trace.importers`), or the recordings themselves, which are not part of simgpu.
-
-What each is used for follows the rule in `published.yaml`.
+Lives here: which operations took a recording's time. Does not live here: which recordings there are
+(`simgpu.trace.calibration.recordings`), formats (`simgpu.trace.importers`), or what single operators compute
+(`dtr_operations`, `g10_operations` and `zoo_operations` beside this module).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from simgpu.hardware.nodes import load_node
+from simgpu.trace.calibration.dtr_operations import dtr_operations
+from simgpu.trace.calibration.g10_operations import g10_operations
+from simgpu.trace.calibration.recordings import Recording
+from simgpu.trace.calibration.samples import Sample, Skipped, counted
+from simgpu.trace.calibration.zoo_operations import operations_by_phase
 from simgpu.trace.importers import import_trace
 from simgpu.trace.model import Block, Kernel, Phase, Trace
-from simgpu.trace.timemodel.model import Tf32
 from simgpu.trace.timemodel.operation import Operation
-from simgpu.trace.timemodel.recorded_dtr import dtr_operations
-from simgpu.trace.timemodel.recorded_g10 import g10_operations
-from simgpu.trace.timemodel.samples import Sample, Skipped, Use, counted, operations_by_phase
 
 #: From a kernel and its blocks to what it computes; None where that cannot be told.
 Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One recording: where it lies in the user's folder, on which node's GPU it was made, how it is read."""
-
-    path: str
-    node: str
-    network: str
-    batch: int
-    use: Use
-    tf32: Tf32 = Tf32.CONVOLUTIONS
-    reader: Reader | None = None
-
-
-_RECORDINGS = (
-    Recording("h100-triosim/vgg13", "h100", "vgg13", 128, Use.FIT),
-    Recording("h100-kineto/profiler_vgg13-iter41.json", "h100", "vgg13", 512, Use.SEEN_NETWORK),
-    Recording("titanv-dtr/densenet121-b84.log", "titan-v", "densenet121", 84, Use.FIT, reader=dtr_operations),
-    Recording("titanv-dtr/resnet32-b56.log", "titan-v", "resnet32", 56, Use.HELD_OUT, reader=dtr_operations),
-    Recording("titanv-dtr/unet-b6.log", "titan-v", "unet", 6, Use.HELD_OUT, reader=dtr_operations),
-    Recording("a100-g10/bert-256", "a100", "bert", 256, Use.FIT, Tf32.NONE, g10_operations),
-    Recording("a100-g10/vit-256", "a100", "vit", 256, Use.HELD_OUT, Tf32.NONE, g10_operations),
-)
-#: Blocks are storages and matrix products have no shapes: sizes alone do not tell a product of views of them.
-_UNREADABLE = Skipped("titanv-dtr/transformer-b10.log", "its log has no shapes, and sizes do not tell its products")
+_READERS: dict[str, Reader] = {"dtr": dtr_operations, "g10": g10_operations}
 #: Part of a recording's time that its translated operators must take to stand for the iteration.
 _ENOUGH = 0.9
 #: Sorts of operators in a recording of PyTorch and in the zoo, by a word in their names.
 _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("pool", "pooling"))
 
 
-def recorded_samples(folder: Path) -> Iterator[Sample | Skipped]:
-    """Samples from the recordings in a folder; a recording that is not there is skipped.
+def recorded_samples(folder: Path, recordings: Iterable[Recording]) -> Iterator[Sample | Skipped]:
+    """Samples from these recordings in a folder; a recording that is not there is skipped, and told by its path.
 
     A recording's importer raises `InputError` for a damaged file.
     """
-    for recording in _RECORDINGS:
+    for recording in recordings:
         path = folder / recording.path
         if not path.exists():
-            yield Skipped(_what(recording), f"{path} is not there")
+            yield Skipped(recording.name, f"{path} is not there")
             continue
         trace, _ = import_trace(path)
-        yield from (_of_zoo if recording.reader is None else _of_operators)(recording, trace)
-    if (folder / _UNREADABLE.what).exists():
-        yield _UNREADABLE
-
-
-def _what(recording: Recording) -> str:
-    return f"{recording.node} {recording.network} b{recording.batch}"
+        reader = _READERS.get(recording.operators)
+        yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
 
 
 def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
@@ -103,15 +72,14 @@ def _sort(op: str) -> str:
     return next((sort for word, sort in _SORTS if word in op.lower()), "linear and others")
 
 
-def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample | Skipped]:
+def _of_operators(recording: Recording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
     """A recording whose operators are translated one by one: those that can be, together and by sort."""
-    assert recording.reader is not None
     blocks = {block.id: block for block in trace.blocks}
     timing = min((kernel.duration_ns for kernel in trace.kernels), default=0)
     measured: defaultdict[str, int] = defaultdict(int)
     operations: defaultdict[str, list[Operation]] = defaultdict(list)
     for kernel in trace.kernels:
-        found = recording.reader(kernel, blocks, recording.batch)
+        found = reader(kernel, blocks, recording.batch)
         if found is not None:
             # The shortest operator of a log is nearly nothing but what timing costs: it is in all of them.
             measured[kernel.op] += kernel.duration_ns - timing
@@ -124,7 +92,7 @@ def _of_operators(recording: Recording, trace: Trace) -> Iterator[Sample | Skipp
     measures = "iteration" if covered else f"operators told, {share:.0%} of the time"
     if not covered:
         why = f"what its operators compute is told for {share:.0%} of its time only; those are compared one by one"
-        yield Skipped(f"{_what(recording)}: iteration", why)
+        yield Skipped(f"{recording.name}: iteration", why)
     yield _sample(recording, measures, told, known, part_of=None if covered else known)
     for op in sorted(measured):
         yield _sample(recording, op, operations[op], measured[op], part_of=known)
@@ -135,8 +103,8 @@ def _sample(
 ) -> Sample:
     """A whole phase or iteration, or a sort of kernels that is a part of so many nanoseconds."""
     return Sample(
-        recording.node,
-        load_node(recording.node).gpu,
+        recording.gpu,
+        load_node(recording.gpu).gpu,
         recording.network,
         recording.batch,
         measures,

@@ -1,7 +1,7 @@
 """Iteration times that others published: the file beside this module, checked, as plain values.
 
 Lives here: the model of the file and its reading. Does not live here: the figures, or the rule by which they are
-fitted or held out (`published.yaml`), or what the model says to them (`simgpu.trace.timemodel.validation`).
+fitted or held out (`published.yaml`), or what the model says to them (`simgpu.trace.calibration.validation`).
 """
 
 from __future__ import annotations

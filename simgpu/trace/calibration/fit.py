@@ -2,7 +2,7 @@
 
 Lives here: which parameters are free, the least-squares problem, and writing what comes out. Does not live here: the
 samples, the model, or the values before (`start.yaml`) and after (`parameters.yaml`) the fit.
-``python -m simgpu.trace.timemodel.calibration RECORDINGS`` prints the fitted file; it needs SciPy
+``python -m simgpu.trace.calibration.fit RECORDINGS`` prints the fitted file; it needs SciPy
 (``pip install 'simgpu[calibrate]'``).
 
 Each fitted sample gives one residual, the logarithm of modelled over measured in tenths; a sort of kernels within a
@@ -14,7 +14,6 @@ recording counts by its part of the time. Parameters are fitted as logarithms an
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterable, Sequence
 from math import exp, inf, log
 from pathlib import Path
@@ -24,13 +23,17 @@ import numpy as np
 import yaml
 
 from simgpu.errors import MissingExtraError
-from simgpu.trace.timemodel.parameters import PARAMETERS, Parameters, load_parameters
-from simgpu.trace.timemodel.samples import Sample
+from simgpu.trace.calibration.published import load_published
+from simgpu.trace.calibration.published_samples import published_samples
+from simgpu.trace.calibration.recorded_samples import recorded_samples
+from simgpu.trace.calibration.recordings import load_recordings, require_recordings
+from simgpu.trace.calibration.samples import Sample
+from simgpu.trace.timemodel.parameters import Parameters, load_parameters
 
 #: What a sample, and a parameter's way from where it started, are measured in (logarithms).
 _TOLERANCE, _HELD = 0.1, 1.0
 _LONGEST_LAUNCH_NS = 10_000
-START = PARAMETERS.with_name("start.yaml")
+START = Path(__file__).with_name("start.yaml")
 #: Free parameters common to all architectures.
 _SHARED = (
     "halves.rows",
@@ -167,16 +170,14 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def main() -> None:
-    """Fits to the published figures and to the recordings in the folder given, and prints the file."""
-    from simgpu.trace.timemodel.published import load_published
-    from simgpu.trace.timemodel.recordings import recorded_samples
-    from simgpu.trace.timemodel.samples import published_samples
+def fitted_table(recordings: Path) -> str:
+    """The text of `parameters.yaml`: fitted to the published figures and to the recordings in a folder.
 
-    samples = [*published_samples(load_published()), *recorded_samples(Path(sys.argv[1]))]
-    fitted = calibrate(sample for sample in samples if isinstance(sample, Sample))
-    sys.stdout.write(written(fitted.model_copy(update={"sources": load_parameters().sources})))
-
-
-if __name__ == "__main__":
-    main()
+    The sources, in words, are those of the table that comes with simgpu. Raises `InputError` where the folder or a
+    recording that is fitted is not there or is damaged, `MissingExtraError` without SciPy.
+    """
+    fitted = load_recordings().fitted
+    require_recordings(recordings, fitted)
+    samples = [*published_samples(load_published()), *recorded_samples(recordings, fitted)]
+    found = calibrate(sample for sample in samples if isinstance(sample, Sample))
+    return written(found.model_copy(update={"sources": load_parameters().sources}))

@@ -12,7 +12,7 @@ before it changes it in place: such an operator is a copy and the change.
 from __future__ import annotations
 
 from itertools import product
-from math import isqrt
+from math import gcd, isqrt
 
 from simgpu.trace.model import Block, Kernel
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, Operation, OperationKind
@@ -103,8 +103,14 @@ def _shape(source: int, result: int, weights: int, batch: int) -> ConvolutionSha
 
 
 def _channels(source: int, weights: int, batch: int, side: int) -> list[int]:
-    """Input channels that divide both the filters and the input."""
+    """Input channels that divide both the filters and the input, fewest first.
+
+    >>> _channels(2 * 12 * 5**2, 8 * 12 * 9, 2, 3)
+    [1, 2, 3, 4, 6, 12]
+    """
     if weights % (side * side) or source % batch:
         return []
-    pairs, image = weights // (side * side), source // batch
-    return [count for count in range(1, pairs + 1) if pairs % count == 0 and image % count == 0]
+    common = gcd(weights // (side * side), source // batch)
+    small = [count for count in range(1, isqrt(common) + 1) if common % count == 0]
+    large = [common // count for count in reversed(small) if count * count != common]
+    return small + large
