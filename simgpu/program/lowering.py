@@ -1,8 +1,8 @@
 """From a placement to a program: one lowering for every policy that decides by placement.
 
 Lives here: where copies, acquires, releases and events go, with the layer barrier of vDNN or with true dependencies
-only. Does not live here: deciding (policies), and the order between several compute streams
-(`simgpu.program.streams`).
+only. Does not live here: deciding (policies), the instructions of a single swap (`simgpu.program.travel`), and the
+order between several compute streams (`simgpu.program.streams`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.program.instructions import (
     COMPUTE,
-    D2H,
-    H2D,
     HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
     Instruction,
     Launch,
     Program,
@@ -29,10 +25,10 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.streams import StreamOrder, compute_stream, order_streams
+from simgpu.program.travel import Travel
 from simgpu.timeline.streams import StreamId
 
 
@@ -68,6 +64,8 @@ def _check_swaps(graph: TaskGraph, placement: Placement) -> None:
     position: Sequence[int] = graph.layers.step_of if placement.layer_barrier else range(len(graph.kernels))
     for swap in placement.swaps:
         name = graph.blocks[swap.block].id
+        if swap.form is not None and (swap.form not in graph.encoded or graph.encoded[swap.form].block != swap.block):
+            raise ProgramError(f"swap of {name}: block {swap.form} is no encoded form of it")
         if swap.after not in graph.uses[swap.block] or graph.next_use(swap.block, swap.after) != swap.before:
             raise ProgramError(f"swap of {name}: kernels {swap.after} and {swap.before} are no neighbouring uses of it")
         late = position[swap.before] if placement.layer_barrier else position[swap.before] + 1
@@ -98,10 +96,11 @@ class _Lowering:
     graph: TaskGraph
     placement: Placement
     recorded_lifetimes: bool
-    code: dict[StreamId, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
-    events: int = 0
-    copied_out: dict[Swap, int] = field(default_factory=dict)
-    copied_in: dict[Swap, int] = field(default_factory=dict)
+    travel: Travel = field(default_factory=Travel)
+
+    @property
+    def code(self) -> dict[StreamId, list[Instruction]]:
+        return self.travel.code
 
     def program(self) -> Program:
         """All kernels in order, then the end."""
@@ -122,7 +121,7 @@ class _Lowering:
             for event in order.before[k]:
                 self.code[stream].append(Await(event))
             if self.placement.layer_barrier:
-                self._launch_with_barrier(k, births[k], deaths[k], leaving, fetched)
+                self._launch_with_barrier(k, births[k], deaths[k], leaving, fetched, awaited[k])
             else:
                 self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
         self._end(survivors, order)
@@ -176,8 +175,8 @@ class _Lowering:
             self.code[COMPUTE].append(Release(tuple(survivors)))
 
     def _event(self, at_least: int = 0) -> int:
-        self.events = max(self.events, at_least) + 1
-        return self.events - 1
+        self.travel.events = max(self.travel.events, at_least)
+        return self.travel.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
 
@@ -206,11 +205,9 @@ class _Lowering:
         if fetched:
             reached = self._event()
             code.append(Signal(reached))
-            self.code[H2D].append(Await(reached))
             for swap in fetched:
-                self.code[H2D].append(Await(self.copied_out[swap]))
-                self._copy_in(swap)
-        code += [Await(self.copied_in[swap]) for swap in awaited]
+                self.travel.into(swap, (reached, self.travel.away[swap]))
+        self._have_back(awaited)
         code += self._kernel(k, births)
         shared, events = order.shared[k]
         own = tuple(b for b in deaths if b not in shared)
@@ -220,12 +217,21 @@ class _Lowering:
             code.append(Signal(order.signals[k]))
         if shared:
             self.code[HOST] += [*(Await(event) for event in events), Release(shared)]
+        for swap in leaving:
+            self.travel.encode(swap)
+            if swap.encoded_by_gpu:
+                code.append(Release((swap.block,)))
         if leaving:
             ended = self._event(order.events)
             code.append(Signal(ended))
-            self.code[D2H].append(Await(ended))
             for swap in leaving:
-                self._copy_out(swap, release=True)
+                self.travel.out(swap, ended, release=True)
+
+    def _have_back(self, awaited: list[Swap]) -> None:
+        """Before a kernel that needs blocks that were away."""
+        for swap in awaited:
+            self.code[COMPUTE].append(Await(self.travel.back[swap]))
+            self.travel.decode(swap)
 
     def _step_start(self, k: int) -> int:
         layers = self.graph.layers
@@ -238,46 +244,44 @@ class _Lowering:
         deaths: list[int],
         leaving: dict[int, list[Swap]],
         fetched: dict[int, list[Swap]],
+        awaited: list[Swap],
     ) -> None:
-        """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy."""
+        """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy.
+
+        What the GPU encodes it encodes before the step's first kernel, and decodes before the kernel that needs it.
+        """
         code = self.code[COMPUTE]
         first = self._step_start(k)
         outs, ins = leaving.get(first, []), fetched.get(first, [])
         if k == first and (outs or ins):
-            begun = self._event()
-            code.append(Signal(begun))
-            if outs:
-                self.code[D2H].append(Await(begun))
-            if ins:
-                self.code[H2D].append(Await(begun))
-            for swap in outs:
-                self._copy_out(swap, release=False)
-            for swap in ins:
-                self._copy_in(swap)
+            self._begin_step(outs, ins)
+        for swap in awaited:
+            self.travel.decode(swap)
         code += self._kernel(k, births)
-        if deaths:
-            code.append(Release(tuple(deaths)))
+        encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
+        if gone := (*deaths, *encoded):
+            code.append(Release(gone))
         layers = self.graph.layers
         if k + 1 == layers.steps[layers.step_of[k]].stop:
             for swap in outs:
-                code += [Await(self.copied_out[swap]), Release((swap.block,))]
-            code += [Await(self.copied_in[swap]) for swap in ins]
+                code.append(Await(self.travel.copied_out[swap]))
+                if not swap.encoded_by_gpu:
+                    code.append(Release((swap.block,)))
+            code += [Await(self.travel.back[swap]) for swap in ins]
 
-    # --- copies ---------------------------------------------------------------------------------------------
-
-    def _copy_out(self, swap: Swap, *, release: bool) -> None:
-        code = self.code[D2H]
-        code += [Acquire((swap.block,), Space.HOST), CopyOut(swap.block)]
-        if release:
-            code.append(Release((swap.block,)))
-        self.copied_out[swap] = self._event()
-        code.append(Signal(self.copied_out[swap]))
-
-    def _copy_in(self, swap: Swap) -> None:
-        self.copied_in[swap] = self._event()
-        self.code[H2D] += [
-            Acquire((swap.block,)),
-            CopyIn(swap.block),
-            Release((swap.block,), Space.HOST),
-            Signal(self.copied_in[swap]),
-        ]
+    def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
+        """Issue the copies of a layer step: at once, or once the GPU has encoded what is to be copied."""
+        code = self.code[COMPUTE]
+        begun = self._event()
+        code.append(Signal(begun))
+        for swap in outs:
+            if not swap.encoded_by_gpu:
+                self.travel.out(swap, begun, release=False)
+        for swap in ins:
+            self.travel.into(swap, (begun,))
+        for swap in outs:
+            if swap.encoded_by_gpu:
+                self.travel.encode(swap)
+                encoded = self._event()
+                code.append(Signal(encoded))
+                self.travel.out(swap, encoded, release=True)

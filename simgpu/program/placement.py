@@ -14,12 +14,26 @@ class Swap:
     """Move a block to the host during the gap between kernel `after`, its last use, and kernel `before`, its next.
 
     The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with < before`.
+    form: the encoded form of the block that it travels in, None where it travels as it is. on_host: the host encodes it
+    after the copy out and decodes it before the copy back, instead of the GPU.
     """
 
     block: int
     after: int
     before: int
     fetch_with: int
+    form: int | None = None
+    on_host: bool = False
+
+    @property
+    def encoded_by_gpu(self) -> bool:
+        """Whether the GPU encodes it, so that its encoded form is what is copied."""
+        return self.form is not None and not self.on_host
+
+    @property
+    def encoded_by_host(self) -> bool:
+        """Whether it is encoded in host memory only."""
+        return self.form is not None and self.on_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,10 @@ class _Walk:
                 raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
             self._check_residency("the iteration", *start)
             for b in self.program.resident:
-                if self.device.value[b] < 0:
-                    raise ProgramError(f"block {self.graph.blocks[b].id} holds no value when the iteration ends")
+                value = self.device.value[b]
+                if value != self.written[b]:
+                    state = "no value" if value < 0 else "an older value than its last"
+                    raise ProgramError(f"block {self.graph.blocks[b].id} holds {state} when the iteration ends")
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
         """How often each block is written before a segment and in it, by the trace's order of kernels."""

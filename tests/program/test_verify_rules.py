@@ -159,7 +159,15 @@ def test_a_weights_update_is_not_lost_between_iterations():
         *(Acquire((W,), HOST), CopyOut(W), *ALONE),
         *(Release((W,)), Acquire((W,)), CopyIn(W), Release((W,), HOST)),
     ]
-    refused(code, "kernel make finds a wrong version of block w")
+    refused(code, "block w holds an older value than its last when the iteration ends")
+
+
+def test_writers_of_a_persistent_block_keep_their_order():
+    """Nobody reads w after them, but the next iteration would start from the wrong one's value."""
+    tasks = graph([kernel("first", 1, "", "w"), kernel("second", 1, "", "w")], [held("w", 4)])
+    verify(program({COMPUTE: [Launch(0), Launch(1)]}, [0]), tasks)
+    with pytest.raises(ProgramError, match="block w holds an older value"):
+        verify(program({COMPUTE: [Launch(1), Launch(0)]}, [0]), tasks)
 
 
 def test_a_weights_value_is_not_lost_between_iterations():
