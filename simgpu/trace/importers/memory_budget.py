@@ -37,6 +37,10 @@ class MemoryBudget:
         self.available = available_memory() if available is None else available
         self.kept = 0
 
+    def give_back(self, count: int) -> None:
+        """So many of those that were kept are kept no longer."""
+        self.kept -= count
+
     def take(self) -> None:
         """Keep one more."""
         self.kept += 1

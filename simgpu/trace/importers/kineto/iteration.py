@@ -1,16 +1,20 @@
 """Which iteration of a recording becomes the trace.
 
 Lives here: steps as the profiler marks them (ProfilerStep#N) and the kernels launched in each. A recording without
-such marks is one iteration. Does not live here: whether an execution trace covers it (`join`).
+such marks is one iteration. Does not live here: how the marks are found (`marks`), what is kept of an iteration
+(`reading`), whether an execution trace covers it (`join`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.trace.importers.kineto.profile import Kernel, Profile
+from simgpu.trace.importers.kineto.marks import marked_steps
+from simgpu.trace.importers.kineto.profile import Kernel, Profile, Span
+from simgpu.trace.importers.kineto.reading import read_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,36 +40,80 @@ def launched_at(kernel: Kernel, profile: Profile) -> int:
     return kernel.start if launch is None else launch[1]
 
 
-def iterations(profile: Profile, wanted: int | None = None) -> Iterator[Iteration]:
-    """Iterations with kernels, the last one first; only the wanted one, if any.
+def iterations(path: Path, wanted: int | None = None) -> Iterator[tuple[Profile, Iteration]]:
+    """Iterations with kernels, the last one first, each with what the recording holds of it; only the wanted, if any.
 
-    Raises `InputError` where the recording has no kernels, several devices, or not the wanted iteration.
+    Only the one that is taken is kept, so each further one reads the file again. Raises `InputError` where the
+    recording has no kernels, several devices, or not the wanted iteration, and for an event that cannot be read.
     """
+    profile = _read_last(path, wanted)
     _require_one_device(profile)
-    ran = sorted(profile.kernels, key=lambda kernel: (kernel.start, kernel.number))
+    steps = _latest_first(profile.steps, wanted)
     if not profile.steps:
-        if wanted is not None:
-            what = f"marks no iterations, so there is no iteration {wanted}"
-            raise InputError.single(profile.path, "", what, "leave the number out: the recording is one iteration")
-        first = min(kernel.start for kernel in ran)
-        launches = [launched_at(kernel, profile) for kernel in ran]
-        ops = [op.start for op in profile.ops]
-        begin, end = min([first, *launches, *ops]), max([*launches, *(op.end for op in profile.ops)]) + 1
-        yield Iteration(None, begin, end, tuple(ran))
-        return
-    steps = sorted(profile.steps, key=lambda step: step.start, reverse=True)
-    numbers = [_number(step.name) for step in steps]
-    if wanted is not None and wanted not in numbers:
+        yield profile, _unmarked(profile, wanted)
+    elif not steps:
+        numbers = sorted(_number(step.name) for step in profile.steps)
         what = f"has no iteration {wanted}"
-        raise InputError.single(profile.path, "", what, f"it has {', '.join(map(str, sorted(numbers)))}")
-    for step, number in zip(steps, numbers, strict=True):
-        if wanted is not None and number != wanted:
-            continue
-        inside = tuple(kernel for kernel in ran if step.start <= launched_at(kernel, profile) < step.end)
-        if inside:
-            yield Iteration(number, step.start, step.end, inside, len(steps))
+        raise InputError.single(path, "", what, f"it has {', '.join(map(str, numbers))}")
+    for step, part in _read_each(profile, steps):
+        iteration = _iteration(part, step)
+        if iteration.kernels:
+            yield part, iteration
         elif wanted is not None:
-            raise InputError.single(profile.path, step.name, "launches no kernels", "choose another iteration")
+            raise InputError.single(path, step.name, "launches no kernels", "choose another iteration")
+
+
+def _read_each(profile: Profile, steps: Sequence[Span]) -> Iterator[tuple[Span, Profile]]:
+    """Each step with what the recording holds of it, but for those in which nothing can have been launched.
+
+    profile: of the first of them. A step that began after the last moment before a later one at which work was
+    launched or a GPU worked had no kernels.
+    """
+    read: Span | None = None
+    for step in steps:
+        if read is not None:
+            if step.end <= read.start and (profile.before is None or profile.before < step.start):
+                continue
+            profile = read_profile(profile.path, step)
+        read = step
+        yield step, profile
+
+
+def _read_last(path: Path, wanted: int | None) -> Profile:
+    """What the recording holds of the last of its iterations, or of the wanted one; all, where it marks none."""
+    steps = marked_steps(path)
+    while True:
+        profile = read_profile(path, next(iter(_latest_first(steps, wanted) or steps), None))
+        if profile.steps == steps:
+            return profile
+        steps = profile.steps
+
+
+def _latest_first(steps: Sequence[Span], wanted: int | None) -> list[Span]:
+    found = [step for step in steps if wanted is None or _number(step.name) == wanted]
+    return sorted(found, key=lambda step: step.start, reverse=True)
+
+
+def _unmarked(profile: Profile, wanted: int | None) -> Iteration:
+    """All of a recording as one iteration."""
+    if wanted is not None:
+        what = f"marks no iterations, so there is no iteration {wanted}"
+        raise InputError.single(profile.path, "", what, "leave the number out: the recording is one iteration")
+    first = min(kernel.start for kernel in profile.kernels)
+    launches = [launched_at(kernel, profile) for kernel in profile.kernels]
+    begin = min([first, *launches, *(op.start for op in profile.ops)])
+    end = max([*launches, *(op.end for op in profile.ops)]) + 1
+    return Iteration(None, begin, end, _in_order(profile.kernels))
+
+
+def _iteration(profile: Profile, step: Span) -> Iteration:
+    inside = [kernel for kernel in profile.kernels if step.start <= launched_at(kernel, profile) < step.end]
+    return Iteration(_number(step.name), step.start, step.end, _in_order(inside), len(profile.steps))
+
+
+def _in_order(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    """In the order they ran."""
+    return tuple(sorted(kernels, key=lambda kernel: (kernel.start, kernel.number)))
 
 
 def _number(name: str) -> int:
@@ -74,11 +122,10 @@ def _number(name: str) -> int:
 
 
 def _require_one_device(profile: Profile) -> None:
-    if not profile.kernels:
+    if not profile.gpus:
         remedy = "record with ProfilerActivity.CUDA on a machine with a GPU, and let the window cover an iteration"
         raise InputError.single(profile.path, "", "has no GPU kernels", remedy)
-    devices = sorted({kernel.device for kernel in profile.kernels})
-    if len(devices) > 1:
-        what = f"has kernels of several GPUs ({', '.join(map(str, devices))})"
+    if len(profile.gpus) > 1:
+        what = f"has kernels of several GPUs ({', '.join(map(str, sorted(profile.gpus)))})"
         remedy = "a trace is one GPU: record each rank by itself and import one of them"
         raise InputError.single(profile.path, "", what, remedy)

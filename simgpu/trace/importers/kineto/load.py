@@ -34,7 +34,7 @@ from simgpu.trace.importers.kineto.join import Nodes, join
 from simgpu.trace.importers.kineto.joined import joined_drafts
 from simgpu.trace.importers.kineto.lone_blocks import lone_blocks
 from simgpu.trace.importers.kineto.notes import notes
-from simgpu.trace.importers.kineto.profile import Profile, read_profile
+from simgpu.trace.importers.kineto.profile import Profile
 from simgpu.trace.importers.kineto.streams import number_streams
 from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
@@ -77,10 +77,9 @@ def load(path: Path, told: Told) -> Trace:
 
     told.execution_trace: file with the tensors of the same run. told.iteration: which iteration to take.
     """
-    profile = read_profile(path)
     recorded = read_execution_trace(told.execution_trace) if told.execution_trace is not None else None
-    part = _choose(profile, recorded, told.iteration)
-    attribution, iteration = part.attribution, part.attribution.iteration
+    part = _choose(path, recorded, told.iteration)
+    attribution, iteration, profile = part.attribution, part.attribution.iteration, part.attribution.profile
     streams, overlap = number_streams(iteration.kernels, path)
     memory, moments = device_memory(attribution), Moments(attribution)
     if part.nodes is not None:
@@ -110,18 +109,19 @@ class _Part:
     nodes: Nodes | None
 
 
-def _choose(profile: Profile, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
+def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
     """The last iteration, or the wanted one; with an execution trace, the last one that it covers."""
     refusal: InputError | None = None
-    for iteration in iterations(profile, wanted):
+    for profile, iteration in iterations(path, wanted):
         attribution = Attribution(profile, iteration)
         if recorded is None:
             return _Part(attribution, None)
         try:
             return _Part(attribution, join(attribution, recorded))
         except InputError as error:
-            refusal = refusal or error
-    raise refusal or InputError.single(profile.path, "", "marks iterations, but none has kernels", "record it again")
+            # Without its traceback, which would hold on to the iteration while the next one is read.
+            refusal = refusal or error.with_traceback(None)
+    raise refusal or InputError.single(path, "", "marks iterations, but none has kernels", "record it again")
 
 
 def _dtype(drafts: Sequence[Draft]) -> str | None:
