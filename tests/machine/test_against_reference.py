@@ -16,12 +16,14 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
 from simgpu.timeline.model import SpanKind
-from tests.semantics.random_traces import nodes, placements, traces
+from tests.semantics.random_traces import encoded_graphs, nodes, placements, traces
 from tests.semantics.reference import ReferenceMachine
 
 KIND = {
     SpanKind.COMPUTE: "Launch",
     SpanKind.RECOMPUTE: "Launch",
+    SpanKind.ENCODE: "Encode",
+    SpanKind.DECODE: "Decode",
     SpanKind.COPY_OUT: "CopyOut",
     SpanKind.COPY_IN: "CopyIn",
 }
@@ -57,7 +59,7 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
 
 
 def agree(data: st.DataObject, barrier: bool, duplex: Duplex, *, tight: bool) -> None:
-    graph = TaskGraph.of(data.draw(traces()))
+    graph = data.draw(encoded_graphs())
     program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
     verify(program, graph)
     node = data.draw(nodes(duplex))

@@ -13,7 +13,7 @@ from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import GB, node
-from tests.semantics.random_traces import placements, traces
+from tests.semantics.random_traces import encoded_graphs, placements, traces
 from tests.semantics.reference import ReferenceMachine
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
@@ -59,7 +59,7 @@ def replayed(data: st.DataObject, program: Program, graph: TaskGraph) -> Referen
 @many
 @given(st.data(), st.booleans())
 def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.DataObject, barrier: bool):
-    graph = TaskGraph.of(data.draw(traces(max_kernels=7)))
+    graph = data.draw(encoded_graphs(max_kernels=7))
     program = data.draw(mutants(lower(graph, data.draw(placements(graph, layer_barrier=barrier)))))
     try:
         verify(program, graph)
@@ -83,7 +83,7 @@ def test_so_it_is_with_several_compute_streams(data: st.DataObject):
 @many
 @given(st.data(), st.booleans())
 def test_every_lowered_program_is_accepted(data: st.DataObject, barrier: bool):
-    graph = TaskGraph.of(data.draw(traces()))
+    graph = data.draw(encoded_graphs())
     program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
     verify(program, graph)
     assert replayed(data, program, graph).wrong == []

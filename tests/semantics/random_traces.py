@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_encodings
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.program.placement import Placement, Swap
 from simgpu.trace.check import check_trace
@@ -61,6 +63,31 @@ def _block(draw: st.DrawFn, name: str, kernels: tuple[Kernel, ...], may_be_born:
     return replace(block, release=draw(st.sampled_from(releases)))
 
 
+@dataclass(frozen=True)
+class DrawnCosts:
+    """What encoding costs, per block id: bytes of the encoded form, times to encode and to decode."""
+
+    of: dict[str, tuple[int, int, int]]
+
+    def encoded_bytes(self, block: Block, codec: str) -> int:
+        return self.of[block.id][0]
+
+    def encode_ns(self, block: Block, encoding: Encoding) -> int:
+        return self.of[block.id][1]
+
+    def decode_ns(self, block: Block, encoding: Encoding) -> int:
+        return self.of[block.id][2]
+
+
+@st.composite
+def encoded_graphs(draw: st.DrawFn, max_kernels: int = 10) -> TaskGraph:
+    """A random trace's graph in which some blocks have an encoded form, larger or smaller than they are."""
+    graph = TaskGraph.of(draw(traces(max_kernels)))
+    costs = DrawnCosts({block.id: (draw(_SIZES), draw(_TIMES), draw(_TIMES)) for block in graph.blocks})
+    chosen = [Encoding(b, "drawn") for b in range(len(graph.blocks)) if draw(st.booleans())]
+    return with_encodings(replace(graph, costs=costs), chosen)
+
+
 @st.composite
 def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Placement:
     """Any swaps that the lowering may be asked for."""
@@ -69,7 +96,8 @@ def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Pla
         for after, before in pairwise(uses):
             choices = _fetches(graph, b, after, before, layer_barrier)
             if choices and draw(st.sampled_from([True, True, True, False])):
-                swaps.append(Swap(b, after, before, draw(st.sampled_from(choices))))
+                form = draw(st.sampled_from([None, *(f for f, of in graph.encoded.items() if of.block == b)]))
+                swaps.append(Swap(b, after, before, draw(st.sampled_from(choices)), form, draw(st.booleans())))
     return Placement(tuple(swaps), layer_barrier)
 
 

@@ -18,6 +18,8 @@ from simgpu.program.instructions import (
     Await,
     CopyIn,
     CopyOut,
+    Decode,
+    Encode,
     Instruction,
     Launch,
     Program,
@@ -134,7 +136,7 @@ class ReferenceMachine:
             if line.doing == "latency" and line.until == self.now:
                 out = isinstance(line.here[0], CopyOut)  # type: ignore[index]
                 cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
-                size = self.graph.sizes[line.here[0].block]  # type: ignore[index, union-attr]
+                size = self.graph.copy_sizes[line.here[0].block]  # type: ignore[index, union-attr]
                 line.doing = "flow"
                 self.flows.append(Flow(line, cap, Fraction(size), self.now))
                 self._share()
@@ -218,7 +220,9 @@ class ReferenceMachine:
                 self.used[instruction.space] -= self._size(instruction.space, b)
 
     def _size(self, space: Space, b: int) -> int:
-        unit = self.node.gpu.alignment if space is Space.DEVICE else 1
+        if space is Space.HOST:
+            return self.graph.copy_sizes[b]
+        unit = self.node.gpu.alignment
         return ceil(Fraction(self.graph.sizes[b], unit)) * unit
 
     def _take(self, space: Space, blocks: Sequence[int]) -> bool:
@@ -256,11 +260,11 @@ class ReferenceMachine:
         return True
 
     def _start(self) -> bool:
-        line = self._first((Launch, CopyOut, CopyIn))
+        line = self._first((Launch, Encode, Decode, CopyOut, CopyIn))
         if line is None:
             return False
-        if isinstance(line.here[0], Launch):  # type: ignore[index]
-            duration = self.durations[line.here[0].kernel]  # type: ignore[index, union-attr]
+        if isinstance(line.here[0], Launch | Encode | Decode):  # type: ignore[index]
+            duration = self._duration(line.here[0])  # type: ignore[index]
             line.doing, line.until, line.begun = "kernel", self.now + duration, self.now
             self._begin_access(line)
         else:
@@ -271,6 +275,12 @@ class ReferenceMachine:
             else:
                 self._serve(line)
         return True
+
+    def _duration(self, work: Launch | Encode | Decode) -> int:
+        if isinstance(work, Launch):
+            return self.durations[work.kernel]
+        form = self.graph.encoded[work.into if isinstance(work, Encode) else work.source]
+        return form.encode_ns if isinstance(work, Encode) else form.decode_ns
 
     def _engine(self, line: Line) -> str:
         both = self.node.gpu.copy_engines == 1
@@ -284,10 +294,10 @@ class ReferenceMachine:
     def _end(self, line: Line) -> None:
         instruction, iteration, _ = line.here  # type: ignore[misc]
         self._end_access(line)
-        number = instruction.kernel if isinstance(instruction, Launch) else instruction.block  # type: ignore[union-attr]
+        number = self._subject(instruction)
         kind = type(instruction).__name__
         self.works.append((str(line.stream), kind, number, line.begun, self.now, iteration))
-        if not isinstance(instruction, Launch):
+        if isinstance(instruction, CopyOut | CopyIn):
             engine = self._engine(line)
             self.engine_holder[engine] = None
             if self.engine_queue.get(engine):
@@ -295,12 +305,25 @@ class ReferenceMachine:
         line.position += 1
         line.doing = "ready"
 
+    def _subject(self, instruction: Instruction) -> int:
+        """The kernel that runs, the block that is copied, the form that is made or undone."""
+        match instruction:
+            case Launch(kernel):
+                return kernel
+            case Encode(_, form) | Decode(_, form):
+                return form
+        return instruction.block  # type: ignore[union-attr]
+
     # --- values ---------------------------------------------------------------------------------------------
 
     def _accesses(self, instruction: Instruction) -> tuple[list[tuple[Space, int]], list[tuple[Space, int]]]:
         if isinstance(instruction, Launch):
             k = instruction.kernel
             return [(Space.DEVICE, b) for b in self.graph.reads[k]], [(Space.DEVICE, b) for b in self.graph.writes[k]]
+        if isinstance(instruction, Encode):
+            return [(instruction.space, instruction.block)], [(instruction.space, instruction.into)]
+        if isinstance(instruction, Decode):
+            return [(instruction.space, instruction.source)], [(instruction.space, instruction.block)]
         b = instruction.block  # type: ignore[union-attr]
         here, there = (Space.DEVICE, b), (Space.HOST, b)
         return ([here], [there]) if isinstance(instruction, CopyOut) else ([there], [here])
@@ -349,6 +372,6 @@ class ReferenceMachine:
                 k = instruction.kernel
                 value: Token = (iteration, self.graph.write_versions[k][self.graph.writes[k].index(b)])
             else:
-                value = self.space[reads[0][0]].value.get(b)
+                value = self.space[reads[0][0]].value.get(reads[0][1])
             if b in self.space[space].value:
                 self.space[space].value[b] = value
