@@ -8,7 +8,7 @@ base unit is refused rather than rounded.
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -34,8 +34,8 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
         raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; known: {', '.join(units)}")
     try:
         value = Decimal(number.replace("_", "")) * units[unit]
-    except InvalidOperation as error:
-        raise ValueError(f"{text!r} is not a {what}") from error
+    except DecimalException as error:
+        raise ValueError(f"{text!r} is beyond all sizes of numbers: check the {what}") from error
     if value != value.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number of {next(iter(units))}")
     return int(value)

@@ -80,6 +80,8 @@ class LazyGroup(click.Group):
         except OutOfMemoryError as error:
             fail([str(error)], OUT_OF_MEMORY)
         except OSError as error:
+            if error.errno == errno.ENOENT and error.filename is None:
+                fail(["the current folder does not exist any more; change to one that does"], BAD_INPUT)
             if error.errno not in _UNUSABLE_PATH:
                 raise
             fail([f"{error.filename}: {error.strerror}; check the path"], BAD_INPUT)

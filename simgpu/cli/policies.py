@@ -28,7 +28,7 @@ def policies(policy: str | None) -> None:
     """
     screen = Screen()
     broken: list[Problem] = []
-    for index, name in enumerate([policy] if policy else policy_names()):
+    for index, name in enumerate(policy_names() if policy is None else [policy]):
         try:
             found = describe(name)
         except InputError as error:

@@ -11,11 +11,12 @@ import click
 
 from simgpu.cli.nodes import show_node
 from simgpu.cli.screen import Screen, progress
+from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
 from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.trace.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
-from simgpu.units import format_bytes, parse_bytes
+from simgpu.units import format_bytes
 
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 
@@ -68,12 +69,13 @@ def _check_output(output: Path, force: bool) -> None:
 
 
 def _bytes_of(sizes: str) -> list[int]:
-    found, problems = [], []
+    found: list[int] = []
+    problems: list[Problem] = []
     for text in sizes.split(","):
         try:
-            found.append(parse_bytes(text.strip()))
-        except ValueError as error:
-            problems.append(Problem("", "--sizes", str(error)))
+            found.append(parse_size(text.strip(), "--sizes"))
+        except InputError as error:
+            problems += error.problems
     if problems:
         raise InputError(problems)
     return found

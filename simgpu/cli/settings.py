@@ -1,11 +1,12 @@
-"""``KEY=VALUE`` as options take it.
+"""``KEY=VALUE`` and sizes as options take them.
 
-Lives here: reading it. Does not live here: which keys there are.
+Lives here: reading them. Does not live here: which keys there are.
 """
 
 from __future__ import annotations
 
 from simgpu.errors import InputError
+from simgpu.units import parse_bytes
 
 
 def parse_settings(settings: tuple[str, ...], of: str = "override", example: str = "--set seed=1") -> dict[str, object]:
@@ -28,3 +29,17 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
         except (yaml.YAMLError, ValueError):
             values[key.strip()] = text
     return values
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of a size such as ``8 GiB``; `InputError` naming the option for anything else.
+
+    >>> parse_size("8 GiB", "--workspace-limit")
+    8589934592
+    """
+    from simgpu.validation import Quantity
+
+    try:
+        return Quantity(parse_bytes, "size", "8 GiB", zero=True).read(text)
+    except ValueError as error:
+        raise InputError.single("", option, str(error)) from None

@@ -11,9 +11,8 @@ from typing import cast
 import click
 
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.settings import parse_settings
+from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.trace_folder import refuse_another
-from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
@@ -26,7 +25,9 @@ from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.modelled import trace_of
 from simgpu.trace.zoo.network import Network
-from simgpu.units import format_bytes, format_time, parse_bytes, short_count
+from simgpu.units import format_bytes, format_time, short_count
+
+_MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 
 
 @click.command("build")
@@ -51,7 +52,9 @@ from simgpu.units import format_bytes, format_time, parse_bytes, short_count
 )
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
 @click.option(
-    "--epochs", type=click.IntRange(min=1), help="Model the sparsity of its feature maps over so many epochs."
+    "--epochs",
+    type=click.IntRange(1, _MOST_EPOCHS),
+    help="Model the sparsity of its feature maps over so many epochs.",
 )
 @click.option(
     "--workspace-limit",
@@ -83,10 +86,7 @@ def build(
     simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
     """
     folder = output or Path(f"{network}-b{batch}-{Path(gpu).stem}")
-    try:
-        limit = parse_bytes(workspace_limit)
-    except ValueError as error:
-        raise InputError.single("", "--workspace-limit", str(error)) from None
+    limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet=False) as say:
         say(f"building {network}")
         settings = parse_settings(variant, of="--variant", example="--variant width=0.5")

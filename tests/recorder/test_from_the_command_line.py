@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+
+import torch
+from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.trace.folder import read_trace
@@ -59,9 +63,39 @@ def test_help_lists_models_and_optimizers() -> None:
     assert all(f"  {name} " in told for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
 
 
-def test_a_batch_that_nothing_holds_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_pytorchs_numbers_do_not_hold_is_told(tmp_path: Path) -> None:
     done = simgpu("record", "mlp", "--batch", 10**25, "-o", tmp_path / "never")
     assert done.exit_code == 2
     assert "is not in the range" in done.stderr
-    with pytest.raises(InputError, match=r"images of 3x32x32 cannot be made: .*; give a smaller batch"):
-        record("mlp", batch=10**25)
+    for batch in (10**25, 2**62):
+        with pytest.raises(
+            InputError, match=f"^record: batch: {batch} samples need more memory than there is: PyTorch"
+        ):
+            record("mlp", batch=batch)
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet20", "transformer"])
+def test_inputs_that_no_memory_holds_are_told(model: str, tmp_path: Path) -> None:
+    done = simgpu("record", model, "--batch", 2**31 - 1, "-o", tmp_path / "never")
+    assert done.exit_code == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
+    assert re.fullmatch(
+        r"Error: record: batch: 2147483647 samples need more memory than there is: "
+        r"PyTorch asked for another [0-9.]+ [TG]iB; give a smaller batch",
+        line,
+    )
+
+
+def test_an_iteration_that_no_memory_holds_is_told() -> None:
+    class Wasteful(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                torch.empty(2**50)
+            return images.flatten(1)[:, :10] * self.weight
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(10))
+
+    with pytest.raises(InputError, match=r"2 samples need more memory .* another 4096 TiB; give a smaller batch"):
+        record(Wasteful, batch=2)

@@ -9,11 +9,16 @@ import datetime
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Trace
+from simgpu.trace.recorder.shortage import as_shortage
+
+if TYPE_CHECKING:
+    from simgpu.trace.recorder.modelled.session import ModelledSession
+    from simgpu.trace.recorder.session import Session
 
 DEFAULT_DEVICE = "cpu"
 DEFAULT_REPETITIONS = 5
@@ -81,8 +86,8 @@ def record(
     (`simgpu.trace.recorder.gradient_sums`), the bias of a linear layer on inputs of three or more dimensions is not.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
-    above, the model fails, or its operators are not the same in every iteration; with `gpu` also when the model needs
-    the values of its tensors.
+    above, the model fails, the batch needs more memory than there is, or the operators are not the same in every
+    iteration; with `gpu` also when the model needs the values of its tensors.
 
     >>> record("resnet20", batch=0)
     Traceback (most recent call last):
@@ -94,15 +99,24 @@ def record(
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
     day = date if date is not None else datetime.date.today().isoformat()
+    session: Session | ModelledSession
     if gpu is not None:
         from simgpu.hardware.nodes import load_node
         from simgpu.trace.recorder.modelled.session import ModelledSession
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
-        return ModelledSession(factory, batch, optimizer, spec, day, say).run()
-    from simgpu.trace.recorder.session import Session
+        session = ModelledSession(factory, batch, optimizer, spec, day, say)
+    else:
+        from simgpu.trace.recorder.session import Session
 
-    return Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say).run()
+        session = Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say)
+    try:
+        return session.run()
+    except Exception as error:
+        shortage = as_shortage(error, batch)
+        if shortage is None:
+            raise
+        raise shortage from error
 
 
 def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, date: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from simgpu import __version__
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 from simgpu.trace.zoo.catalogue import Value, build
@@ -17,6 +18,9 @@ from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes
+
+#: More is a slip, and soon more than the time model can count with.
+_MOST_SAMPLES = 2**40
 
 
 def build_trace(
@@ -69,6 +73,8 @@ def trace_of(
     if workspace_limit < 0:
         what = f"{workspace_limit} is not a number of bytes"
         problems.append(InputError.single("", "workspace_limit", what, "give at least 0"))
+    if batch > _MOST_SAMPLES:
+        problems.append(_too_many(batch))
     if problems:
         raise InputError(problem for error in problems for problem in error.problems)
     info = TraceInfo(
@@ -81,7 +87,7 @@ def trace_of(
         notes=_notes(network, optimizer, workspace_limit, Framework(framework)),
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)
-    return lower(
+    trace = lower(
         network,
         batch=batch,
         prices=prices,
@@ -89,6 +95,20 @@ def trace_of(
         optimizer=Optimizer(optimizer),
         framework=Framework(framework),
     )
+    if _largest_number(trace) > LARGEST:
+        raise _too_many(batch)
+    return trace
+
+
+def _largest_number(trace: Trace) -> int:
+    of_kernels = (max(kernel.duration_ns, kernel.flops or 0, kernel.dram_bytes or 0) for kernel in trace.kernels)
+    return max(*of_kernels, *(block.bytes for block in trace.blocks))
+
+
+def _too_many(batch: int) -> InputError:
+    """One message in place of one for each of the trace's numbers."""
+    what = f"{batch} samples need more bytes, operations or time than a trace can state"
+    return InputError.single("", "batch", what, "give a smaller batch")
 
 
 _HABITS = {Framework.PYTORCH: "PyTorch has them", Framework.CUDNN: "frameworks have them that call cuDNN for all"}

@@ -1,0 +1,145 @@
+"""Whatever is given to an argument or option, the command ends with code 2 and a message that says which and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simgpu.cli import COMMANDS
+from tests.cli.cli_helpers import make_study, simgpu
+from tests.trace.test_import_triosim import written
+
+HUGE = str(10**30)
+NO_COUNTS = ["", "-1", "0", "1.5", "many", "1e3", "nan", "9" * 5000]
+NO_SIZES = ["", "-1 GiB", "8", "8 gb", "nan GiB", "0.3 B", "1e30 GiB", "1e99999999 GiB", "lots"]
+NO_TRACES = ["", "folder", "binary", "empty", "missing", "missing/deep", "empty/below", "long" * 100]
+NO_OUTPUTS = ["binary", "empty/below", "long" * 100, "/proc/below"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a good study and a good recording, and everything that is none."""
+    make_study(tmp_path)
+    written(tmp_path / "recording")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "empty").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(*arguments: object) -> str:
+    """The message of a command that must refuse its arguments."""
+    done = simgpu(*arguments)
+    assert isinstance(done.exception, SystemExit), repr(done.exception)
+    assert done.exit_code == 2
+    assert not done.stdout
+    messages = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(messages) == 1, messages
+    return messages[0]
+
+
+COUNTS = [
+    (["import", "recording", "-o", "out"], "--batch"),
+    (["zoo", "build", "alexnet", "--gpu", "v100", "-o", "out"], "--batch"),
+    (["zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out"], "--epochs"),
+    (["record", "mlp", "-o", "out"], "--batch"),
+    (["record", "mlp", "--batch", "1", "-o", "out"], "--warmup"),
+    (["record", "mlp", "--batch", "1", "-o", "out"], "--repetitions"),
+    (["record-node", "-o", "out.yaml"], "--repetitions"),
+]
+
+
+@pytest.mark.parametrize(("command", "option"), COUNTS, ids=lambda part: part if isinstance(part, str) else part[0])
+@pytest.mark.parametrize("value", NO_COUNTS, ids=lambda value: value[:8])
+def test_counts(command: list[str], option: str, value: str, here: Path) -> None:
+    assert option in refused(*command, option, value)
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--seed"])
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "many", HUGE])
+def test_counts_from_nought(option: str, value: str) -> None:
+    assert option in refused("record", "mlp", "--batch", "1", "-o", "out", option, value)
+
+
+@pytest.mark.parametrize("batch", [HUGE, "2000000000"])
+def test_a_batch_that_no_trace_states_is_told_once(batch: str) -> None:
+    told = refused("zoo", "build", "bert-large", "--gpu", "v100", "-o", "out", "--batch", batch)
+    assert f"batch: {batch} samples need more" in told and "give a smaller batch" in told
+
+
+@pytest.mark.parametrize("key", ["seed", "iterations"])
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "many", "nan", "[1]", "9" * 5000])
+def test_counts_of_a_scenario(key: str, value: str) -> None:
+    assert f"override: {key}: " in refused("run", "study.yaml", "--set", f"{key}={value}")
+
+
+@pytest.mark.parametrize("key", ["budget", "alignment", "node.gpu.memory", "node.gpu.reserved"])
+@pytest.mark.parametrize("value", NO_SIZES[1:])
+def test_sizes_of_a_scenario(key: str, value: str) -> None:
+    told = refused("run", "study.yaml", "--set", f"{key}={value}")
+    assert "override: " in told and key.removeprefix("node.") in told and value in told
+
+
+@pytest.mark.parametrize("value", NO_SIZES)
+def test_sizes_of_options(value: str) -> None:
+    told = refused("zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value)
+    assert "--workspace-limit" in told and repr(value) in told
+    assert "--sizes" in refused("record-node", "-o", "out.yaml", "--sizes", value)
+
+
+@pytest.mark.parametrize("place", NO_TRACES, ids=lambda place: place[:12] or "nothing")
+def test_places_that_hold_nothing_to_read(place: str) -> None:
+    refused("run", place)
+    refused("compare", place)
+    refused("nodes", place)
+    for command in ("show", "check", "stats"):
+        refused("trace", command, place)
+    if place:  # an empty path is the current folder, which holds no recording either
+        refused("import", place, "-o", "out")
+    refused("zoo", "build", "alexnet", "--batch", "1", "-o", "out", "--gpu", place)
+    refused("import", "recording", "-o", "out", "--execution-trace", place)
+
+
+@pytest.mark.parametrize("place", NO_OUTPUTS, ids=lambda place: place[:12])
+def test_places_that_cannot_be_written(place: str, here: Path) -> None:
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    for command in (
+        ["run", "study.yaml", "-o", place],
+        ["import", "recording", "--force", "-o", place],
+        ["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force", "-o", place],
+        ["record-node", "--force", "-o", f"{place}.yaml" if place == "empty/below" else place],
+    ):
+        assert "/" not in place or place in refused(*command)
+        refused(*command)
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("word", ["", "a/b", "../x", "=", "[", "two\nlines", "x" * 3000, ":", "os:nothing", HUGE])
+def test_words_that_are_no_names(word: str) -> None:
+    refused("policies", word)
+    refused("schema", word)
+    refused("run", "study.yaml", "--set", word)
+    zoo = ["zoo", "build", "--batch", "1", "--gpu", "v100", "-o", "out"]
+    refused(*zoo, word)
+    for option in ("--framework", "--optimizer", "--variant"):
+        refused(*zoo, "alexnet", option, word)
+    if word:  # an empty date says that none is known
+        refused("import", "recording", "-o", "out", "--date", word)
+
+
+def test_the_commands_are_those_that_are_tried_here() -> None:
+    tried = {"run", "compare", "nodes", "policies", "trace", "import", "record", "record-node", "zoo", "schema"}
+    assert set(COMMANDS) - tried == {"scenarios"}, "which takes nothing"
+
+
+def test_a_folder_that_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    told = refused("zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100")
+    assert told == "Error: the current folder does not exist any more; change to one that does"
+    monkeypatch.chdir(here)
