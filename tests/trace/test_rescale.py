@@ -79,10 +79,20 @@ def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
     rescaled, built = from_zoo(name, batch).at_batch(other), from_zoo(name, other)
     assert check_trace(rescaled) == []
     assert rescaled.compute_ns == built.compute_ns
-    assert dict(rescaled.block_by_id) == dict(built.block_by_id)
+    assert rescaled.blocks == built.blocks
     assert rescaled.kernels == built.kernels
-    assert set(rescaled.algorithms) == set(built.algorithms)
+    assert rescaled.algorithms == built.algorithms
     assert "unknown shape" not in rescaled.info.notes
+
+
+def test_a_workspace_that_is_new_at_the_other_batch_stands_where_the_model_puts_it() -> None:
+    gpu = simgpu.load_node("a100").gpu
+    many, few = (build_trace("googlenet", batch=batch, gpu=gpu) for batch in (96, 7))
+    new = few.block_by_id.keys() - many.block_by_id.keys()
+    assert new
+    assert all(few.block_by_id[name].kind is BlockKind.WORKSPACE for name in new)
+    assert many.at_batch(7).blocks == few.blocks
+    assert few.at_batch(96).blocks == many.blocks
 
 
 def test_a_table_of_rows_that_were_read_grows_and_one_of_rows_that_were_drawn_does_not() -> None:

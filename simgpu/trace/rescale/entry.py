@@ -6,6 +6,7 @@ which blocks grow (`simgpu.trace.rescale.samples`), or what kernels take (`simgp
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -125,13 +126,26 @@ def _workspaces(trace: Trace, kernel: Kernel, rescaled: Rescaled) -> list[Block]
 
 
 def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ...]:
+    """All blocks in the trace's order; a new workspace stands behind that of the last kernel before that had one."""
     trace = rescaler.trace
     kept = [
-        workspaces.pop(block.id) if block.kind is BlockKind.WORKSPACE else _grown(rescaler, block)
+        workspaces[block.id] if block.kind is BlockKind.WORKSPACE else _grown(rescaler, block)
         for block in trace.blocks
         if block.kind is not BlockKind.WORKSPACE or block.id in workspaces
     ]
-    return (*kept, *workspaces.values())
+    first = next((block.id for block in kept if block.kind is BlockKind.WORKSPACE), None)
+    new: defaultdict[str | None, list[Block]] = defaultdict(list)
+    before = None
+    for block in workspaces.values():
+        if block.id in trace.block_by_id:
+            before = block.id
+        else:
+            new[before].append(block)
+    placed: list[Block] = []
+    for block in kept:
+        placed += new.pop(None, ()) if block.id == first else ()
+        placed += (block, *new[block.id])
+    return (*placed, *new[None])
 
 
 def _grown(rescaler: Rescaler, block: Block) -> Block:
