@@ -23,6 +23,7 @@ COMMANDS = {
     "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
     "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
     "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
+    "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
     "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario or node files."),
 }
 

@@ -1,0 +1,25 @@
+"""``simgpu codec``: the compressors, and what they make of an array.
+
+Lives here: the group. Does not live here: its commands, loaded only when one is called.
+"""
+
+from __future__ import annotations
+
+import click
+
+from simgpu.cli.group import LazyGroup
+
+_COMMANDS = {
+    "list": ("simgpu.cli.codec_list:list_", "List the codecs."),
+    "measure": ("simgpu.cli.codec_measure:measure_", "Compress an array; print sizes and ratios."),
+}
+
+
+@click.group(cls=LazyGroup, commands_elsewhere=_COMMANDS)
+def codec() -> None:
+    """Lossless compressors for feature maps, and what they make of an array.
+
+    \b
+    simgpu codec list
+    simgpu codec measure relu1.npy
+    """

@@ -1,0 +1,101 @@
+"""``simgpu codec measure``: sizes and ratios of one array, by codec and layout.
+
+Does not live here: what is measured (`simgpu.codecs.measure`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from numpy.typing import NDArray
+
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.codecs.base import LARGEST_WINDOW, SMALLEST_WINDOW
+from simgpu.codecs.elements import bits_of, format_of, sparsity_of
+from simgpu.codecs.layouts import LAYOUTS
+from simgpu.codecs.measure import Measurement, load_array, measure
+from simgpu.codecs.registry import codec_names
+from simgpu.errors import InputError
+from simgpu.trace.free_memory import require_memory
+from simgpu.units import format_bytes, parse_bytes
+
+_WINDOW = format_bytes(SMALLEST_WINDOW)
+
+
+@click.command("measure")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--codec", "codecs", multiple=True, metavar="NAME", help=f"{', '.join(codec_names())}. Repeatable.")
+@click.option("--layout", "layouts", multiple=True, metavar="NAME", help=f"{', '.join(LAYOUTS)}. Repeatable.")
+@click.option(
+    "--window", default=_WINDOW, show_default=True, help=f"Compressed by itself: to {format_bytes(LARGEST_WINDOW)}."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def measure_(
+    file: Path, codecs: tuple[str, ...], layouts: tuple[str, ...], window: str, as_json: bool, quiet: bool
+) -> None:
+    """Compress the array of FILE (.npy) and print what it becomes, by codec and layout.
+
+    An array with four axes is taken as N, C, H, W and measured in all layouts unless some are named; any other as it
+    lies. Sizes are what a codec's format itself takes, without the header that guards a stream.
+
+    \b
+    simgpu codec measure relu1.npy
+    simgpu codec measure relu1.npy --codec zvc --codec zlib --layout nhwc --window "64 KiB"
+    """
+    try:
+        size = parse_bytes(window)
+    except ValueError as error:
+        raise InputError.single("", "window", str(error)) from None
+    array = load_array(file)
+    if array.ndim == 4:
+        require_memory(file, [file], 1)  # one layout at a time is copied
+    with progress(quiet) as say:
+        say("counting zeros")
+        sparsity = sparsity_of(bits_of(array))
+        found = measure(array, codecs, layouts, size, say)
+    if as_json:
+        click.echo(json.dumps(_document(file, array, sparsity, size, found), indent=2, allow_nan=False))
+        return
+    screen = Screen()
+    screen.print(facts(_facts(file, array, sparsity, size)))
+    screen.print()
+    screen.print(table(("codec", "layout", "size", "ratio"), _rows(found), left=(0, 1)))
+
+
+def _facts(file: Path, array: NDArray[Any], sparsity: float, window: int) -> Iterator[tuple[str, str]]:
+    axes = "x".join(map(str, array.shape)) or "scalar"
+    yield "array", f"{file}: {axes}, {format_of(array.dtype)}, {format_bytes(array.nbytes)}"
+    yield "zeros", f"{sparsity:.1%} (all bits zero)"
+    yield "window", format_bytes(window)
+    if array.ndim != 4:
+        yield "layouts", f"not measured: they order four axes (N, C, H, W), this array has {array.ndim}"
+
+
+def _rows(found: Iterable[Measurement]) -> Iterator[tuple[str, ...]]:
+    """The name of a codec stands in the first of its rows."""
+    before = ""
+    for row in found:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3f}x"
+        yield "" if row.codec == before else row.codec, row.layout, format_bytes(row.compressed), ratio
+        before = row.codec
+
+
+def _document(
+    file: Path, array: NDArray[Any], sparsity: float, window: int, found: Iterable[Measurement]
+) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "shape": list(array.shape),
+        "format": format_of(array.dtype),
+        "bytes": array.nbytes,
+        "sparsity": sparsity,
+        "window": window,
+        "sizes": [
+            {"codec": row.codec, "layout": row.layout, "bytes": row.compressed, "ratio": row.ratio} for row in found
+        ],
+    }

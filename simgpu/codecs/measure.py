@@ -1,0 +1,118 @@
+"""What codecs make of an array, in the layouts it could lie in.
+
+Lives here: reading an array from a file, and measuring it. Does not live here: any codec, or printing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.codecs.base import SMALLEST_WINDOW
+from simgpu.codecs.elements import format_of
+from simgpu.codecs.layouts import LAYOUTS, in_layout
+from simgpu.codecs.registry import codec_names, make_codec
+from simgpu.errors import InputError
+
+#: The layout of a measurement that reordered nothing.
+AS_GIVEN = "as given"
+
+_NPY_MAGIC = b"\x93NUMPY"
+_REMEDY = "give one array as numpy.save writes it"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """An array in a codec: name of the codec and the layout, window, bytes before and after."""
+
+    codec: str
+    layout: str
+    window: int
+    bytes: int
+    compressed: int
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times smaller it became; None where there was nothing."""
+        return self.bytes / self.compressed if self.compressed else None
+
+
+def measure(
+    array: NDArray[Any],
+    codecs: Iterable[str] = (),
+    layouts: Iterable[str] = (),
+    window: int = SMALLEST_WINDOW,
+    progress: Callable[[str], None] = lambda what: None,
+) -> tuple[Measurement, ...]:
+    """Sizes of the payloads, codec by codec and in each layout by layout.
+
+    codecs: their names; none for all. layouts: for an array with axes N, C, H, W; none for all three, and for an array
+    with other than four axes its elements in C order as they are. window: bytes. progress: told what is being done.
+    Raises `InputError` for unknown names, an impossible window, a dtype that codecs do not take, and layouts of an
+    array with other than four axes.
+
+    >>> for found in measure(np.zeros((1, 2, 32, 32), np.float32), ["zvc", "rle"], ["nchw"]):
+    ...     print(found.codec, found.layout, found.compressed, found.ratio)
+    zvc nchw 256 32.0
+    rle nchw 12 682.6666666666666
+    """
+    format_of(array.dtype)
+    chosen = {name: make_codec(name, window) for name in tuple(codecs) or codec_names()}
+    orders = tuple(layouts) or (tuple(LAYOUTS) if array.ndim == 4 else (AS_GIVEN,))
+    sizes: dict[tuple[str, str], int] = {}
+    for layout in dict.fromkeys(orders):
+        ordered = array if layout == AS_GIVEN else in_layout(array, layout)
+        lying = np.ascontiguousarray(ordered)
+        for name, codec in chosen.items():
+            progress(f"{name}, {layout}")
+            sizes[name, layout] = codec.compressed_size(lying)
+    return tuple(
+        Measurement(name, layout, window, array.nbytes, sizes[name, layout])
+        for name in chosen
+        for layout in dict.fromkeys(orders)
+    )
+
+
+def load_array(path: str | Path) -> NDArray[Any]:
+    """The array of a ``.npy`` file, its data left in the file until they are used.
+
+    Values of two bytes without a type, which is what NumPy writes for bfloat16, come as uint16. Raises `InputError` for
+    a file that is missing, is not of this kind, was cut off, or holds Python objects or values that codecs do not take.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "ones.npy"
+    >>> np.save(file, np.ones((2, 3), np.float16))
+    >>> load_array(file).shape
+    (2, 3)
+    """
+    try:
+        with Path(path).open("rb") as file:
+            begin, size = file.read(len(_NPY_MAGIC)), os.fstat(file.fileno()).st_size
+        if begin != _NPY_MAGIC:
+            raise InputError.single(path, "", _instead(begin, size), _REMEDY)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
+    except (ValueError, EOFError, SyntaxError, TypeError) as error:  # what NumPy raises over a damaged header
+        what = "holds Python objects" if "Python objects" in str(error) else f"is damaged or was cut off: {error}"
+        raise InputError.single(path, "", what, _REMEDY) from None
+    if array.dtype == np.dtype("V2"):
+        array = array.view(np.uint16)
+    try:
+        format_of(array.dtype)
+    except InputError as error:
+        raise InputError.single(path, "", error.problems[0].what, error.problems[0].remedy) from None
+    return array
+
+
+def _instead(begin: bytes, size: int) -> str:
+    if not size:
+        return "is empty"
+    return "is an archive of arrays (.npz)" if begin.startswith(b"PK") else "is not a .npy file"
