@@ -56,9 +56,12 @@ def validate_(recordings: Path | None, parts: bool) -> None:
         screen.print(
             f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
         )
-    if found.skipped:
-        screen.print("\nnot compared")
-        screen.print(facts((skipped.what, skipped.why) for skipped in found.skipped))
+    screen.print("\nnot compared")
+    screen.print(facts([*((each.what, each.why) for each in found.skipped), ("never measured", _unmeasured(found))]))
+
+
+def _unmeasured(found: Validation) -> str:
+    return f"of the zoo's networks {', '.join(found.unmeasured())}"
 
 
 def _row(row: Row) -> tuple[str, ...]:

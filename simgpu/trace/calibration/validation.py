@@ -15,6 +15,7 @@ from simgpu.trace.calibration.published_samples import published_samples
 from simgpu.trace.calibration.recorded_samples import recorded_samples
 from simgpu.trace.calibration.recordings import load_recordings, require_folder
 from simgpu.trace.calibration.samples import Sample, Skipped, Use
+from simgpu.trace.zoo.catalogue import NETWORKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class Validation:
     def networks(self) -> tuple[str, ...]:
         """The networks of the rows, by name."""
         return tuple(sorted({row.sample.network for row in self.rows}))
+
+    def unmeasured(self) -> tuple[str, ...]:
+        """The zoo's networks of which no phase and no iteration was compared, by name."""
+        return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.whole}))
 
 
 def summary_of(rows: Iterable[Row]) -> Summary | None:
