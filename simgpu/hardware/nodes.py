@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.layering import read_layered
-from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import CdmaSpec, Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, SwitchSpec
 from simgpu.shipped import find, shipped_names
 from simgpu.validation import (
     Alignment,
@@ -41,6 +41,25 @@ def _nothing_required(schema: dict[str, Any]) -> None:
     del schema["required"]
 
 
+class CdmaSection(FileModel):
+    """A compressing DMA engine (cDMA, HPCA 2018, section V)."""
+
+    codec: Literal["zvc", "rle", "zlib"] = Field(default="zvc", description="what its units encode by")
+    read_bandwidth: Bandwidth = Field(description="uncompressed data it can read or write (COMP_BW)")
+    buffer: Size = Field(description="data in flight between memory and engine")
+    latency: TimeOrZero = Field(description="from the request of a byte to its arrival at the engine")
+    kernel_bandwidth: Bandwidth = Field(description="DRAM bandwidth that kernels take where a trace does not say")
+    throttle: Bandwidth | None = Field(
+        default=None, description="the bandwidth-aware policy: reads no faster; without: the performance-optimal one"
+    )
+
+    def spec(self) -> CdmaSpec:
+        """The description that the rest of simgpu computes with."""
+        return CdmaSpec(
+            self.codec, self.read_bandwidth, self.buffer, self.latency, self.kernel_bandwidth, self.throttle
+        )
+
+
 class GpuSection(FileModel):
     """The GPU of a node."""
 
@@ -56,6 +75,7 @@ class GpuSection(FileModel):
     tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
     architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
     multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
+    cdma: CdmaSection | None = Field(default=None, description="its compressing DMA engine; without: it has none")
     reported_as: tuple[Text, ...] = Field(
         default=(), strict=False, description="what its driver calls it, where that is not its name"
     )
@@ -64,7 +84,14 @@ class GpuSection(FileModel):
     def _leaves_memory(self) -> GpuSection:
         if self.reserved >= self.memory:
             raise ValueError("reserved is not smaller than memory: nothing is left for the program")
+        if self.cdma is not None and self.dram_bandwidth is None:
+            raise ValueError("cdma needs dram_bandwidth: what kernels leave of it is what the engine can read")
         return self
+
+    def spec(self) -> GpuSpec:
+        """The description that the rest of simgpu computes with."""
+        values = self.model_dump(exclude={"cdma"})
+        return GpuSpec(**values, cdma=self.cdma.spec() if self.cdma is not None else None)
 
 
 class LinkSection(FileModel):
@@ -96,6 +123,9 @@ class HostSection(FileModel):
     )
     memory: Size | None = Field(default=None, description="memory of the host; does not limit a run")
     cores: int | None = Field(default=None, ge=1, description="cores of all its processors together")
+    codec_bandwidth: Bandwidth | None = Field(
+        default=None, description="uncompressed data that its cores together encode or decode"
+    )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:
@@ -147,7 +177,7 @@ class NodeFile(FileModel):
         link = self.link
         return NodeSpec(
             name=self.name,
-            gpu=GpuSpec(**self.gpu.model_dump()),
+            gpu=self.gpu.spec(),
             link=LinkSpec(
                 kind=link.kind,
                 d2h_bandwidth=link.d2h_bandwidth,

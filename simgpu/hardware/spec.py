@@ -18,6 +18,38 @@ class Duplex(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CdmaSpec:
+    """A compressing DMA engine: units at the memory controllers that encode what a copy moves (cDMA, section V).
+
+    codec: what they encode by. read_bandwidth: uncompressed bytes per second that they can read or write (COMP_BW).
+    buffer: bytes in flight between memory and engine; latency_ns: from the request of a byte to its arrival there.
+    kernel_bandwidth: DRAM bandwidth that kernels take where a trace does not say, bytes per second.
+    throttle: the bandwidth-aware policy, reads no faster than this; None for the performance-optimal one.
+    """
+
+    codec: str
+    read_bandwidth: int
+    buffer: int
+    latency_ns: int
+    kernel_bandwidth: int
+    throttle: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """Uncompressed bytes per second that engine, buffer and policy allow, whatever else uses the memory.
+
+        >>> CdmaSpec("zvc", 200 * 10**9, buffer=35_000, latency_ns=350, kernel_bandwidth=0).peak
+        100000000000
+        """
+        limits = [self.read_bandwidth]
+        if self.latency_ns:
+            limits.append(self.buffer * 10**9 // self.latency_ns)
+        if self.throttle is not None:
+            limits.append(self.throttle)
+        return min(limits)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSpec:
     """One GPU.
 
@@ -27,6 +59,7 @@ class GpuSpec:
     architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
     dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
     the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
+    cdma: its compressing DMA engine, None where it has none.
     reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
     """
 
@@ -40,6 +73,7 @@ class GpuSpec:
     tensor_rate: int | None = None
     architecture: str | None = None
     multiprocessors: int | None = None
+    cdma: CdmaSpec | None = None
     reported_as: tuple[str, ...] = ()
 
     def is_called(self, device: str) -> bool:
@@ -84,12 +118,14 @@ class HostSpec:
     """The host.
 
     pinned_memory: bytes that may be pinned for copies; None means without limit. memory: bytes it has; cores: how
-    many its processors have together. None where not stated.
+    many its processors have together. codec_bandwidth: uncompressed bytes per second that they encode or decode.
+    None where not stated.
     """
 
     pinned_memory: int | None = None
     memory: int | None = None
     cores: int | None = None
+    codec_bandwidth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from simgpu.timeline.streams import StreamId
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
-PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(8)
+PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH = range(9)
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
 ENCODE, DECODE = int(SpanKind.ENCODE), int(SpanKind.DECODE)
@@ -47,7 +47,8 @@ WORK = 16
 #: of the same segment (repeat 0) as often as this segment has begun, for one of another segment as often as that one
 #: repeats up to and in this iteration; the offset takes lags off. (END,): go on to the next repetition.
 #: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number is the one in the memory's log.
-#: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes).
+#: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes over the link, bytes in device memory),
+#: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): a launch where that matters to copies.
 Op = tuple[Any, ...]
 
 
@@ -69,22 +70,29 @@ class MachineCode:
     """A whole program, its events numbered from 0.
 
     segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_work[event]: the work
-    that it follows, as in `StreamCode.works`, -1 for none.
+    that it follows, as in `StreamCode.works`, -1 for none. demands_vary: whether kernels tell how much DRAM bandwidth
+    they take.
     """
 
     streams: tuple[StreamId, ...]
     segments: list[list[StreamCode]]
     signaller: list[int] = field(default_factory=list)
     signal_work: list[int] = field(default_factory=list)
+    demands_vary: bool = False
 
 
-def translate(program: Program, graph: TaskGraph, device: Memory, host: Memory) -> MachineCode:
-    """The machine code of a program; `graph` has the program's transforms applied."""
+def translate(
+    program: Program, graph: TaskGraph, device: Memory, host: Memory, demands: Sequence[int] | None = None
+) -> MachineCode:
+    """The machine code of a program; `graph` has the program's transforms applied.
+
+    demands: DRAM bandwidth that each kernel takes, bytes per second, where copies depend on it.
+    """
     streams = program.streams
-    code = MachineCode(streams, [[] for _ in streams])
+    code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    translator = _Translator(graph, device, host, events, code.signal_work, repeats)
+    translator = _Translator(graph, device, host, events, code.signal_work, repeats, demands)
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
@@ -114,7 +122,9 @@ class _Translator:
         events: dict[int, tuple[int, int]],
         signal_work: list[int],
         repeats: Sequence[int],
+        demands: Sequence[int] | None,
     ) -> None:
+        self.demands = demands
         self.graph = graph
         self.device = device
         self.host = host
@@ -126,11 +136,12 @@ class _Translator:
         """The code of one stream in segment `index`."""
         ops: list[Op] = []
         works: list[int] = []
-        durations, copied = self.graph.durations, self.graph.copy_sizes
+        durations, copied, demands = self.graph.durations, self.graph.copy_sizes, self.demands
         for instruction in instructions:
             if isinstance(instruction, Launch):
                 kernel = instruction.kernel
-                ops.append((LAUNCH, durations[kernel]))
+                duration = durations[kernel]
+                ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
             elif isinstance(instruction, Acquire):
                 memory, request = self._request(instruction, instruction.offsets)
@@ -145,10 +156,10 @@ class _Translator:
             elif isinstance(instruction, Await):
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
-                ops.append((COPY, OUT, copied[instruction.block]))
+                ops.append((COPY, OUT, copied[instruction.block], self.graph.blocks[instruction.block].bytes))
                 works.append(COPY_OUT + WORK * instruction.block)
             elif isinstance(instruction, CopyIn):
-                ops.append((COPY, IN, copied[instruction.block]))
+                ops.append((COPY, IN, copied[instruction.block], self.graph.blocks[instruction.block].bytes))
                 works.append(COPY_IN + WORK * instruction.block)
             elif isinstance(instruction, Encode):
                 ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.machine.cdma import ReadRate
+from simgpu.machine.code import Op
 from simgpu.machine.flows import FlowNetwork
 from simgpu.memory.transfer import copy_ns
 
@@ -23,35 +25,52 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """busy: whether a copy holds it. queue: streams whose copy waits, with direction and bytes."""
+    """busy: whether a copy holds it. queue: streams whose copy waits, with that copy."""
 
     busy: bool = False
-    queue: deque[tuple[Stream, int, int]] = field(default_factory=deque)
+    queue: deque[tuple[Stream, Op]] = field(default_factory=deque)
 
 
 class Engines:
-    """The copy engines of one GPU on its link. settled: as in `FlowNetwork`."""
+    """The copy engines of one GPU on its link. settled: as in `FlowNetwork`.
 
-    def __init__(self, env: simpy.Environment, node: NodeSpec, settled: Callable[[], None]) -> None:
+    demands_vary: whether the kernels' demands on DRAM are told by `take_dram`, and matter.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, node: NodeSpec, settled: Callable[[], None], *, demands_vary: bool = False
+    ) -> None:
         self.env = env
         self.link = node.link
         self.bandwidth = (node.link.d2h_bandwidth, node.link.h2d_bandwidth)
         out = Engine()
         self.by_direction = (out, out if node.gpu.copy_engines == 1 else Engine())
+        cdma = node.gpu.cdma
+        self.read_rate = ReadRate(node.gpu, cdma, 0 if demands_vary else cdma.kernel_bandwidth) if cdma else None
         self.flows: FlowNetwork | None = None
+        self.paths = (("out",), ("in",))
         if node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1:
-            # Only here can two copies want the same capacity; everywhere else a copy has its link to itself.
+            self.paths = (("link",), ("link",))
             self.flows = FlowNetwork(env, {"link": max(self.bandwidth)}, settled)
+        elif demands_vary:
+            self.flows = FlowNetwork(env, dict(zip(("out", "in"), self.bandwidth, strict=True)), settled)
+        # Everywhere else a copy has its link to itself, at a rate that never changes.
 
-    def issue(self, stream: Stream, direction: int, size: int) -> bool:
+    def issue(self, stream: Stream, copy: Op) -> bool:
         """Ask for a copy; returns whether it was begun at once."""
-        engine = self.by_direction[direction]
+        engine = self.by_direction[copy[1]]
         if engine.busy:
-            engine.queue.append((stream, direction, size))
+            engine.queue.append((stream, copy))
             return False
         engine.busy = True
-        self._begin(stream, direction, size)
+        self._begin(stream, copy)
         return True
+
+    def take_dram(self, rate: int) -> None:
+        """A kernel begins to take DRAM bandwidth, or ends (a negative rate)."""
+        if self.read_rate is not None and self.flows is not None:
+            self.read_rate.taken += rate
+            self.flows.share_anew()
 
     def finished(self, direction: int) -> Stream | None:
         """The copy in this direction has ended; begins the next one in its engine's queue and returns its stream."""
@@ -59,19 +78,23 @@ class Engines:
         if not engine.queue:
             engine.busy = False
             return None
-        stream, direction, size = engine.queue.popleft()
-        self._begin(stream, direction, size)
+        stream, copy = engine.queue.popleft()
+        self._begin(stream, copy)
         return stream
 
-    def _begin(self, stream: Stream, direction: int, size: int) -> None:
+    def _begin(self, stream: Stream, copy: Op) -> None:
+        _, direction, size, raw = copy
         if self.flows is None:
-            delay = copy_ns(size, self.bandwidth[direction], self.link.latency_ns)
-            stream.arm(delay)
+            stream.arm(copy_ns(size, self._cap(direction, size, raw), self.link.latency_ns))
             return
-        flows, cap = self.flows, self.bandwidth[direction]
+        flows = self.flows
 
         def pass_bytes(_: simpy.Event) -> None:
-            flows.start(("link",), cap, size, stream.fire)
+            flows.start(self.paths[direction], lambda: self._cap(direction, size, raw), size, stream.fire)
             flows.settled()
 
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
+
+    def _cap(self, direction: int, size: int, raw: int) -> int:
+        link = self.bandwidth[direction]
+        return link if self.read_rate is None else self.read_rate.cap(size, raw, link)

@@ -22,12 +22,15 @@ import simpy
 from simpy.events import NORMAL
 
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
+from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRAM_LAUNCH, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
 from simgpu.machine.engines import Engines
 from simgpu.machine.memory import Memory
 
 #: Limit of `Executor._run` for a stream that is alone at its instant.
-_EVERYTHING = COPY
+_EVERYTHING = DRAM_LAUNCH
+
+#: `Stream.direction` while a kernel runs that takes DRAM bandwidth which copies then lack.
+_TAKES_DRAM = 2
 
 
 class Stream:
@@ -35,8 +38,8 @@ class Stream:
 
     ends: when its kernels and copies ended, in program order; starts: when its copies began to be served, likewise.
     number: repetitions of its present segment so far, over all iterations. direction: of the copy it issued, -1
-    while it runs a kernel. stalled_since: -1 while it does not wait. fire: what is called when the work under way
-    has ended; timer: the one SimPy event that calls it, scheduled again and again.
+    while it runs a kernel, `_TAKES_DRAM` where copies feel that. stalled_since: -1 while it does not wait. fire: what
+    is called when the work under way has ended; timer: the one SimPy event that calls it, scheduled again and again.
     """
 
     __slots__ = (
@@ -118,7 +121,7 @@ class Executor:
         self.env = env
         self.schedule = env.schedule
         self.code = code
-        self.engines = Engines(env, node, self.settle_if_last)
+        self.engines = Engines(env, node, self.settle_if_last, demands_vary=code.demands_vary)
         self.memories = memories
         self.iterations = iterations
         self.counts = [0] * len(code.signaller)
@@ -155,7 +158,7 @@ class Executor:
             now: int = env.now  # type: ignore[assignment]
             ended(now)
             if stream.direction >= 0:
-                self._end_copy(stream, now)
+                self._let_go(stream, now)
             stream.pc += 1
             if self._run(stream, _EVERYTHING, now):
                 ready.append(stream)
@@ -208,12 +211,16 @@ class Executor:
         for stream in completed:
             stream.ends.append(now)
             if stream.direction >= 0:
-                self._end_copy(stream, now)
+                self._let_go(stream, now)
             stream.pc += 1
             self.ready.append(stream)
         completed.clear()
 
-    def _end_copy(self, stream: Stream, now: int) -> None:
+    def _let_go(self, stream: Stream, now: int) -> None:
+        if stream.direction == _TAKES_DRAM:
+            stream.direction = -1
+            self.engines.take_dram(-stream.ops[stream.pc][2])
+            return
         following = self.engines.finished(stream.direction)
         stream.direction = -1
         if following is not None:
@@ -298,6 +305,13 @@ class Executor:
                 stream.pc = pc
                 self._issue(stream, op, now)
                 return False
+            elif code == DRAM_LAUNCH:
+                stream.pc = pc
+                self.running += 1
+                stream.direction = _TAKES_DRAM
+                self.engines.take_dram(op[2])
+                stream.arm(op[1])
+                return False
             elif code == PASS:
                 pc += 1
             else:
@@ -308,7 +322,7 @@ class Executor:
     def _issue(self, stream: Stream, op: Op, now: int) -> None:
         self.running += 1
         stream.direction = op[1]
-        if self.engines.issue(stream, op[1], op[2]):
+        if self.engines.issue(stream, op):
             stream.starts.append(now)
         else:
             stream.stalled_since = now
@@ -359,11 +373,9 @@ class Executor:
 
 def _most_urgent(ready: list[Stream]) -> tuple[Stream, int]:
     """The stream whose next op comes first at this instant, and that op's code."""
-    best, best_code = ready[0], COPY + 1
+    best, best_code = ready[0], _EVERYTHING + 1
     for stream in ready:
-        code = stream.ops[stream.pc][0]
-        if code == COPY:
-            code = LAUNCH
+        code = min(stream.ops[stream.pc][0], LAUNCH)
         if code < best_code or (code == best_code and stream.rank < best.rank):
             best, best_code = stream, code
     return best, best.ops[best.pc][0]

@@ -1,8 +1,8 @@
 """Flows: bytes on their way over shared links, at rates that are fair and whole numbers.
 
 Lives here: max-min fair sharing and its progress over time. A flow has a path over links, a number of bytes, and a cap
-on its rate. Rates change only when a flow starts or ends, on whole nanoseconds; an end rounds up; a flow that is
-alone on its path takes exactly the closed form of `simgpu.memory.transfer`.
+on its rate. Rates change only when a flow starts or ends or its cap changes, on whole nanoseconds; an end rounds up; a
+flow that is alone on its path takes exactly the closed form of `simgpu.memory.transfer`.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes under way; `left` counts billionths of a byte, so that progress at any whole rate is exact."""
+    """Bytes under way; `left` counts billionths of a byte, so that progress at any whole rate is exact.
+
+    cap: tells its own limit, bytes per second; asked whenever rates are shared out.
+    """
 
     path: tuple[str, ...]
-    cap: int
+    cap: Callable[[], int]
     left: int
     done: Callable[[], None]
     rate: int = 0
@@ -72,11 +75,17 @@ class FlowNetwork:
     flows: list[Flow] = field(default_factory=list)
     last: int = 0
 
-    def start(self, path: tuple[str, ...], cap: int, size: int, done: Callable[[], None]) -> None:
+    def start(self, path: tuple[str, ...], cap: Callable[[], int], size: int, done: Callable[[], None]) -> None:
         """Send `size` bytes; `done` is called when the last one has arrived."""
         self._progress()
         self.flows.append(Flow(path, cap, size * NANO, done))
         self._share()
+
+    def share_anew(self) -> None:
+        """Some flow's own limit has changed."""
+        if self.flows:
+            self._progress()
+            self._share()
 
     def _progress(self) -> None:
         now = int(self.env.now)
@@ -85,7 +94,7 @@ class FlowNetwork:
         self.last = now
 
     def _share(self) -> None:
-        rates = max_min_rates([f.path for f in self.flows], [f.cap for f in self.flows], self.capacities)
+        rates = max_min_rates([f.path for f in self.flows], [f.cap() for f in self.flows], self.capacities)
         if not any(rates):
             # A link too slow to give every flow a whole byte per second serves the first and lets the others wait.
             rates[0] = 1

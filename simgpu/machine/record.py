@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, LAUNCH, WORK, MachineCode, StreamCode
+from simgpu.machine.code import ACQUIRE, AWAIT, LAUNCH, WORK, MachineCode, StreamCode
 from simgpu.machine.executor import Executor
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
@@ -107,6 +107,6 @@ def _works_before(code: StreamCode) -> list[int]:
     before, last = [], -1
     for op in code.ops:
         before.append(last)
-        if op[0] in (LAUNCH, COPY):
+        if op[0] >= LAUNCH:
             last = next(works)
     return before

@@ -15,6 +15,7 @@ from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.cdma import dram_demands
 from simgpu.machine.code import translate
 from simgpu.machine.executor import Executor, Stream
 from simgpu.machine.memory import Memory
@@ -74,7 +75,8 @@ def run_program(
     device = Memory("device", device_pool)
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
-    code = translate(program, graph, device, host)
+    cdma = node.gpu.cdma
+    code = translate(program, graph, device, host, None if cdma is None else dram_demands(graph, cdma))
     executor = Executor(env, code, node, (device, host), iterations)
     _take_residents(program, graph, device)
     executor.run()

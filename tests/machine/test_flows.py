@@ -74,7 +74,7 @@ def ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
     done = [-1] * len(sent)
 
     def begin(index: int, cap: int, size: int) -> None:
-        network.start(("link",), cap, size, lambda: done.__setitem__(index, int(env.now)))
+        network.start(("link",), lambda: cap, size, lambda: done.__setitem__(index, int(env.now)))
 
     for index, (start, cap, size) in enumerate(sent):
         env.timeout(start).callbacks.append(lambda _, i=index, c=cap, s=size: begin(i, c, s))

@@ -1,0 +1,122 @@
+"""A compressing DMA engine: copies take what the link, the engine and the memory allow, and kernels are not slowed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.semantics.hand_made import GB, node, run, times
+
+ENGINE = CdmaSpec("zvc", 200 * GB, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * GB)
+
+
+def titan_x(engine: CdmaSpec = ENGINE, link: int = 16 * GB, dram: int = 336 * GB) -> NodeSpec:
+    plain = node(10**12, out=link, back=link)
+    return replace(plain, gpu=replace(plain.gpu, cdma=engine, dram_bandwidth=dram))
+
+
+def swapped(trace: Trace, small: int, on: NodeSpec) -> tuple[int, int]:
+    """How long the first layer's input takes out and in, when it is `small` bytes on the link."""
+    graph = TaskGraph.of(trace)
+    x = graph.block("x1")
+    graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
+    last = len(graph.kernels) - 1
+    found = times(run(lower(graph, Placement((Swap(x, 0, last, 1),))), graph, on))
+    (out, gone), (into, back) = found["out:x1"], found["in:x1"]
+    return gone - out, back - into
+
+
+def idle(size: int) -> Trace:
+    return chain([5, 5], [5, 5], [size, 1])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "slower"),
+    [(1, 1), (Fraction(13, 5), 1), (Fraction(25, 2), 1), (20, Fraction(320, 200)), (32, Fraction(512, 200))],
+)
+def test_a_copy_slows_by_what_it_reads_over_what_it_can_read(ratio: Fraction, slower: Fraction):
+    """cDMA section VI: by COMP_BW / DRAM_BW, the latter 200 GB/s at most and 336 - 100 GB/s on a Titan X."""
+    raw = 3_200_000_000
+    small = int(raw / ratio)
+    assert swapped(idle(raw), small, titan_x()) == (ceil(Fraction(small, 16) * slower),) * 2
+
+
+def test_what_kernels_leave_of_the_memory_limits_the_engine():
+    raw, small = 2_000_000_000, 100_000_000
+    assert swapped(idle(raw), small, titan_x(dram=250 * GB))[0] == -(-raw // 150)
+    assert swapped(idle(raw), small, titan_x(dram=548 * GB))[0] == raw // 200
+
+
+def test_a_small_buffer_throttles():
+    """Bandwidth times latency: half the buffer reads half as fast."""
+    raw, small = 2_000_000_000, 100_000_000
+    assert swapped(idle(raw), small, titan_x(replace(ENGINE, buffer=35_000)))[0] == raw // 100
+
+
+def test_the_bandwidth_aware_policy_reads_no_faster_than_its_threshold():
+    """At 48 GB/s and a 16 GB/s link nothing gains more than threefold."""
+    aware = titan_x(replace(ENGINE, throttle=48 * GB))
+    raw = 480_000_000
+    assert swapped(idle(raw), raw // 2, aware)[0] == raw // 2 // 16
+    assert swapped(idle(raw), raw // 10, aware)[0] == raw // 48
+
+
+def test_a_copy_is_never_slower_than_without_the_engine():
+    raw = 160_000_000
+    starved = titan_x(replace(ENGINE, kernel_bandwidth=336 * GB))
+    assert swapped(idle(raw), raw // 4, starved)[0] == raw // 16
+    assert swapped(idle(raw), raw + raw // 32, titan_x())[0] == (raw + raw // 32) // 16
+
+
+def test_kernels_are_not_slowed_and_copies_follow_what_each_kernel_leaves():
+    """20 us beside a kernel that leaves 36 GB/s to read, then all that the engine can."""
+    raw, small = 6_720_000, 336_000
+    trace = idle(raw)
+    busy = replace(trace.kernels[1], duration_ns=20_000, dram_bytes=300 * 20_000)
+    rest = [replace(k, dram_bytes=0) for k in (trace.kernels[0], *trace.kernels[2:])]
+    trace = replace(trace, kernels=(rest[0], busy, *rest[1:]))
+    graph = TaskGraph.of(trace)
+    x = graph.block("x1")
+    graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
+    found = times(run(lower(graph, Placement((Swap(x, 0, 3, 2),))), graph, titan_x()))
+    assert found["F2"] == (5, 20_005)
+    assert found["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
+
+
+loads = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 400)), min_size=2, max_size=6)
+
+
+@settings(deadline=None)
+@given(loads, st.integers(1, 400_000), st.integers(1, 40), st.integers(1, 40))
+def test_progress_beside_any_kernels_is_that_of_their_rates(
+    kernels: list[tuple[int, int]], raw: int, smaller: int, link: int
+):
+    """Each nanosecond sends what its kernel leaves; added up in fractions."""
+    small = max(raw // smaller, 1)
+    forward = [(5, 0), *kernels]
+    trace = chain([ns for ns, _ in forward], [5] * len(forward), [raw] + [1] * len(kernels))
+    told = tuple(
+        replace(k, dram_bytes=load * ns) for k, (ns, load) in zip(trace.kernels, forward, strict=False)
+    ) + tuple(replace(k, dram_bytes=0) for k in trace.kernels[len(forward) :])
+    on = titan_x(link=link * GB)
+    left, now = Fraction(small), 5
+    for ns, load in kernels:
+        rate = max(min(link * GB, max(min(200 * GB, (336 - load) * GB), link * GB) * small // raw), 1)
+        if left <= Fraction(rate * ns, GB):
+            left, now = Fraction(0), now + ceil(left * GB / rate)
+            break
+        left, now = left - Fraction(rate * ns, GB), now + ns
+    if left:
+        now += ceil(left * GB / max(min(link * GB, max(200 * GB, link * GB) * small // raw), 1))
+    assert swapped(replace(trace, kernels=told), small, on)[0] == now - 5
