@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +12,31 @@ from simgpu import __version__
 from simgpu.cli.group import OUT_OF_MEMORY, fail
 from simgpu.cli.report import show_comparison, show_details, show_header
 from simgpu.cli.screen import Screen, progress
-from simgpu.cli.settings import parse_settings
+from simgpu.cli.study import Study, study_options
 from simgpu.errors import OutOfMemoryError
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import check_outputs, report_document, write_outputs
-from simgpu.scenario.load import load_scenario
 from simgpu.scenario.model import Scenario
-
-_Command = Callable[..., Any]
-
-
-def _shared_options(command: _Command) -> _Command:
-    for option in (
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."),
-        click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help='Change a value of the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
-        ),
-        click.argument("scenario"),
-    ):
-        command = option(command)
-    return command
 
 
 @click.command()
-@_shared_options
+@study_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the outputs here.")
-def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, output: Path | None) -> None:
+def run(study: Study, as_json: bool, quiet: bool, output: Path | None) -> None:
     """Run SCENARIO, a shipped scenario or a YAML file, and report what happened.
 
-    Every policy of the scenario is run. Timelines, figures and report.json are written when the scenario or -o
-    names a folder, whole or not at all. Ends with 3 when every policy with limited memory ran out of it.
+    In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
+    are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
+    limited memory ran out of it.
 
     \b
     simgpu run quickstart
+    simgpu run --trace vgg16-b128-v100 --node v100 --memory "10 GiB"
     simgpu run quickstart -o results/try --set node.gpu.memory="1 GiB"
     simgpu run my-scenario.yaml --set iterations=5 --set policies=vdnn --json
     """
-    loaded = load_scenario(scenario, parse_settings(settings))
+    loaded = study.load()
     folder = output if output is not None else loaded.outputs.folder
     if folder is not None:
         check_outputs(folder, loaded.outputs.timeline)
@@ -84,17 +65,19 @@ def run(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool, ou
 
 
 @click.command()
-@_shared_options
-def compare(scenario: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+@study_options
+def compare(study: Study, as_json: bool, quiet: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
-    Ends with 3 when every policy with limited memory ran out of it.
+    In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
+    out of it.
 
     \b
     simgpu compare quickstart
     simgpu compare quickstart --set node=v100 --set "policies=[none, vdnn: {mode: conv}]"
+    simgpu compare --trace my-trace --node v100 --policy none --policy "vdnn: {mode: conv}"
     """
-    loaded = load_scenario(scenario, parse_settings(settings))
+    loaded = study.load()
     with progress(quiet) as say:
         comparison = experiment.compare(loaded, progress=say)
     if as_json:

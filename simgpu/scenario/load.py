@@ -50,6 +50,19 @@ def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | No
     return _Loading(read_yaml_mapping(find("scenarios", name_or_path), SCHEMA), dict(overrides or {})).scenario()
 
 
+def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Scenario:
+    """The scenario that a file with these values would be, where there is no file; paths start at the current folder.
+
+    values: as a file has them, without `schema`. source: what problems name in place of a file. overrides, and what
+    is raised: as `load_scenario`.
+
+    >>> made = make_scenario({"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}, "an example")
+    >>> made.trace.name, made.node.name, made.iterations
+    ('resnet20-cifar-cpu', 'laptop-2gb', 3)
+    """
+    return _Loading(YamlMapping(source, {"schema": SCHEMA, **values}, {}), dict(overrides or {})).scenario()
+
+
 class _Loading:
     """One scenario on its way in: its values with the overrides in place, and the problems found so far."""
 

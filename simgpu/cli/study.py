@@ -1,0 +1,145 @@
+"""Which study a command runs: a scenario by its name or file, or a trace and a node named by options.
+
+Lives here: these arguments, and that they exclude each other. Does not live here: what a scenario is
+(`simgpu.scenario`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simgpu.cli.settings import parse_settings
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.compare import DEFAULT_POLICIES
+from simgpu.scenario.load import load_scenario, make_scenario
+from simgpu.scenario.model import Scenario
+
+_COMMAND_LINE = "command line"
+_OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the user named, as written.
+
+    trace, node, policies, memory: of the options that stand for a scenario; None and () where left out.
+    """
+
+    scenario: str | None
+    trace: str | None
+    node: str | None
+    policies: tuple[str, ...]
+    memory: str | None
+    settings: tuple[str, ...]
+
+    def load(self) -> Scenario:
+        """The scenario with everything loaded.
+
+        Raises `InputError` for what is wrong with it, `click.UsageError` for options that do not go together.
+        """
+        overrides = parse_settings(self.settings)
+        if self.scenario is not None:
+            self._refuse_options()
+            return load_scenario(self.scenario, overrides)
+        if self.trace is None and self.node is None:
+            raise click.UsageError("Missing argument 'SCENARIO': name one, or give --trace and --node.")
+        if self.trace is None or self.node is None:
+            given, missing = ("--node", "--trace") if self.trace is None else ("--trace", "--node")
+            raise click.UsageError(f"Missing option '{missing}': {given} alone does not say what to run.")
+        try:
+            return make_scenario(self._values(), _COMMAND_LINE, overrides)
+        except InputError as error:
+            raise InputError(map(_as_option, error.problems)) from None
+
+    def _refuse_options(self) -> None:
+        for option, value in (("--trace", self.trace), ("--node", self.node)):
+            if value is not None:
+                remedy = f"leave one of them out, or change the scenario with --set {option[2:]}={value}"
+                raise click.UsageError(
+                    f"{option} says what to run in place of SCENARIO, here {self.scenario}: {remedy}."
+                )
+        for option, given, instead in (
+            ("--policy", self.policies, "policies=NAME"),
+            ("--memory", self.memory is not None, "budget=SIZE"),
+        ):
+            if given:
+                raise click.UsageError(f"{option} goes with --trace and --node; for a scenario write --set {instead}.")
+
+    def _values(self) -> dict[str, object]:
+        return {
+            "name": f"{Path(self.trace or '').name} on {Path(self.node or '').stem}",
+            "description": "given on the command line",
+            "trace": self.trace,
+            "node": self.node,
+            "policies": [_policy(text) for text in self.policies] or list(DEFAULT_POLICIES),
+            **({} if self.memory is None else {"budget": self.memory}),
+        }
+
+
+def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the arguments that say what is run, given as `study`, and those on how it is told."""
+
+    @functools.wraps(command)
+    def with_study(
+        scenario: str | None,
+        trace: str | None,
+        node: str | None,
+        policies: tuple[str, ...],
+        memory: str | None,
+        settings: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        return command(study=Study(scenario, trace, node, policies, memory, settings), **rest)
+
+    found: Callable[..., Any] = with_study
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help='Change a value of the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
+        ),
+        click.option("--memory", metavar="SIZE", help="With --node: device memory to use, e.g. 10GiB; else all of it."),
+        click.option(
+            "--policy",
+            "policies",
+            multiple=True,
+            metavar="POLICY",
+            help='With --trace: as in a scenario, e.g. "vdnn: {mode: conv}". Repeatable; '
+            f"{', '.join(map(str, DEFAULT_POLICIES))} where left out.",
+        ),
+        click.option("--node", metavar="NODE", help="With --trace: a shipped node or a YAML file."),
+        click.option("--trace", metavar="TRACE", help="In place of SCENARIO: a shipped trace or a trace folder."),
+        click.argument("scenario", required=False),
+    ):
+        found = option(found)
+    return found
+
+
+def _policy(text: str) -> object:
+    """A policy as YAML reads it; what is no YAML is told with the other problems."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) or text
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _as_option(problem: Problem) -> Problem:
+    """A problem told at the option that the user wrote."""
+    key = re.match(r"\w*", problem.place)
+    if problem.file != _COMMAND_LINE or key is None or key.group() not in _OPTIONS:
+        return problem
+    inside = re.sub(r"^\[\d+\]\.?", " ", problem.place[key.end() :]).rstrip()
+    return replace(problem, file="", place=f"{_OPTIONS[key.group()]}{inside}")

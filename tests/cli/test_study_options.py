@@ -1,0 +1,94 @@
+"""A trace and a node named by options in place of a scenario: the same run, and messages that name the option."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_helpers import make_study, simgpu
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+NAMED = ["--trace", "chain", "--node", "node.yaml"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> None:
+    changed = ["--set", "budget=700 kB", "--set", "policies=[ideal, vdnn: {mode: conv}]"]
+    assert simgpu("run", "study.yaml", *changed, "-o", "by-file").exit_code == 0
+    options = ["--memory", "700 kB", "--policy", "ideal", "--policy", "vdnn: {mode: conv}"]
+    done = simgpu("run", *NAMED, *options, "-o", "by-options")
+    assert done.exit_code == 0, done.stderr
+    by_file, by_options = files(here / "by-file"), files(here / "by-options")
+    first, second = (json.loads(found.pop("report.json")) for found in (by_file, by_options))
+    assert by_file == by_options
+    assert (second.pop("scenario"), second.pop("description")) == ("chain on node", "given on the command line")
+    assert (first.pop("scenario"), first.pop("description")) == ("study", "a hand-made chain")
+    assert first == second
+    assert first["results"][1]["budget_bytes"] == 700_000
+
+
+def test_left_out_it_is_all_memory_and_the_usual_policies() -> None:
+    results = json.loads(simgpu("compare", *NAMED, "--json").stdout)["results"]
+    assert [result["label"] for result in results] == ["ideal", "none", "vdnn"]
+    assert {result["budget_bytes"] for result in results} == {8 * 2**30}
+    assert {result["iterations"] for result in results} == {3}
+
+
+def test_the_head_says_where_it_comes_from() -> None:
+    lines = simgpu("run", *NAMED, "--set", "iterations=2").stdout.splitlines()
+    assert lines[:2] == ["chain on node", "about   given on the command line"]
+    assert any(line.startswith("run     2 iterations") for line in lines)
+
+
+def test_problems_are_told_at_their_options_all_together() -> None:
+    done = simgpu(
+        *("run", "--trace", "chian", "--node", "v10", "--memory", "8"),
+        *("--policy", "vdn", "--policy", "vdnn: {mode: some}", "--policy", "[", "--set", "seed=-1"),
+    )
+    assert done.exit_code == 2
+    told = done.stderr.splitlines()
+    for start in (
+        "Error: --trace: no shipped trace is called 'chian'",
+        "Error: --node: no shipped node is called 'v10'; did you mean 'v100'?",
+        "Error: --memory: '8' has no unit",
+        "Error: --policy: unknown policy 'vdn'; did you mean 'vdnn'?",
+        "Error: --policy vdnn.mode: 'some': should be 'all', 'conv' or 'dynamic'",
+        "Error: --policy: unknown policy '['",
+        "Error: override: seed: -1 is too small",
+    ):
+        assert sum(line.startswith(start) for line in told) == 1, start
+    assert len(told) == 7
+    done = simgpu("run", *NAMED, "--memory", "9 GiB")
+    assert done.stderr.startswith("Error: --memory: 9 GiB is more than the 8 GiB that node bench has")
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing argument 'SCENARIO': name one, or give --trace and --node."),
+        (["--trace", "chain"], "Missing option '--node': --trace alone does not say what to run."),
+        (["--node", "v100"], "Missing option '--trace': --node alone does not say what to run."),
+        (["study.yaml", "--node", "v100"], "or change the scenario with --set node=v100."),
+        (["study.yaml", *NAMED], "--trace says what to run in place of SCENARIO, here study.yaml: leave one of them"),
+        (["study.yaml", "--policy", "vdnn"], "--policy goes with --trace and --node; for a scenario write --set pol"),
+        (["study.yaml", "--memory", "8 GiB"], "--memory goes with --trace and --node; for a scenario write --set bud"),
+    ],
+)
+def test_what_does_not_go_together(command: str, arguments: list[str], message: str) -> None:
+    done = simgpu(command, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not done.stdout
