@@ -57,7 +57,7 @@ def validate_(recordings: Path | None, parts: bool) -> None:
             f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
         )
     screen.print("\nnot compared")
-    screen.print(facts([*((each.what, each.why) for each in found.skipped), ("never measured", _unmeasured(found))]))
+    screen.print(facts([*((each.what, each.why) for each in found.skipped), ("no measurement", _unmeasured(found))]))
 
 
 def _unmeasured(found: Validation) -> str:
