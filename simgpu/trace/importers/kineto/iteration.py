@@ -7,7 +7,7 @@ such marks is one iteration. Does not live here: how the marks are found (`marks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from simgpu.errors import InputError
 from simgpu.trace.importers.kineto.marks import marked_steps
 from simgpu.trace.importers.kineto.profile import Kernel, Profile, Span
 from simgpu.trace.importers.kineto.reading import read_profile
+
+#: Of some steps, the last one first, those that are worth reading.
+Choice = Callable[[Sequence[Span]], Sequence[Span]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,12 @@ def launched_at(kernel: Kernel, profile: Profile) -> int:
     return kernel.start if launch is None else launch[1]
 
 
-def iterations(path: Path, wanted: int | None = None) -> Iterator[tuple[Profile, Iteration]]:
+def iterations(path: Path, wanted: int | None, choose: Choice) -> Iterator[tuple[Profile, Iteration]]:
     """Iterations with kernels, the last one first, each with what the recording holds of it; only the wanted, if any.
 
-    Only the one that is taken is kept, so each further one reads the file again. Raises `InputError` where the
-    recording has no kernels, several devices, or not the wanted iteration, and for an event that cannot be read.
+    Each one reads the file, since no other is kept. choose: which steps are worth reading after the first.
+    Raises `InputError` where the recording has no kernels, several devices, or not the wanted iteration, and for an
+    event that cannot be read.
     """
     profile = _read_last(path, wanted)
     _require_one_device(profile)
@@ -55,7 +59,7 @@ def iterations(path: Path, wanted: int | None = None) -> Iterator[tuple[Profile,
         numbers = sorted(_number(step.name) for step in profile.steps)
         what = f"has no iteration {wanted}"
         raise InputError.single(path, "", what, f"it has {', '.join(map(str, numbers))}")
-    for step, part in _read_each(profile, steps):
+    for step, part in _read_each(profile, steps, choose):
         iteration = _iteration(part, step)
         if iteration.kernels:
             yield part, iteration
@@ -63,19 +67,19 @@ def iterations(path: Path, wanted: int | None = None) -> Iterator[tuple[Profile,
             raise InputError.single(path, step.name, "launches no kernels", "choose another iteration")
 
 
-def _read_each(profile: Profile, steps: Sequence[Span]) -> Iterator[tuple[Span, Profile]]:
+def _read_each(profile: Profile, steps: Sequence[Span], choose: Choice) -> Iterator[tuple[Span, Profile]]:
     """Each step with what the recording holds of it, but for those in which nothing can have been launched.
 
-    profile: of the first of them. A step that began after the last moment before a later one at which work was
-    launched or a GPU worked had no kernels.
+    profile: of the first of them. A step that began after the last launch before a later step had no kernels.
     """
-    read: Span | None = None
-    for step in steps:
-        if read is not None:
-            if step.end <= read.start and (profile.before is None or profile.before < step.start):
-                continue
-            profile = read_profile(profile.path, step)
-        read = step
+    if not steps:
+        return
+    read, *others = steps
+    yield read, profile
+    for step in choose(others) if others else ():
+        if step.end <= read.start and (profile.before is None or profile.before < step.start):
+            continue
+        read, profile = step, read_profile(profile.path, step)
         yield step, profile
 
 

@@ -28,13 +28,14 @@ from simgpu.trace.importers.execution_trace import ExecutionTrace, read_executio
 from simgpu.trace.importers.json_stream import head
 from simgpu.trace.importers.kineto.allocations import Moments, device_memory
 from simgpu.trace.importers.kineto.attribution import Attribution
+from simgpu.trace.importers.kineto.coverage import may_cover
 from simgpu.trace.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernels
 from simgpu.trace.importers.kineto.iteration import Iteration, iterations
 from simgpu.trace.importers.kineto.join import Nodes, join
 from simgpu.trace.importers.kineto.joined import joined_drafts
 from simgpu.trace.importers.kineto.lone_blocks import lone_blocks
 from simgpu.trace.importers.kineto.notes import notes
-from simgpu.trace.importers.kineto.profile import Profile
+from simgpu.trace.importers.kineto.profile import Profile, Span
 from simgpu.trace.importers.kineto.streams import number_streams
 from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
@@ -111,8 +112,12 @@ class _Part:
 
 def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
     """The last iteration, or the wanted one; with an execution trace, the last one that it covers."""
+
+    def choose(steps: Sequence[Span]) -> Sequence[Span]:
+        return steps if recorded is None else may_cover(path, steps, recorded)
+
     refusal: InputError | None = None
-    for profile, iteration in iterations(path, wanted):
+    for profile, iteration in iterations(path, wanted, choose):
         attribution = Attribution(profile, iteration)
         if recorded is None:
             return _Part(attribution, None)

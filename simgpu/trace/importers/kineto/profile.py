@@ -81,8 +81,8 @@ class Profile:
     """All that is kept, in the order of the file. launches: (thread, moment) of the call, by correlation.
 
     left_out: copies over the link and fills of memory. steps: all that the file marks, whichever of them is kept.
-    gpus: those that ran a kernel at any time. before: the last moment before what is kept at which work was launched
-    or a GPU worked, None where none.
+    gpus: those that ran a kernel at any time. before: the last moment before what is kept at which work was launched,
+    or ran where its launch is not recorded; None where none.
     """
 
     path: Path

@@ -96,6 +96,7 @@ class _Keeper:
         """Nothing more comes: work that still waits has no recorded call and goes by its own begin."""
         for kernels in self._waiting.values():
             for kernel in kernels:
+                self._note(kernel.start)
                 if self._contains(kernel.start):
                     self._keep_work(kernel)
 
@@ -113,7 +114,6 @@ class _Keeper:
         kernel = event.kernel()
         if kernel.is_kernel:
             self.profile.gpus.add(kernel.device)
-        self._note(kernel.start)
         number = kernel.correlation
         if number in self._launched_elsewhere:
             return
