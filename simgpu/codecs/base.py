@@ -77,7 +77,11 @@ class Codec(ABC):
             raise corrupt(self.name, "header", f"codec {header.codec} made it, not {self.name} ({self.number})")
         array = np.empty(shape, dtype)
         self._check_asked(header, array)
-        replace(self, window=header.window)._read(raw[HEADER_BYTES:], array.reshape(-1).view(f"u{array.itemsize}"))
+        try:
+            codec = replace(self, window=header.window)
+        except InputError as error:
+            raise corrupt(self.name, "header", error.problems[0].what) from None
+        codec._read(raw[HEADER_BYTES:], array.reshape(-1).view(f"u{array.itemsize}"))
         return array
 
     def _check_asked(self, header: Header, array: NDArray[Any]) -> None:

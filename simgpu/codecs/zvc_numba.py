@@ -86,7 +86,7 @@ def _read(units: Bits, bits: Bits) -> int:
                 bits[begin + index] = units[at] if given else 0
             at += _Place(given)
         begin += _MASKED
-    return -1 if at == size else (bits.size - 1) // _MASKED
+    return -1 if at == size else max(last // _MASKED, 0)
 
 
 #: Fills `units`, which has the right size, with the compressed elements.

@@ -67,14 +67,17 @@ def _mask_places(units: Bits, masks: int, mask_units: int) -> tuple[NDArray[np.i
     A mask begins where the values of the one before it end, so this is a walk, not a vector operation.
     """
     ones = np.bitwise_count(units)
-    length = np.full(units.size, mask_units, np.uint8)
+    beginnings = max(units.size - mask_units + 1, 0)
+    length = np.full(beginnings, mask_units, np.uint8)
     for shift in range(mask_units):
-        length[: units.size - mask_units + 1] += ones[shift : units.size - mask_units + 1 + shift]
+        length += ones[shift : shift + beginnings]
     lengths, at = length.tobytes(), 0
     places = np.zeros(masks + 1, np.int64)
     for mask in range(masks):
         if at + mask_units > units.size:
             return places, mask
         at += lengths[at]
+        if at > units.size:
+            return places, mask
         places[mask + 1] = at
-    return places, -1 if at == units.size else masks - 1
+    return places, -1 if at == units.size else max(masks - 1, 0)
