@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def load_array(path: str | Path) -> NDArray[Any]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
-    except (ValueError, EOFError, SyntaxError, TypeError) as error:  # what NumPy raises over a damaged header
+    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as error:  # damaged headers
         what = "holds Python objects" if "Python objects" in str(error) else f"is damaged or was cut off: {error}"
         raise InputError.single(path, "", what, _REMEDY) from None
     if array.dtype == np.dtype("V2"):
