@@ -96,6 +96,11 @@ class LazyGroup(click.Group):
 def fail(messages: list[str], code: int) -> NoReturn:
     """Ends the program with the messages on stderr, one a line."""
     for message in messages:
-        click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(message, err=True)
+        show_error(message)
     sys.exit(code)
+
+
+def show_error(message: str) -> None:
+    """A message on stderr, marked as an error."""
+    click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+    click.echo(message, err=True)

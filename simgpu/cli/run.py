@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from simgpu import __version__
-from simgpu.cli.group import OUT_OF_MEMORY, fail
+from simgpu.cli.group import OUT_OF_MEMORY, show_error
 from simgpu.cli.report import show_comparison, show_details, show_header
-from simgpu.cli.screen import Screen, progress
+from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.study import Study, study_options
 from simgpu.errors import OutOfMemoryError
 from simgpu.experiments import compare as experiment
+from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import check_outputs, report_document, write_outputs
 from simgpu.scenario.model import Scenario
@@ -61,7 +63,7 @@ def run(study: Study, as_json: bool, quiet: bool, output: Path | None) -> None:
         show_details(screen, comparison)
         if folder is not None:
             click.echo(f"\nwritten to {folder}")
-    _end(comparison)
+    _end(loaded, comparison)
 
 
 @click.command()
@@ -86,7 +88,7 @@ def compare(study: Study, as_json: bool, quiet: bool) -> None:
         screen = Screen()
         show_header(screen, loaded, comparison)
         show_comparison(screen, comparison)
-    _end(comparison)
+    _end(loaded, comparison)
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:
@@ -97,11 +99,16 @@ def _print_json(scenario: Scenario, comparison: Comparison) -> None:
     click.echo(json.dumps(report_document(comparison, _about(scenario)), indent=2, allow_nan=False))
 
 
-def _end(comparison: Comparison) -> None:
-    """Tells why policies ran out of memory; the exit code says so when all did whose memory is limited."""
+def _end(scenario: Scenario, comparison: Comparison) -> None:
+    """Tells why policies ran out of memory, and what to try; the exit code says so when all did that can."""
     messages = [f"{run.label}: {run.outcome}" for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
+    if not messages:
+        return
     limited = [run for run in comparison if run.result is None or not run.result.program.unlimited_memory]
-    if messages and len(messages) == len(limited):
-        fail(messages, OUT_OF_MEMORY)
+    none_fits = len(messages) == len(limited)
     for message in messages:
-        click.echo(f"\n{message}", err=True)
+        show_error(message) if none_fits else click.echo(f"\n{message}", err=True)
+    click.echo(err=True)
+    Screen(error=True).print(facts(advice(scenario, comparison)))
+    if none_fits:
+        sys.exit(OUT_OF_MEMORY)

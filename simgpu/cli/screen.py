@@ -32,17 +32,20 @@ def console(file: TextIO) -> Console:
 
 
 class Screen:
-    """Standard output, as wide as the terminal but at most 80 columns, without blanks at the ends of lines."""
+    """As wide as the terminal but at most 80 columns, without blanks at the ends of lines; standard output or error."""
 
-    def __init__(self) -> None:
-        self._console = console(sys.stdout)
+    def __init__(self, error: bool = False) -> None:
+        self._error = error
+        self._console = console(sys.stderr if error else sys.stdout)
 
     def print(self, content: RenderableType = "") -> None:
         """Prints a text or a table."""
         with self._console.capture() as captured:
             self._console.print(content)
         for line in captured.get().splitlines():
-            click.echo(line.rstrip(), color=True)  # rich has already left out the colours where there are none
+            click.echo(
+                line.rstrip(), color=True, err=self._error
+            )  # rich has already left out the colours where there are none
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
