@@ -11,7 +11,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, detect, import_trace
 from simgpu.trace.importers.execution_trace import read_execution_trace
-from simgpu.trace.model import RELEASED_AT_END, BlockKind, Origin, Phase
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, Origin
 from tests.trace.kineto_files import Profile, small_run, tensor, write
 
 
@@ -304,17 +304,6 @@ def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
     assert [(kernel.reads, kernel.writes) for kernel in trace.kernels] == [((), ("s3",))]
     assert not check_trace(trace)
     assert [block.persistent for block in trace.blocks] == [False]
-
-
-def test_phases_of_a_profile_without_sequence_numbers(tmp_path):
-    profile, _ = small_run(with_memory=False)
-    for event in profile.events:
-        event.get("args", {}).pop("Fwd thread id", None)
-        event.get("args", {}).pop("Sequence number", None)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"))
-    phases = [kernel.phase for kernel in trace.kernels]
-    assert phases == [Phase.FORWARD] * 3 + [Phase.BACKWARD, Phase.OPTIMIZER]
-    assert [kernel.layer for kernel in trace.kernels] == ["Linear_0"] * 3 + [None, None]
 
 
 def test_an_execution_trace_beside_several_iterations_picks_the_one_it_covers(tmp_path):

@@ -3,7 +3,8 @@
 - A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
   on its thread. Where the call was not recorded, the operator with the kernel's External id; else there is none.
 - Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, that
-  is an operator of autograd's engine or one that answers a forward operator; forward otherwise.
+  is an operator of autograd's engine or one that answers a forward operator; forward inside any other operator. A
+  kernel without an operator has no phase that is recorded; it counts as forward, and the notes say so.
 - Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
   sequence number of its autograd node: the last one that shows it, since that is the one that made the node.
 
@@ -29,12 +30,14 @@ class Launched:
     """A kernel as it stands in the trace.
 
     op: position of the operator that launched it among the iteration's, -1 where none. at: when it was launched (ns).
+    is_phase_told: whether its phase is recorded.
     """
 
     op: int
     name: str
     at: int
     phase: Phase
+    is_phase_told: bool
     layer: str | None
     pure: bool | None
 
@@ -70,7 +73,8 @@ class Attribution:
                 layer = next((layer_of_sequence[n] for n in self._sequences(op) if n in layer_of_sequence), layer)
             name = self.ops[op].name if op >= 0 else kernel.name
             pure = False if phase is Phase.OPTIMIZER else innermost_purity(self.ops[p].name for p in self.chain(op))
-            found.append(Launched(op, name, launched_at(kernel, self.profile), phase, layer, pure))
+            at = launched_at(kernel, self.profile)
+            found.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
         return tuple(found)
 
     @cached_property
@@ -101,13 +105,13 @@ class Attribution:
         ordered = sorted(self.ops, key=lambda op: op.start)
         return next((op.samples for op in ordered if op.samples is not None), None)
 
-    def _phase(self, op: int) -> Phase:
-        names = [self.ops[p] for p in self.chain(op)]
-        if any(is_optimizer(around.name) for around in names):
+    def _phase(self, op: int) -> Phase | None:
+        chain = [self.ops[p] for p in self.chain(op)]
+        if any(is_optimizer(around.name) for around in chain):
             return Phase.OPTIMIZER
-        if any(around.is_backward or is_autograd_node(around.name) for around in names):
+        if any(around.is_backward or is_autograd_node(around.name) for around in chain):
             return Phase.BACKWARD
-        return Phase.FORWARD
+        return None if all(around.is_annotation for around in chain) else Phase.FORWARD
 
     def _sequences(self, op: int) -> Iterator[int]:
         return (self.ops[p].sequence for p in self.chain(op) if self.ops[p].sequence >= 0)

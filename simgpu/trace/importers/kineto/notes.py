@@ -8,6 +8,7 @@ from __future__ import annotations
 from simgpu.trace.importers.kineto.allocations import DeviceMemory
 from simgpu.trace.importers.kineto.attribution import Attribution
 from simgpu.trace.importers.kineto.iteration import launched_at
+from simgpu.trace.importers.kineto.profile import Op
 from simgpu.units import format_bytes, format_time
 
 
@@ -25,8 +26,17 @@ def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, i
         told.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
     if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
         told.append(f"Kernels whose launch was not recorded: {unlaunched}.")
+    if untold := sum(not launched.is_phase_told for launched in attribution.launched):
+        remedy = (
+            "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
+        )
+        told.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
     told.append(_memory_note(is_joined, memory))
     return " ".join(told)
+
+
+def _is_operator(op: Op) -> bool:
+    return not op.is_annotation
 
 
 def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
