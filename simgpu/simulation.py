@@ -15,6 +15,7 @@ import numpy as np
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
@@ -39,7 +40,8 @@ class Result:
     budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the
     last two iterations were equal in time and in memory; the metrics are those of the last one either way.
     ideal_ns: the iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes
-    of device memory needed, holes included. retired: instructions executed over all iterations. label: the policy
+    of device memory needed, holes included. retired: instructions executed over all iterations. epoch: of training,
+    which sparsity depends on. label: the policy
     with the parameters that are not its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
     notes: what the policy and the run have to say about themselves.
     """
@@ -62,6 +64,7 @@ class Result:
     label: str
     phases: Mapping[str, Phase]
     notes: tuple[str, ...] = field(default=())
+    epoch: int = 0
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -92,6 +95,7 @@ class Result:
             "budget_bytes": self.budget,
             "pool": self.pool,
             "seed": self.seed,
+            "epoch": self.epoch,
             "iterations": self.iterations,
             "steady": self.steady,
             "ideal_ns": self.ideal_ns,
@@ -113,9 +117,10 @@ class Result:
 
         title = f"{self.title}\n{self.trace.provenance}"
         if what == "memory":
-            return plot_memory(self.timeline, title=title)
-        draw = plot_timeline if what == "timeline" else plot_run
-        return draw(self.timeline, title=title, phases=self.phases)
+            return plot_memory(self.timeline, budget=self.budget, title=title)
+        if what == "timeline":
+            return plot_timeline(self.timeline, title=title, phases=self.phases)
+        return plot_run(self.timeline, budget=self.budget, title=title, phases=self.phases)
 
     def _facts(self) -> list[tuple[str, str]]:
         metrics = self.metrics
@@ -148,6 +153,7 @@ def simulate(
     seed: int = 0,
     pool: str | None = None,
     alignment: int | str | None = None,
+    epoch: int = 0,
 ) -> Result:
     """Replay a trace on a node under a policy.
 
@@ -155,6 +161,7 @@ def simulate(
     ``"8 GiB"``, by default the node's.
     iterations: how many are run; the last one is reported. pool: ``counting`` or ``addressed``; by default what the
     policy asks for, else counting. alignment: bytes every allocation is rounded up to, by default the node's.
+    epoch: of training, for traces that tell how sparsity changes with it.
 
     Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
 
@@ -176,6 +183,7 @@ def simulate(
             "budget": limit,
             "alignment": unit,
             "pool": pool,
+            "epoch": epoch,
         }
     )
     problems = check_trace(trace)
@@ -185,15 +193,30 @@ def simulate(
         node = replace(node, gpu=replace(node.gpu, alignment=unit))
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     limit = node.budget if limit is None else limit
-    graph = TaskGraph.of(trace)
-    shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool)
-    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed))
+    graph = _graph(trace, node, epoch)
+    shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
+    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch)
     return shared.run(chosen.plan(context))
+
+
+def _graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
+    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies."""
+    graph = TaskGraph.of(trace)
+    if not trace.sparsity and not trace.compressibility:
+        return graph
+    costs = NodeCosts(trace, node, epoch)
+    sizes = graph.copy_sizes
+    if (cdma := node.gpu.cdma) is not None:
+        sizes = tuple(
+            costs.encoded_bytes(block, cdma.codec) if costs.is_known(block, cdma.codec) else block.bytes
+            for block in trace.blocks
+        )
+    return replace(graph, costs=costs, copy_sizes=sizes)
 
 
 def _check_arguments(values: Mapping[str, object]) -> None:
     """Refuse what is no argument of `simulate`; tells all problems together."""
-    least = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1}
+    least = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1, "epoch": 0}
     problems = []
     for name, value in values.items():
         place, remedy = f"argument {name}", _REMEDIES[name]
@@ -221,6 +244,7 @@ _REMEDIES = {
     "policy": "give a policy's name, and its parameters apart",
     "iterations": "two or more also show whether the iteration is steady",
     "seed": "give a whole number",
+    "epoch": "epochs count from 0",
     "budget": "give bytes, or a text such as '8 GiB'",
     "alignment": "give bytes, or a text such as '512 B'",
     "pool": "",
@@ -249,6 +273,7 @@ class _Shared:
     iterations: int
     seed: int
     pool: str | None
+    epoch: int
 
     def run(self, program: Program) -> Result:
         """Verify and execute a program."""
@@ -286,6 +311,7 @@ class _Shared:
             label=policy_label(self.policy),
             phases={kernel.id: kernel.phase for kernel in self.trace.kernels},
             notes=notes,
+            epoch=self.epoch,
         )
 
 

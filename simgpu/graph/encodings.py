@@ -7,19 +7,29 @@ the transform that adds encoded forms to a graph (`simgpu.graph.transforms`), co
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from simgpu.trace.model import Block
 
 
-class Encoding(NamedTuple):
-    """A block in a codec, made by the GPU with a launch of `grid` thread blocks of `threads` threads each.
+class Encoder(StrEnum):
+    """Who encodes and decodes. `FREE` is an oracle's: on the GPU, in no time (CSWAP, section V)."""
 
-    grid, threads: 0 where the host does the work.
+    GPU = "gpu"
+    HOST = "host"
+    FREE = "free"
+
+
+class Encoding(NamedTuple):
+    """A block in a codec, and who makes it so.
+
+    grid, threads: thread blocks of the GPU's kernels and threads in each; 0 for other encoders.
     """
 
     block: int
     codec: str
+    by: Encoder = Encoder.GPU
     grid: int = 0
     threads: int = 0
 

@@ -38,7 +38,7 @@ class Trial(Protocol):
 class PlanContext:
     """What a policy may look at while it plans.
 
-    graph: the tasks with their predicted durations. budget: bytes of device memory the program may use.
+    graph: the tasks with their predicted durations. epoch: of training, from 0. budget: bytes of device memory the program may use.
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness.
     """
@@ -48,6 +48,7 @@ class PlanContext:
     budget: int
     trial: Callable[[Program], Trial]
     rng: np.random.Generator
+    epoch: int = 0
 
 
 @dataclass(frozen=True)

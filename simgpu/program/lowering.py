@@ -114,7 +114,7 @@ class _Lowering:
             place = self._step_start if self.placement.layer_barrier else int
             leaving[place(swap.after)].append(swap)
             fetched[place(swap.fetch_with)].append(swap)
-            awaited[swap.before].append(swap)
+            awaited[place(swap.before)].append(swap)
         self._begin(reborn, order)
         for k in range(len(graph.kernels)):
             stream = compute_stream(graph.streams[k])
@@ -248,15 +248,15 @@ class _Lowering:
     ) -> None:
         """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy.
 
-        What the GPU encodes it encodes before the step's first kernel, and decodes before the kernel that needs it.
+        Before the step's first kernel the GPU decodes what the step needs, and encodes what is to leave with it.
         """
         code = self.code[COMPUTE]
         first = self._step_start(k)
         outs, ins = leaving.get(first, []), fetched.get(first, [])
-        if k == first and (outs or ins):
-            self._begin_step(outs, ins)
         for swap in awaited:
             self.travel.decode(swap)
+        if k == first and (outs or ins):
+            self._begin_step(outs, ins)
         code += self._kernel(k, births)
         encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
         if gone := (*deaths, *encoded):

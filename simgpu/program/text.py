@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from simgpu.errors import InputError
-from simgpu.graph.encodings import Encoding
+from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.program.instructions import (
@@ -164,7 +164,7 @@ def _read(value: list[Any]) -> Any:
     elif kind in (Encode, Decode):
         values[2] = Space(values[2])
     elif kind is WithEncodings:
-        values[0] = tuple(Encoding(*encoding) for encoding in values[0])
+        values[0] = tuple(Encoding(b, codec, Encoder(by), *launch) for b, codec, by, *launch in values[0])
     return kind(*values)
 
 

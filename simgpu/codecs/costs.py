@@ -1,0 +1,109 @@
+"""What encoding a trace's blocks costs on a node at one epoch of training: the truth that the machine charges.
+
+Lives here: sizes and times put together. Does not live here: where they come from (`simgpu.codecs.sizes`,
+`simgpu.codecs.gpu.response`), or what a policy believes of them (`simgpu.codecs.gpu.timemodel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from simgpu.codecs.registry import codec_class
+from simgpu.codecs.sizes import FROM_SPARSITY, compressed_bytes
+from simgpu.errors import InputError
+from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.epochs import sizes_at, sparsity_at
+from simgpu.trace.itemsize import ITEMSIZE
+from simgpu.trace.model import Block, CompressedSize, Trace
+
+if TYPE_CHECKING:
+    from simgpu.codecs.gpu.response import ResponseSurface
+    from simgpu.graph.encodings import Encoding
+
+
+class NodeCosts:
+    """Costs of a trace's blocks on a node at an epoch; see `simgpu.graph.encodings.EncodingCosts`.
+
+    sparsity: share of zeros by block. measured: rows of compressed sizes by block; where several layouts were measured,
+    those of the given one count. Both are what holds at the epoch.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.trace.chain import chain
+    >>> from simgpu.trace.model import SparsitySample
+    >>> trace = replace(chain([5], [7], [4096]), sparsity=(SparsitySample("x1", 0, 0.5),))
+    >>> NodeCosts(trace, load_node("v100")).encoded_bytes(trace.blocks[0], "zvc")
+    2176
+    """
+
+    def __init__(self, trace: Trace, node: NodeSpec, epoch: int = 0, layout: str = "nchw") -> None:
+        self.name = trace.name or trace.info.model
+        self.dtype = trace.info.dtype
+        self.node = node
+        self.sparsity = sparsity_at(trace, epoch)
+        self.measured: Mapping[str, tuple[CompressedSize, ...]] = {
+            block: _of_layout(rows, layout) for block, rows in sizes_at(trace, epoch).items()
+        }
+
+    def is_known(self, block: Block, codec: str) -> bool:
+        """Whether it is known what a codec makes of a block."""
+        known = block.id in self.sparsity and codec in FROM_SPARSITY
+        return known or any(row.codec == codec for row in self.measured.get(block.id, ()))
+
+    def encoded_bytes(self, block: Block, codec: str) -> int:
+        """Bytes of a block in a codec."""
+        codec_class(codec)
+        if not self.is_known(block, codec):
+            what = f"the trace does not tell how small '{block.id}' becomes in {codec}"
+            remedy = "record or model its sparsity (sparsity.csv), or measure its size (compressibility.csv)"
+            raise InputError.single(self.name, "sparsity", what, remedy)
+        itemsize = ITEMSIZE.get(block.dtype or self.dtype, 4)
+        rows = self.measured.get(block.id, ())
+        try:
+            return compressed_bytes(block.bytes, itemsize, codec, self.sparsity.get(block.id), rows)
+        except InputError as error:
+            what = f"block '{block.id}' in {codec}: {error.problems[0].what}"
+            raise InputError.single(self.name, error.problems[0].place, what, error.problems[0].remedy) from None
+
+    def encode_ns(self, block: Block, encoding: Encoding) -> int:
+        """Time to encode a block."""
+        return self._ns(block, encoding, decoding=False)
+
+    def decode_ns(self, block: Block, encoding: Encoding) -> int:
+        """Time to decode a block."""
+        return self._ns(block, encoding, decoding=True)
+
+    def _ns(self, block: Block, encoding: Encoding, *, decoding: bool) -> int:
+        if encoding.by == "free":
+            return 0
+        if encoding.by == "host":
+            return self._on_host_ns(block)
+        surface = self._response
+        timed = surface.decode_ns if decoding else surface.encode_ns
+        sparsity = self.sparsity.get(block.id, 0.0)
+        return timed(encoding.codec, block.bytes, sparsity, encoding.grid, encoding.threads)
+
+    def _on_host_ns(self, block: Block) -> int:
+        rate = self.node.host.codec_bandwidth
+        if rate is None:
+            what = f"node {self.node.name} does not say how fast its host encodes"
+            raise InputError.single("", "node.host.codec_bandwidth", what, "give it, such as '2 GB/s'")
+        return -(-block.bytes * 10**9 // rate)
+
+    @cached_property
+    def _response(self) -> ResponseSurface:
+        from simgpu.codecs.gpu.response import response_of
+
+        return response_of(self.node.gpu)
+
+
+def _of_layout(rows: tuple[CompressedSize, ...], layout: str) -> tuple[CompressedSize, ...]:
+    """The rows of a layout, or of the only one that was measured, by codec."""
+    chosen: list[CompressedSize] = []
+    for codec in dict.fromkeys(row.codec for row in rows):
+        mine = [row for row in rows if row.codec == codec]
+        layouts = {row.layout for row in mine}
+        chosen += [row for row in mine if len(layouts) == 1 or row.layout == layout]
+    return tuple(chosen)

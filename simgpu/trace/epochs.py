@@ -1,0 +1,55 @@
+"""What a trace tells of one epoch of training: sparsity and measured compressed sizes.
+
+Lives here: which rows hold at an epoch. Does not live here: modelling sparsity (`simgpu.trace.sparsity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from simgpu.trace.model import CompressedSize, SparsitySample, Trace
+
+Row = TypeVar("Row", SparsitySample, CompressedSize)
+
+
+def epochs_of(trace: Trace) -> tuple[int, ...]:
+    """The epochs of which the trace tells sparsity or measured sizes, ascending.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5], [7], [100])
+    >>> epochs_of(replace(trace, sparsity=(SparsitySample("x1", 4, 0.5), SparsitySample("x1", 0, 0.4))))
+    (0, 4)
+    """
+    return tuple(sorted({row.epoch for row in trace.sparsity} | {row.epoch for row in trace.compressibility}))
+
+
+def sparsity_at(trace: Trace, epoch: int) -> dict[str, float]:
+    """Share of zeros by block: of the last sample up to that epoch, else of the first one after it.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> samples = (SparsitySample("x1", 0, 0.4), SparsitySample("x1", 10, 0.6))
+    >>> sparsity_at(replace(chain([5], [7], [100]), sparsity=samples), epoch=9)
+    {'x1': 0.4}
+    """
+    return {block: rows[0].sparsity for block, rows in _holding(trace.sparsity, epoch).items()}
+
+
+def sizes_at(trace: Trace, epoch: int) -> dict[str, tuple[CompressedSize, ...]]:
+    """Measured compressed sizes by block, chosen by epoch as sparsity is."""
+    return {block: tuple(rows) for block, rows in _holding(trace.compressibility, epoch).items()}
+
+
+def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
+    """By block, the rows of the one epoch that stands for `epoch`."""
+    of: dict[str, list[Row]] = {}
+    for row in rows:
+        of.setdefault(row.block, []).append(row)
+    held: dict[str, list[Row]] = {}
+    for block, found in of.items():
+        told = sorted({row.epoch for row in found})
+        chosen = max((e for e in told if e <= epoch), default=told[0])
+        held[block] = [row for row in found if row.epoch == chosen]
+    return held
