@@ -34,9 +34,9 @@ def write(bits: Bits, units: Bits) -> None:
         np.not_equal(values, 0, out=kept[:used, mask_units:])
         masks = np.packbits(kept[:used, mask_units:], axis=1, bitorder="little")
         lines[:used, :mask_units] = masks.view(bits.dtype)
-        found = lines[:used].ravel().take(np.flatnonzero(kept[:used]))
-        units[at : at + found.size] = found
-        at += found.size
+        places = np.flatnonzero(kept[:used])
+        lines.take(places, out=units[at : at + places.size], mode="clip")  # without a mode it would go by a copy
+        at += places.size
 
 
 def read(units: Bits, bits: Bits) -> int:

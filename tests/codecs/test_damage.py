@@ -86,7 +86,7 @@ def _implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.param == "numpy":
         monkeypatch.setattr(zvc, "_implementation", lambda: zvc_numpy)
     else:
-        pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+        pytest.importorskip("numba", exc_type=ImportError, reason="the extra 'fast' is not installed")
 
 
 @pytest.mark.usefixtures("_implementation")

@@ -66,7 +66,7 @@ def test_a_small_array_byte_by_byte() -> None:
 
 @pytest.fixture(scope="module")
 def compiled() -> ModuleType:
-    pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    pytest.importorskip("numba", exc_type=ImportError, reason="the extra 'fast' is not installed")
     from simgpu.codecs import zvc_numba
 
     return zvc_numba
