@@ -134,22 +134,22 @@ def test_trace_check_lists_every_problem(tmp_path: Path) -> None:
 
 def test_import_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
     recording, out = written(tmp_path / "recording"), tmp_path / "out"
-    assert simgpu("import", recording, "-o", out, "--batch", "2").exit_code == 0
-    same = simgpu("import", recording, "-o", out, "--batch", "2")
+    assert simgpu("import", recording, "-o", out, "--model", "one").exit_code == 0
+    same = simgpu("import", recording, "-o", out, "--model", "one")
     assert same.exit_code == 0, same.stderr
-    refused = simgpu("import", recording, "-o", out, "--batch", "4")
+    refused = simgpu("import", recording, "-o", out, "--model", "two")
     assert refused.exit_code == 2
     message = "holds another trace, which would be lost; choose another folder, or replace it with --force"
     assert refused.stderr == f"Error: {out}: {message}\n"
-    assert read_trace(out).info.batch == 2
+    assert read_trace(out).info.model == "one"
     (out / "kernels.csv").write_text("damaged", encoding="utf-8")
-    assert simgpu("import", recording, "-o", out, "--batch", "2").exit_code == 2
-    assert simgpu("import", recording, "-o", out, "--batch", "4", "--force").exit_code == 0
-    assert read_trace(out).info.batch == 4
+    assert simgpu("import", recording, "-o", out, "--model", "one").exit_code == 2
+    assert simgpu("import", recording, "-o", out, "--model", "two", "--force").exit_code == 0
+    assert read_trace(out).info.model == "two"
 
 
 def test_an_import_without_a_device_says_so(tmp_path: Path) -> None:
-    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out", "--batch", "2")
+    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert "origin  imported, device not recorded, by " in done.stdout
 
 

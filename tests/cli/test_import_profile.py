@@ -35,3 +35,25 @@ def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
     assert done.exit_code == 2
     assert "is an execution trace, which has no times" in done.stderr
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
+    path = small_run()[0].write(tmp_path / "net.json")
+    done = simgpu("import", path, "-o", tmp_path / "trace", "--batch", 16)
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert "was recorded with batch 8, as its shapes tell, not with batch 16; leave --batch out" in told
+    assert "put the right batch into the written trace.yaml" in told
+    assert not (tmp_path / "trace").exists()
+    assert simgpu("import", path, "-o", tmp_path / "trace", "--batch", 8).exit_code == 0
+    assert read_trace(tmp_path / "trace").info.batch == 8
+
+
+def test_the_remedy_for_shapes_that_mislead_works(tmp_path) -> None:
+    trace = tmp_path / "trace"
+    assert simgpu("import", small_run()[0].write(tmp_path / "net.json"), "-o", trace).exit_code == 0
+    text = (trace / "trace.yaml").read_text()
+    assert "batch: 8" in text
+    (trace / "trace.yaml").write_text(text.replace("batch: 8", "batch: 16"))
+    assert simgpu("trace", "check", trace).exit_code == 0
+    assert read_trace(trace).info.batch == 16

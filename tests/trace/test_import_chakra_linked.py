@@ -200,6 +200,8 @@ def test_fractions_of_microseconds_are_kept(tmp_path):
         ("aten::relu", 3500, None)
     ]
     assert trace.info.batch == 8
+    with pytest.raises(InputError, match="was recorded with batch 8, as its shapes tell, not with batch 2"):
+        import_trace(saved_linked(tmp_path, LINKED), Told(batch=2))
 
 
 SPOILT_LINKS = {

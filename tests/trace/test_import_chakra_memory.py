@@ -39,7 +39,7 @@ class Host:
 
 
 def imported(folder: Path, host: Host) -> Trace:
-    return import_trace(host.save(folder), Told(batch=1))[0]
+    return import_trace(host.save(folder), Told(batch=8))[0]
 
 
 ADD_ = "aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"
@@ -61,7 +61,7 @@ def test_kernels_read_what_their_operator_was_given_and_write_what_it_made(tmp_p
     ]
     found = {block.id: (block.kind, block.bytes, block.persistent, block.shape, block.dtype) for block in trace.blocks}
     assert found == {
-        "s101": (BlockKind.OTHER, 32, True, (8,), "float32"),
+        "s101": (BlockKind.INPUT, 32, True, (8,), "float32"),
         "s102": (BlockKind.WEIGHT, 16, True, (4,), "float32"),
         "s103": (BlockKind.FEATURE_MAP, 32, False, (8,), "float32"),
         "s105": (BlockKind.FEATURE_MAP, 32, False, (8,), "float32"),

@@ -241,7 +241,7 @@ def test_times_are_exact_however_large_the_clock(tmp_path):
 
 def test_what_the_user_tells_goes_first(tmp_path):
     path = small_run()[0].write(tmp_path / "net.json")
-    told = Told(model="mine", batch=3, device="My GPU", dtype="bfloat16", date="2020-01-02")
+    told = Told(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
     info = import_trace(path, told)[0].info
     assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(told)[:5]
 

@@ -9,7 +9,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import detect, import_trace
+from simgpu.trace.importers import Told, detect, import_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
 
@@ -201,6 +201,13 @@ def test_empty_or_binary_parts(tmp_path):
 def test_a_batch_nobody_tells(tmp_path):
     with pytest.raises(InputError, match="does not say its batch size"):
         import_trace(written(tmp_path / "net", tensors=TENSORS.replace('"[4, 2]",8,4,input', "[],8,4,input")))
+
+
+def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path):
+    folder = written(tmp_path / "net")
+    assert import_trace(folder, Told(batch=4))[0].info.batch == 4
+    with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes tell, not with batch 5; leave"):
+        import_trace(folder, Told(batch=5))
 
 
 def test_a_trace_needs_no_import(tmp_path):

@@ -28,6 +28,23 @@ class Told:
     execution_trace: Path | None = None
     iteration: int | None = None
 
+    def samples(self, source: Path, from_shapes: int | None) -> int | None:
+        """Samples per iteration, told or as the shapes of a recording tell them; None where neither does.
+
+        Raises `InputError` where the two differ.
+
+        >>> Told(batch=8).samples(Path("net.json"), None), Told().samples(Path("net.json"), 8)
+        (8, 8)
+        """
+        if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
+            what = f"was recorded with batch {from_shapes}, as its shapes tell, not with batch {self.batch}"
+            remedy = (
+                "leave --batch out; if the first side of this network's data is not its samples, put the right batch "
+                "into the written trace.yaml"
+            )
+            raise InputError.single(source, "", what, remedy)
+        return self.batch if self.batch is not None else from_shapes
+
     def info(self, source: Path, tool: str, model: str, batch: int | None, notes: str) -> TraceInfo:
         """The description of a trace: what the user said first, then what the recording says."""
         samples = self.batch if self.batch is not None else batch

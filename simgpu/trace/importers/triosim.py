@@ -82,7 +82,7 @@ def load(path: Path, told: Told) -> Trace:
         "operator during which its tensor was numbered. Operands that the recording leaves out are not read here "
         "either. Lifetimes are not recorded."
     )
-    info = told.info(path, _TOOL, path.resolve().name, _batch(blocks), notes)
+    info = told.info(path, _TOOL, path.resolve().name, told.samples(path, _batch(blocks)), notes)
     return Trace(info, _kernels(operators, resolved), blocks)
 
 

@@ -48,7 +48,7 @@ def load(path: Path, told: Told) -> Trace:
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
     ids = [str(node.id) for node in kernels.nodes]
     rows = _kernels(kernels, phases, memories)
-    batch = told.batch if told.batch is not None else samples(kernels)
+    batch = told.samples(path, samples(kernels))
     info = told.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
     return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
 

@@ -97,7 +97,7 @@ def load(path: Path, told: Told) -> Trace:
     said = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
-    info = told.info(path, tool, model, attribution.samples(), said)
+    info = told.info(path, tool, model, told.samples(path, attribution.samples()), said)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
 
