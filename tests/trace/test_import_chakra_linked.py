@@ -16,7 +16,7 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.simulation import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, import_trace
-from simgpu.trace.importers.chakra.nodes import BYTES_PER_NODE
+from simgpu.trace.importers.chakra.nodes import NODES
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.trace.stats import trace_stats
 from tests.trace import chakra_files as files
@@ -169,7 +169,7 @@ def test_the_memory_a_node_takes_is_what_is_counted_with(tmp_path):
     import_trace(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert BYTES_PER_NODE / 2 < peak / len(linked()["nodes"]) < BYTES_PER_NODE * 1.5
+    assert NODES.bytes / 2 < peak / len(linked()["nodes"]) < NODES.bytes * 1.5
 
 
 def test_policies_run_on_it(vgg13):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.trace.importers import import_trace
+from simgpu.trace.importers import Told, import_trace
 from simgpu.trace.importers.json_stream import items
 from tests.trace.kineto_files import small_run
 
@@ -78,11 +78,19 @@ def test_an_event_with_a_list_for_a_name(tmp_path, key, value):
         import_trace(profile.write(tmp_path / "net.json"))
 
 
-def test_a_version_behind_the_events_is_looked_for_before_them(tmp_path):
+@pytest.mark.parametrize("repeated", [1, 500])
+def test_a_version_behind_the_events_is_told_however_far_behind(tmp_path, repeated):
+    profile, _ = small_run()
+    events = profile.events * repeated
     path = tmp_path / "net.json"
-    path.write_text(json.dumps({"traceEvents": [], "schemaVersion": 1}))
-    with pytest.raises(InputError, match="has no schemaVersion before its events"):
+    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
+    with pytest.raises(
+        InputError, match=r"has no schemaVersion before its events, .*; put it first, .* jq"
+    ):
         import_trace(path)
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({"schemaVersion": told["schemaVersion"]} | {"traceEvents": profile.events}))
+    assert len(import_trace(path)[0].kernels) == 5
 
 
 def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
@@ -94,3 +102,18 @@ def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(InputError, match=r"net\.json: cannot be read: Permission denied; check the path and its"):
         import_trace(path)
+
+
+def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
+    profile, recorded = small_run()
+    path, graph = profile.write(tmp_path / "net.json"), recorded.write(tmp_path / "graph.json")
+    plainly = Path.open
+
+    def denied(self, *args, **options):
+        if self == graph:
+            raise PermissionError(13, "Permission denied")
+        return plainly(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(InputError, match=r"graph\.json: cannot be read: Permission denied; check the path and its"):
+        import_trace(path, Told(execution_trace=graph))

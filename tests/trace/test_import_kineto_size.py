@@ -12,7 +12,9 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.trace.importers import Told, import_trace, memory_budget
-from simgpu.trace.importers.memory_budget import BYTES_PER_EVENT, BYTES_PER_NODE, available_memory
+from simgpu.trace.importers.execution_trace import NODES
+from simgpu.trace.importers.kineto.reading import EVENTS
+from simgpu.trace.importers.memory_budget import available_memory
 from tests.trace.kineto_files import LINEAR, ExecutionTrace, Profile, small_run, tensor
 
 #: What a profile is full of and an import drops.
@@ -63,8 +65,8 @@ def peak_of_import(path: Path, told: Told | None = None) -> int:
 
 def test_memory_does_not_grow_with_dropped_events(tmp_path):
     small = write_noisy(tmp_path / "small.json", 200)
-    large = write_noisy(tmp_path / "large.json", 20_000)
-    assert large.stat().st_size > 8_000_000 > 50 * small.stat().st_size
+    large = write_noisy(tmp_path / "large.json", 10_000)
+    assert large.stat().st_size > 4_000_000 > 40 * small.stat().st_size
     assert import_trace(large)[0].kernels == import_trace(small)[0].kernels
     assert peak_of_import(large) < peak_of_import(small) + 100_000
 
@@ -100,20 +102,36 @@ def write_busy(path: Path, iterations: int) -> tuple[Path, Path, int, int]:
 
 
 def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
-    profile, recorded, events, nodes = write_busy(tmp_path, 3000)
+    profile, recorded, events, nodes = write_busy(tmp_path, 800)
     alone = peak_of_import(profile)
     joined = peak_of_import(profile, Told(execution_trace=recorded))
-    assert BYTES_PER_EVENT / 2 < alone / events < BYTES_PER_EVENT * 1.5
-    assert BYTES_PER_NODE / 2 < (joined - alone) / nodes < BYTES_PER_NODE * 1.5
+    assert EVENTS.bytes / 2 < alone / events < EVENTS.bytes * 1.5
+    assert NODES.bytes / 2 < (joined - alone) / nodes < NODES.bytes * 1.5
 
 
 def test_a_profile_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
-    profile, _, _, _ = write_busy(tmp_path, 5000)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 3_000_000)
-    with pytest.raises(InputError, match=r"busy.json: is larger than this machine's memory: 8192 events needed so far"):
+    profile, recorded, _, _ = write_busy(tmp_path, 100)
+    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 100_000)
+    whole = (
+        r"busy.json: is larger than this machine's memory: 192 events needed so far, about 112.5 KiB, with 97.66 KiB"
+    )
+    with pytest.raises(InputError, match=rf"{whole} free; record a single iteration \(schedule=.* more memory"):
         import_trace(profile)
     monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
-    assert len(import_trace(profile)[0].kernels) == 5000
+    assert len(import_trace(profile)[0].kernels) == 100
+
+
+def test_an_execution_trace_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
+    profile, recorded, _, _ = write_busy(tmp_path, 100)
+    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 80_000)
+    what = (
+        r"graph.json: is larger than this machine's memory: 64 nodes needed so far, .* free; let the observer run for"
+    )
+    with pytest.raises(InputError, match=what) as error:
+        import_trace(profile, Told(execution_trace=recorded))
+    assert "schedule" not in str(error.value)
 
 
 def test_the_memory_of_this_machine():

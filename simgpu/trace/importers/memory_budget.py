@@ -1,20 +1,29 @@
 """Whether what an import keeps of a recording that it streams still fits into this machine's memory.
 
-Does not live here: how much memory is free, and files that are read whole (`simgpu.trace.free_memory`).
+Does not live here: how much memory is free, and files that are read whole (`simgpu.trace.free_memory`); what one event
+or node takes, which stands with its reader.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.trace.free_memory import available_memory
 from simgpu.units import format_bytes
 
-#: Memory that an event of a profile takes, all that is made of it included, and a node of an execution trace. Measured
-#: on a VGG-13 iteration on an H100: 585 and 1350 bytes at the peak of Python's own count (tests hold them to that).
-BYTES_PER_EVENT = 600
-BYTES_PER_NODE = 1400
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a recording is made of. plural: as messages call it. bytes: of memory that one takes, all that is made of
+    it included. shorter: how to get a recording with fewer.
+    """
+
+    plural: str
+    bytes: int
+    shorter: str
+
 
 _LOOK_EVERY = 4096
 
@@ -24,16 +33,16 @@ class MemoryBudget:
 
     available: bytes that may be used; left out, what the machine has free now.
 
-    >>> budget = MemoryBudget(Path("profile.json"), BYTES_PER_EVENT, available=1_000_000)
+    >>> budget = MemoryBudget(Path("profile.json"), Piece("events", 600, "record one iteration"), available=1_000_000)
     >>> for _ in range(5000):
     ...     budget.take()
     Traceback (most recent call last):
-    simgpu.errors.InputError: profile.json: is larger than this machine's memory: ...
+    simgpu.errors.InputError: profile.json: is larger than this machine's memory: 4096 events needed so far, ...
     """
 
-    def __init__(self, path: Path, each: int, available: int | None = None) -> None:
+    def __init__(self, path: Path, piece: Piece, available: int | None = None) -> None:
         self.path = path
-        self.each = each
+        self.piece = piece
         self.available = available_memory() if available is None else available
         self.kept = 0
 
@@ -44,10 +53,10 @@ class MemoryBudget:
     def take(self) -> None:
         """Keep one more."""
         self.kept += 1
-        if self.kept % _LOOK_EVERY == 0 and self.available is not None and self.kept * self.each > self.available:
+        takes = self.kept * self.piece.bytes
+        if self.kept % _LOOK_EVERY == 0 and self.available is not None and takes > self.available:
             what = (
-                f"is larger than this machine's memory: {self.kept} events needed so far, about "
-                f"{format_bytes(self.kept * self.each)}, with {format_bytes(self.available)} free"
+                f"is larger than this machine's memory: {self.kept} {self.piece.plural} needed so far, about "
+                f"{format_bytes(takes)}, with {format_bytes(self.available)} free"
             )
-            remedy = "record fewer iterations (schedule=torch.profiler.schedule(..., active=1)) or use more memory"
-            raise InputError.single(self.path, "", what, remedy)
+            raise InputError.single(self.path, "", what, f"{self.piece.shorter}, or use more memory")

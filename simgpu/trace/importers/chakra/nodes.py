@@ -14,12 +14,12 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.trace.importers import quantities
-from simgpu.trace.importers.memory_budget import MemoryBudget
+from simgpu.trace.importers.memory_budget import MemoryBudget, Piece
 from simgpu.trace.importers.quantities import shown
 
-#: Memory that a node takes, all that is made of it included. Measured on a VGG-13 iteration on an H100 with tensors:
-#: 3500 bytes in protobuf form and 5700 in JSON, at the peak of Python's own count.
-BYTES_PER_NODE = 6000
+#: Measured on a VGG-13 iteration on an H100 with tensors: 3500 bytes in protobuf form and 5700 in JSON, at the peak of
+#: Python's own count.
+NODES = Piece("nodes", 6000, "convert the trace of a single iteration")
 
 #: Kinds of nodes by their number in the schema.
 NODE_TYPES = (
@@ -124,7 +124,7 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
     found: dict[int, Node] = {}
-    budget = MemoryBudget(path, BYTES_PER_NODE)
+    budget = MemoryBudget(path, NODES)
     for node in nodes:
         budget.take()
         if node.id in found:

@@ -41,15 +41,24 @@ from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import BlockKind, Trace
 
+#: What the profiler alone calls its events.
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|cpu_instant_event)"')
+
 #: No clock of a computer stood earlier than this when it recorded, ns since 1970.
 _EPOCH_FROM = 10**18
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it."""
+    """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it.
+
+    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it tells what to do.
+    """
     start = head(path)
-    is_object = start.lstrip()[:1] == b"{"
-    return is_object and b'"schemaVersion"' in start and (b'"traceEvents"' in start or b'"deviceProperties"' in start)
+    if start.lstrip()[:1] != b"{":
+        return False
+    if b'"schemaVersion"' in start:
+        return b'"traceEvents"' in start or b'"deviceProperties"' in start
+    return b'"traceEvents"' in start and _CATEGORY.search(start) is not None
 
 
 def recognises_folder(path: Path) -> bool:
