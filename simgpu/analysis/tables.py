@@ -22,7 +22,7 @@ def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[
     """One row of texts per (policy, metrics, note), under `COMPARISON_HEADINGS`; dashes where a run gave no metrics.
 
     time: of the iteration. slowdown: against ideal. stalled: share of the iteration without running compute.
-    moved: GB (1e9 bytes) over the link, both ways together. peak: live device memory in the iteration.
+    moved: over the link, both ways together. peak: live device memory in the iteration.
 
     >>> comparison_rows([("none", None, "out of memory")])
     [('none', '-', '-', '-', '-', '-', '-', 'out of memory')]
@@ -81,7 +81,7 @@ def _cells(metrics: Metrics) -> list[str]:
         _number(metrics.samples_per_s),
         f"{metrics.slowdown:.3f}x",
         f"{stalled:.1%}",
-        f"{(metrics.bytes_out + metrics.bytes_in) / 1e9:.2f} GB",
+        format_bytes(metrics.bytes_out + metrics.bytes_in),
         format_bytes(metrics.device_peak_bytes),
     ]
 

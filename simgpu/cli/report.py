@@ -39,7 +39,8 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
         unsteady = run.result is not None and run.result.steady is False
         rows.append((f"{label} *" if unsteady else label, time if run.result else "no memory", *numbers))
-    screen.print(table(COMPARISON_HEADINGS[:-1], rows))
+    for index, line in enumerate(_lines_of_rows(COMPARISON_HEADINGS[:-1], rows)):
+        screen.print(Text(line, style="" if index else "bold"))
     if any(result.steady is False for result in comparison.results.values()):
         screen.print("* unsteady: the last two iterations still differ; run more of them")
     _show_notes(screen, comparison)
@@ -55,6 +56,18 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
         rows = [(name, *texts) for name, texts in _lines(runs)]
         screen.print(table(("", *map(_heading, runs)), rows))
     _show_notes(screen, comparison)
+
+
+def _lines_of_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Names to the left, numbers to the right; a name that leaves them too little room has a line of its own."""
+    widths = [max(map(len, column)) + _GAP for column in zip(headings, *rows, strict=True)]
+    room = WIDTH - sum(widths[1:])
+    width = max(len(row[0]) for row in (headings, *rows) if len(row[0]) <= room)
+    for name, *numbers in (headings, *rows):
+        if len(name) > width:
+            yield name
+        first = "" if len(name) > width else name
+        yield first.ljust(width) + "".join(text.rjust(wide) for text, wide in zip(numbers, widths[1:], strict=True))
 
 
 def _show_notes(screen: Screen, comparison: Comparison) -> None:

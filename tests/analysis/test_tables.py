@@ -18,7 +18,7 @@ def test_one_row_per_policy_with_rounded_numbers() -> None:
     link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
     metrics = measure(layered_run(), batch=64, ideal_ns=2_746_000_000, link=link)
     rows = comparison_rows([("vdnn all", metrics, ""), ("none", None, "out of memory")])
-    assert rows[0] == ("vdnn all", "2.87 s", "22.3", "1.045x", "4.3%", "15.14 GB", "1.264 GiB", "")
+    assert rows[0] == ("vdnn all", "2.87 s", "22.3", "1.045x", "4.3%", "14.1 GiB", "1.264 GiB", "")
     assert rows[1] == ("none", "-", "-", "-", "-", "-", "-", "out of memory")
 
 

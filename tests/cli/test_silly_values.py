@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from simgpu.cli import COMMANDS
 from tests.cli.cli_helpers import make_study, simgpu
 from tests.trace.test_import_triosim import written
 
@@ -128,11 +127,6 @@ def test_words_that_are_no_names(word: str) -> None:
         refused(*zoo, "alexnet", option, word)
     if word:  # an empty date says that none is known
         refused("import", "recording", "-o", "out", "--date", word)
-
-
-def test_the_commands_are_those_that_are_tried_here() -> None:
-    tried = {"run", "compare", "nodes", "policies", "trace", "import", "record", "record-node", "zoo", "schema"}
-    assert set(COMMANDS) - tried == {"scenarios"}, "which takes nothing"
 
 
 def test_a_folder_that_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

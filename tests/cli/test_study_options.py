@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,19 @@ def test_what_does_not_go_together(command: str, arguments: list[str], message: 
     assert done.exit_code == 2
     assert message in done.stderr
     assert not done.stdout
+
+
+def test_names_of_policies_are_never_broken_however_many_there_are() -> None:
+    asked = ["ideal", "none", "vdnn", "vdnn: {mode: conv}", "vdnn: {algorithms: smallest}"]
+    asked += ["vdnn: {mode: conv, algorithms: smallest}", "vdnn: {mode: dynamic}"]
+    for count in range(1, len(asked) + 1):
+        policies = [part for policy in asked[:count] for part in ("--policy", policy)]
+        shown = simgpu("compare", *NAMED, *policies).stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        table = shown.partition("policy ")[2].partition("\n\n")[0].splitlines()[1:]
+        names = [line for line in table if not line.startswith(" ")]
+        labels = ["ideal", "none", "vdnn", "vdnn(mode=conv)", "vdnn(algorithms=smallest)"]
+        labels += ["vdnn(mode=conv, algorithms=smallest)", "vdnn(mode=dynamic)"]
+        for line, label in zip(names, labels[:count], strict=True):
+            assert line == label or line.startswith(f"{label} ")
+        assert len([line for line in table if re.search(r" [0-9.]+ (us|ms) .* [KM]iB$", line)]) == count

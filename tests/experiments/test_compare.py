@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -147,3 +148,14 @@ def test_an_unknown_device_is_not_named() -> None:
     result = compare(replace(TRACE, info=info), ROOMY, ["none"]).results["none"]
     assert "batch 1, imported, device not recorded\n" in repr(result)
     assert result.plot().axes[0].get_title(loc="left").endswith("\nimported, device not recorded")
+
+
+@pytest.mark.parametrize("what", ["memory", "run"])
+def test_the_picture_of_ideal_has_the_budget_that_it_does_not_keep_to(
+    mixed: Comparison, what: Literal["memory", "run"]
+) -> None:
+    ideal = mixed.results["ideal"]
+    assert ideal.metrics.device_peak_bytes > TIGHT.budget
+    axes = ideal.plot(what).axes[-1]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["live", "budget 537.1 KiB"]
+    assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
