@@ -200,9 +200,11 @@ def test_same_bytes_each_time(tmp_path):
 
 
 def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 10_000_000)
-    path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(5000)]))
-    with pytest.raises(InputError, match=r"is larger than this machine's memory: .* with 9\.537 MiB free"):
+    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 200_000)
+    path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(100)]))
+    what = r"is larger than this machine's memory: 64 nodes needed so far, .* with 195\.3 KiB free"
+    with pytest.raises(InputError, match=rf"{what}; convert the trace of a single iteration, or use more memory"):
         import_trace(path, ONE)
 
 
