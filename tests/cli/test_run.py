@@ -135,8 +135,8 @@ def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
     assert beside_ideal.exit_code == 3, "ideal has memory without limit, so it says nothing of what fits"
     for word in ("kernel", "asks for", "largest hole", "held by", "largest kernel"):
         assert word in every.stderr
-    assert "to try          another policy: vdnn\n" in every.stderr
-    assert "to try          vdnn, which fits\n" in some.stderr
+    assert "to try another policy: " in " ".join(every.stderr.split())
+    assert "to try vdnn, which fits" in " ".join(some.stderr.split())
 
 
 def test_out_of_memory_in_json(study: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import compare
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.policies.registry import policy_names
 from simgpu.scenario.load import make_scenario
 from simgpu.scenario.model import PolicyChoice, Scenario
 from simgpu.trace.chain import chain
@@ -66,14 +67,15 @@ def test_what_fits_is_named_and_the_fastest_of_several() -> None:
 
 def test_policies_that_were_not_tried_and_parameters_that_can_be() -> None:
     most, _ = needs(SMALL)
-    assert steps(scenario(most - 1, "none"))[0] == "another policy: vdnn"
+    step = steps(scenario(most - 1, "none"))[0]
+    assert step == f"another policy: {', '.join(name for name in policy_names() if name not in ('ideal', 'none'))}"
     weight = Block("w", 150, BlockKind.WEIGHT, persistent=True)
     reading = replace(SMALL.kernels[0], reads=(*SMALL.kernels[0].reads, "w"))
     with_weight = replace(SMALL, blocks=(*SMALL.blocks, weight), kernels=(reading, *SMALL.kernels[1:]))
     _, least = needs(with_weight)
     tight = scenario(least, "none", "vdnn", trace=with_weight)
     assert not compare(tight).results
-    assert steps(tight)[0] == "other parameters of vdnn: simgpu policies vdnn"
+    assert "other parameters of vdnn: simgpu policies vdnn" in steps(tight)
 
 
 def test_a_kernel_too_large_alone_is_no_matter_of_policies() -> None:
