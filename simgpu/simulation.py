@@ -193,14 +193,17 @@ def simulate(
         node = replace(node, gpu=replace(node.gpu, alignment=unit))
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     limit = node.budget if limit is None else limit
-    graph = _graph(trace, node, epoch)
+    graph = task_graph(trace, node, epoch)
     shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
     context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch)
     return shared.run(chosen.plan(context))
 
 
-def _graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
-    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies."""
+def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
+    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
+
+    It is what a policy plans on, and a program is verified against.
+    """
     graph = TaskGraph.of(trace)
     if not trace.sparsity and not trace.compressibility:
         return graph

@@ -9,7 +9,7 @@ import click
 
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import LinkSpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import CdmaSpec, LinkSpec, NodeSpec, SwitchSpec
 from simgpu.units import format_bandwidth, format_bytes, format_rate, format_time
 
 _FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
@@ -82,6 +82,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         ("fp32 rate", format_rate(gpu.fp32_rate) if gpu.fp32_rate else "", "gpu.fp32_rate"),
         ("tensor rate", format_rate(gpu.tensor_rate) if gpu.tensor_rate else "", "gpu.tensor_rate"),
         ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else "", "gpu.dram_bandwidth"),
+        *(_engine(gpu.cdma) if gpu.cdma else ()),
         ("link", link.kind, "link.kind"),
         *_ways(link, "link"),
         ("  latency", format_time(link.latency_ns), "link.latency"),
@@ -94,9 +95,26 @@ def _rows(node: NodeSpec) -> list[Row]:
     rows += [
         ("host memory", format_bytes(host.memory) if host.memory else _NOT_GIVEN, "host.memory"),
         ("host cores", str(host.cores or _NOT_GIVEN), "host.cores"),
+        (
+            "  encode at",
+            format_bandwidth(host.codec_bandwidth) if host.codec_bandwidth else "",
+            "host.codec_bandwidth",
+        ),
         ("pinned memory", pinned, "host.pinned_memory"),
     ]
     return [row for row in rows if row[1]]
+
+
+def _engine(cdma: CdmaSpec) -> list[Row]:
+    policy = "performance-optimal" if cdma.throttle is None else f"throttled at {format_bandwidth(cdma.throttle)}"
+    return [
+        ("compressing DMA", cdma.codec, "gpu.cdma.codec"),
+        ("  reads at", format_bandwidth(cdma.read_bandwidth), "gpu.cdma.read_bandwidth"),
+        ("  buffer", format_bytes(cdma.buffer), "gpu.cdma.buffer"),
+        ("  latency", format_time(cdma.latency_ns), "gpu.cdma.latency"),
+        ("  kernels take", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
+        ("  policy", policy, "gpu.cdma.throttle"),
+    ]
 
 
 def _ways(link: LinkSpec | SwitchSpec, key: str) -> list[Row]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class NodeCosts:
     """Costs of a trace's blocks on a node at an epoch; see `simgpu.graph.encodings.EncodingCosts`.
 
-    sparsity: share of zeros by block. measured: rows of compressed sizes by block; where several layouts were measured,
-    those of the given one count. Both are what holds at the epoch.
+    Sparsity and measured sizes are those that hold at the epoch; where several layouts were measured, the given one
+    counts.
 
     >>> from dataclasses import replace
     >>> from simgpu.hardware.nodes import load_node
@@ -42,15 +42,19 @@ class NodeCosts:
         self.name = trace.name or trace.info.model
         self.dtype = trace.info.dtype
         self.node = node
-        self.sparsity = sparsity_at(trace, epoch)
-        self.measured: Mapping[str, tuple[CompressedSize, ...]] = {
+        self._zeros = sparsity_at(trace, epoch)
+        self._measured: Mapping[str, tuple[CompressedSize, ...]] = {
             block: _of_layout(rows, layout) for block, rows in sizes_at(trace, epoch).items()
         }
 
+    def sparsity(self, block: Block) -> float | None:
+        """Share of zeros in a block; None where it is not known."""
+        return self._zeros.get(block.id)
+
     def is_known(self, block: Block, codec: str) -> bool:
         """Whether it is known what a codec makes of a block."""
-        known = block.id in self.sparsity and codec in FROM_SPARSITY
-        return known or any(row.codec == codec for row in self.measured.get(block.id, ()))
+        known = block.id in self._zeros and codec in FROM_SPARSITY
+        return known or any(row.codec == codec for row in self._measured.get(block.id, ()))
 
     def encoded_bytes(self, block: Block, codec: str) -> int:
         """Bytes of a block in a codec."""
@@ -60,9 +64,9 @@ class NodeCosts:
             remedy = "record or model its sparsity (sparsity.csv), or measure its size (compressibility.csv)"
             raise InputError.single(self.name, "sparsity", what, remedy)
         itemsize = ITEMSIZE.get(block.dtype or self.dtype, 4)
-        rows = self.measured.get(block.id, ())
+        rows = self._measured.get(block.id, ())
         try:
-            return compressed_bytes(block.bytes, itemsize, codec, self.sparsity.get(block.id), rows)
+            return compressed_bytes(block.bytes, itemsize, codec, self._zeros.get(block.id), rows)
         except InputError as error:
             what = f"block '{block.id}' in {codec}: {error.problems[0].what}"
             raise InputError.single(self.name, error.problems[0].place, what, error.problems[0].remedy) from None
@@ -82,7 +86,7 @@ class NodeCosts:
             return self._on_host_ns(block)
         surface = self._response
         timed = surface.decode_ns if decoding else surface.encode_ns
-        sparsity = self.sparsity.get(block.id, 0.0)
+        sparsity = self._zeros.get(block.id, 0.0)
         return timed(encoding.codec, block.bytes, sparsity, encoding.grid, encoding.threads)
 
     def _on_host_ns(self, block: Block) -> int:

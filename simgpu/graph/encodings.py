@@ -40,6 +40,14 @@ class EncodingCosts(Protocol):
     Raises `InputError` where a codec is unknown, or nothing is known of what it makes of a block.
     """
 
+    def sparsity(self, block: Block) -> float | None:
+        """Share of zeros in a block; None where it is not known."""
+        ...
+
+    def is_known(self, block: Block, codec: str) -> bool:
+        """Whether it is known what a codec makes of a block."""
+        ...
+
     def encoded_bytes(self, block: Block, codec: str) -> int:
         """Bytes of the encoded form."""
         ...

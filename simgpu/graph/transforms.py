@@ -121,6 +121,8 @@ def with_encodings(graph: TaskGraph, chosen: Sequence[Encoding]) -> TaskGraph:
 
     >>> from simgpu.trace.chain import chain
     >>> class Halves:
+    ...     def sparsity(self, block): return 0.5
+    ...     def is_known(self, block, codec): return True
     ...     def encoded_bytes(self, block, codec): return block.bytes // 2
     ...     def encode_ns(self, block, encoding): return 3
     ...     def decode_ns(self, block, encoding): return 4

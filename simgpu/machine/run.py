@@ -22,11 +22,24 @@ from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Decode, Encode, Launch, Program, Release, Space
+from simgpu.program.instructions import (
+    Acquire,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Space,
+)
 from simgpu.timeline.model import Timeline
 
 #: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
 LONGEST = 2**59
+
+_WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
 POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
@@ -132,19 +145,13 @@ def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exceptio
     return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
 
 
-def _next_work(
-    executor: Executor, program: Program, stream: Stream
-) -> Launch | CopyOut | CopyIn | Encode | Decode | None:
-    """The work that a stream has come to in its segment, None after the last one."""
-    instructions = program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())
-    for instruction in instructions[stream.pc :]:
-        if isinstance(instruction, Launch | CopyOut | CopyIn | Encode | Decode):
-            return instruction
-    return None
+def _to_come(executor: Executor, program: Program, stream: Stream) -> tuple[Instruction, ...]:
+    """The instructions from where a stream is to the end of its segment."""
+    return program.segments[stream.segment].streams.get(executor.code.streams[stream.rank], ())[stream.pc :]
 
 
 def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
-    work = _next_work(executor, program, stream)
+    work = next((i for i in _to_come(executor, program, stream) if isinstance(i, _WORK)), None)
     stream_id = executor.code.streams[stream.rank]
     if isinstance(work, Launch):
         return f"kernel {graph.kernels[work.kernel].id} ({graph.kernels[work.kernel].op})"
@@ -154,8 +161,9 @@ def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Str
 
 
 def _kernel_at(executor: Executor, program: Program, graph: TaskGraph) -> str:
-    work = _next_work(executor, program, executor.streams[0])
-    return graph.kernels[work.kernel].id if isinstance(work, Launch) else ""
+    """The kernel that the first stream has come to, after what it does before."""
+    launches = (i for i in _to_come(executor, program, executor.streams[0]) if isinstance(i, Launch))
+    return next((graph.kernels[launch.kernel].id for launch in launches), "")
 
 
 def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Space) -> tuple[tuple[str, int], ...]:

@@ -8,7 +8,7 @@ the machine except by asking the simulator for a trial.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
@@ -38,7 +38,8 @@ class Trial(Protocol):
 class PlanContext:
     """What a policy may look at while it plans.
 
-    graph: the tasks with their predicted durations. epoch: of training, from 0. budget: bytes of device memory the program may use.
+    graph: the tasks with their predicted durations. budget: bytes of device memory the program may use. epoch: of
+    training, from 0. carried: what the policy noted in earlier epochs of this training; it may add to it.
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness.
     """
@@ -49,6 +50,7 @@ class PlanContext:
     trial: Callable[[Program], Trial]
     rng: np.random.Generator
     epoch: int = 0
+    carried: MutableMapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

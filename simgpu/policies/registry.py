@@ -20,6 +20,8 @@ _BUILT_IN = {
     "ideal": "simgpu.policies.ideal:Ideal",
     "none": "simgpu.policies.none:NoPolicy",
     "vdnn": "simgpu.policies.vdnn:Vdnn",
+    "vdnn++": "simgpu.policies.vdnnpp:VdnnPlusPlus",
+    "cdma": "simgpu.policies.cdma:Cdma",
 }
 
 GROUP = "simgpu.policies"

@@ -76,13 +76,18 @@ class Vdnn(Policy):
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration in layer steps. Raises `InputError` for a trace with several compute streams."""
-        streams = context.graph.compute_streams
-        if len(streams) > 1:
-            what = f"kernels ran on {len(streams)} compute streams, vdnn runs one layer at a time"
-            raise InputError.single(context.graph.trace.name, "kernels.stream", what, "record the trace on one stream")
+        require_one_stream(context.graph, self.name)
         if self.mode == "dynamic":
             return _Dynamic(context).program()
         return offloading(context.graph, self.mode, _chosen(context.graph, self.algorithms))
+
+
+def require_one_stream(graph: TaskGraph, policy: str) -> None:
+    """Raises `InputError` for a trace with several compute streams."""
+    streams = graph.compute_streams
+    if len(streams) > 1:
+        what = f"kernels ran on {len(streams)} compute streams, {policy} runs one layer at a time"
+        raise InputError.single(graph.trace.name, "kernels.stream", what, "record the trace on one stream")
 
 
 def _chosen(graph: TaskGraph, which: str) -> Algorithms:

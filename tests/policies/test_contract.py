@@ -22,3 +22,13 @@ class TestVdnn(PolicyContract):
         {"mode": "all", "algorithms": "fastest"},
         {"mode": "conv", "algorithms": "smallest"},
     )
+
+
+class TestVdnnPlusPlus(PolicyContract):
+    policy = "vdnn++"
+    parameter_sets = ({}, {"threshold": 0.9})
+
+
+class TestCdma(PolicyContract):
+    policy = "cdma"
+    compressing = True

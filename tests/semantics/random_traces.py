@@ -69,6 +69,12 @@ class DrawnCosts:
 
     of: dict[str, tuple[int, int, int]]
 
+    def sparsity(self, block: Block) -> float | None:
+        return None
+
+    def is_known(self, block: Block, codec: str) -> bool:
+        return True
+
     def encoded_bytes(self, block: Block, codec: str) -> int:
         return self.of[block.id][0]
 

@@ -1,0 +1,35 @@
+"""`cdma`: vDNN on a GPU whose DMA engine compresses (Rhu et al., HPCA 2018).
+
+The engine is the node's, so any policy that copies gains from it there; this one is the paper's own combination, vDNN
+with all layer inputs offloaded (section VI), and refuses a node without the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.errors import InputError
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.sparse import encoded_offloading, offloads
+from simgpu.program.instructions import Program
+
+
+@dataclass(frozen=True)
+class Cdma(Policy):
+    """vDNN's swaps of all layer inputs, compressed by the node's DMA engine."""
+
+    name = "cdma"
+    summary = "vdnn on a node whose DMA engine compresses"
+    source = "Rhu et al., HPCA 2018, sections V and VI"
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration in layer steps.
+
+        Raises `InputError` for a node without the engine or a trace without sparsity.
+        """
+        if context.node.gpu.cdma is None:
+            what = f"node {context.node.name} has no compressing DMA engine"
+            remedy = "take one that has, such as titan-x-maxwell-cdma, or give it gpu.cdma"
+            raise InputError.single("", "node.gpu.cdma", what, remedy)
+        swaps, _ = offloads(context.graph, self.name, convolutions_only=False)
+        return encoded_offloading(context.graph, swaps, {})

@@ -1,0 +1,44 @@
+"""`vdnn++`: vDNN whose host compresses what it was given (Shriram et al., IPDPS 2019), as CSWAP rebuilt it (section V).
+
+After a block's copy out the host's cores encode it, before its copy in they decode it; what has few zeros stays as it
+is. That saves pinned memory and no time on the link, and the decoding stands on the critical path: the copy in, and
+with it the layer step, waits for it. How fast the host's cores work together is the node's `host.codec_bandwidth`.
+
+Of the published system only the compression is here, as in CSWAP's comparison; its other two techniques do not depend
+on it. CSWAP ran it with 64 threads and on tensors with more than 60% zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.errors import InputError
+from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.sparse import carries_zeros, encoded_offloading, offloads
+from simgpu.program.instructions import Program
+
+
+@dataclass(frozen=True)
+class VdnnPlusPlus(Policy):
+    """vDNN's swaps, with the sparsest blocks compressed in host memory."""
+
+    name = "vdnn++"
+    summary = "vdnn that compresses in host memory what has many zeros"
+    source = "Shriram et al., IPDPS 2019, as in CSWAP (CLUSTER 2021), section V"
+
+    threshold: float = parameter(0.6, "share of zeros above which the host encodes a block")
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        if not 0 <= self.threshold <= 1:
+            what = f"{self.threshold!r} is not a share of zeros"
+            raise InputError.single("", "parameters.threshold", what, "give a number from 0 to 1")
+        graph = context.graph
+        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        encodings = {}
+        for swap in swaps:
+            zeros = costs.sparsity(graph.blocks[swap.block])
+            if carries_zeros(graph, swap) and zeros is not None and zeros > self.threshold:
+                encodings[swap.block] = Encoding(swap.block, "zvc", Encoder.HOST)
+        return encoded_offloading(graph, swaps, encodings, on_host=True)
