@@ -9,10 +9,13 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.errors import InputError
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import IMPORTERS, Told, import_trace
+from simgpu.trace.importers import IMPORTERS, Told, detect, import_trace
 
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
+
+_NAMED = 8
 
 
 @click.command("import", epilog=f"Formats: {_FORMATS}.")
@@ -42,6 +45,8 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     """
     with progress(quiet=False) as say:
         say(f"reading {path.name}")
+        if path.is_dir():
+            _look_inside(path)
         trace, recognised = import_trace(path, Told(**told))
         refuse_another(output, force, trace)
         say(f"writing {output}")
@@ -49,3 +54,27 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
     lines = [("read", f"{path}, a {recognised}"), *trace.facts()]
     Screen().print(facts(lines))
     click.echo(f"\nwritten to {output}")
+
+
+def _look_inside(folder: Path) -> None:
+    """Raises `InputError` that names the recordings in a folder that is none itself."""
+    try:
+        detect(folder)
+    except InputError:
+        inside = [part.name for part in sorted(folder.iterdir()) if _is_recording(part)]
+        if not inside:
+            raise
+        count, one = ("a recording", "it") if len(inside) == 1 else (f"{len(inside)} recordings", "one of them")
+        named = ", ".join(inside[:_NAMED]) + (", ..." if len(inside) > _NAMED else "")
+        remedy = f"name {one}: simgpu import {folder / inside[0]}"
+        raise InputError.single(
+            folder, "", f"is no recording but a folder that holds {count}: {named}", remedy
+        ) from None
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        detect(path)
+    except (InputError, OSError):
+        return False
+    return True
