@@ -27,8 +27,9 @@ from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import shown
 from simgpu.trace.model import Trace
 
-#: Measured on a VGG-13 iteration on an H100: 1350 bytes at the peak of Python's own count (tests hold it to that).
-NODES = Piece("nodes", 1400, "let the observer run for a single iteration")
+#: Measured at the peak of Python's own count: 1250 to 1500 bytes on a VGG-13 iteration on an H100, and 1750 to 2150
+#: where every operator makes a tensor of its own (a test holds it to that).
+NODES = Piece("nodes", 1700, "let the observer run for a single iteration")
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-.*)?")
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\([^()]*\))?[^()]*)\)")
