@@ -37,8 +37,8 @@ def advice(scenario: Scenario, comparison: Comparison) -> list[tuple[str, str]]:
     trace = scenario.trace
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
-    need, kernel = _largest_kernel(trace)
-    told = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")]
+    need, kernel = _largest_kernel(trace) if trace.tells_reads else (0, "")
+    told = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")] if kernel else []
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
         told.insert(0, ("nothing moved", where))

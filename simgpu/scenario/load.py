@@ -107,7 +107,8 @@ class _Loading:
 
     def _attempt(self, load: Callable[[], Loaded], key: str = "") -> Loaded | None:
         """What `load` gives; its problems are kept, those without a file told at `key`. None if there are any."""
-        if key and not isinstance(self.values.get(key), str):
+        value = self.values.get(key)
+        if key and not (isinstance(value, str) and value):
             return None  # the model of the file has already said so
         try:
             return load()

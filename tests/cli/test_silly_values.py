@@ -86,6 +86,7 @@ def test_sizes_of_a_scenario(key: str, value: str) -> None:
 def test_sizes_of_options(value: str) -> None:
     told = refused("zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value)
     assert "--workspace-limit" in told and repr(value) in told
+    assert "--memory: " in refused("run", "--trace", "chain", "--node", "v100", "--memory", value)
     assert "--sizes" in refused("record-node", "-o", "out.yaml", "--sizes", value)
 
 
@@ -94,6 +95,8 @@ def test_places_that_hold_nothing_to_read(place: str) -> None:
     refused("run", place)
     refused("compare", place)
     refused("nodes", place)
+    refused("run", "--trace", place, "--node", "v100")
+    refused("compare", "--trace", "chain", "--node", place)
     for command in ("show", "check", "stats"):
         refused("trace", command, place)
     if place:  # an empty path is the current folder, which holds no recording either
