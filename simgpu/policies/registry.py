@@ -21,6 +21,9 @@ _BUILT_IN = {
     "none": "simgpu.policies.none:NoPolicy",
     "vdnn": "simgpu.policies.vdnn:Vdnn",
     "vdnn++": "simgpu.policies.vdnnpp:VdnnPlusPlus",
+    "static": "simgpu.policies.static:Static",
+    "cswap": "simgpu.policies.cswap:Cswap",
+    "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
 }
 

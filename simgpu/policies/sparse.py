@@ -42,6 +42,13 @@ def carries_zeros(graph: TaskGraph, swap: Swap) -> bool:
     return bool(writers) and op_class(graph.kernels[writers[-1]].op) in _MAKES_ZEROS
 
 
+def sparse_swaps(graph: TaskGraph, swaps: Iterable[Swap], costs: EncodingCosts) -> tuple[Swap, ...]:
+    """The swaps of outputs of ReLU and pooling layers whose sparsity the trace tells."""
+    return tuple(
+        swap for swap in swaps if carries_zeros(graph, swap) and costs.sparsity(graph.blocks[swap.block]) is not None
+    )
+
+
 def encoded_offloading(
     graph: TaskGraph, swaps: Iterable[Swap], encodings: Mapping[int, Encoding], *, on_host: bool = False
 ) -> Program:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.sparse import carries_zeros, encoded_offloading, offloads
+from simgpu.policies.sparse import encoded_offloading, offloads, sparse_swaps
 from simgpu.program.instructions import Program
 
 
@@ -36,9 +36,9 @@ class VdnnPlusPlus(Policy):
             raise InputError.single("", "parameters.threshold", what, "give a number from 0 to 1")
         graph = context.graph
         swaps, costs = offloads(graph, self.name, convolutions_only=True)
-        encodings = {}
-        for swap in swaps:
-            zeros = costs.sparsity(graph.blocks[swap.block])
-            if carries_zeros(graph, swap) and zeros is not None and zeros > self.threshold:
-                encodings[swap.block] = Encoding(swap.block, "zvc", Encoder.HOST)
+        encodings = {
+            swap.block: Encoding(swap.block, "zvc", Encoder.HOST)
+            for swap in sparse_swaps(graph, swaps, costs)
+            if (costs.sparsity(graph.blocks[swap.block]) or 0.0) > self.threshold
+        }
         return encoded_offloading(graph, swaps, encodings, on_host=True)

@@ -32,3 +32,21 @@ class TestVdnnPlusPlus(PolicyContract):
 class TestCdma(PolicyContract):
     policy = "cdma"
     compressing = True
+
+
+class TestStatic(PolicyContract):
+    policy = "static"
+    parameter_sets = ({"launch": "expert"}, {"launch": "random"}, {"launch": "grid_search"})
+
+
+class TestCswap(PolicyContract):
+    policy = "cswap"
+    parameter_sets = (
+        {"launch": "grid_search"},
+        {"launch": "expert", "codec": "csr"},
+        {"launch": "expert", "times": "true", "sizes": "format"},
+    )
+
+
+class TestOracle(PolicyContract):
+    policy = "oracle"

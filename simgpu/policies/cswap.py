@@ -1,0 +1,291 @@
+"""`cswap`: compress a swapped tensor on the GPU where that pays (Chen et al., IEEE CLUSTER 2021).
+
+Three parts, as in the paper (section IV-A, figure 4):
+
+* `TensorProfiler`: one iteration without compression tells sizes, effective bandwidths of the link and, for each
+  tensor, how long the computation beside its copies takes (table II). That is done once; sparsity is read every epoch.
+* `ExecutionAdvisor`: equations 1-4 for each tensor and codec, with predicted codec times (section IV-C). A tensor is
+  compressed when its cost T is below T', the cost without.
+* `SwappingExecutor`: vDNN's program with the chosen tensors encoded and decoded by the GPU's compute stream.
+
+The launch setting of the codec's kernels is searched once, before training begins (section IV-D).
+
+Readings of what the paper leaves open:
+
+* Swapped are the inputs of convolutions, as its vDNN does (section V). Of these the outputs of ReLU and pooling layers
+  are sparse; where a trace does not tell the sparsity of one, it is not compressed.
+* Encoding stands in the compute stream before the layer's kernels, decoding before those of its backward step: both
+  are exposed, as equation 2 adds them.
+* Equations 3 and 4 count the non-zeros alone. So does the advisor for ZVC (`sizes: equations`); with `sizes: format`
+  and for other codecs it counts what the format really takes. The machine always charges the real size.
+* Which codec: the cheapest by the equations among those whose compressed size is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from simgpu.codecs.gpu.response import ResponseSurface, response_of
+from simgpu.codecs.gpu.samples import draw_samples
+from simgpu.codecs.gpu.setting import LaunchSetting
+from simgpu.codecs.gpu.tensors import SparseTensor, synthetic_tensors
+from simgpu.codecs.gpu.timemodel import CodecTimeModel
+from simgpu.codecs.gpu.tuner import LaunchTuner
+from simgpu.graph.encodings import Encoding, EncodingCosts
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec
+from simgpu.memory.transfer import stream_ns
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.sparse import encoded_offloading, offloads, sparse_swaps
+from simgpu.program.instructions import Program
+from simgpu.program.placement import Swap
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.trace.model import Block
+
+Launch = Literal["tuned", "expert", "random", "grid_search"]
+
+#: The codecs of the paper (section IV-E), in the order in which equal costs are decided.
+CODECS = ("zvc", "csr", "rle", "lz4")
+#: Training samples of the time model; the paper tested on as many (section V-C).
+_SAMPLES = 3000
+_PROFILE = "profile of the first iteration"
+
+
+def swapping_cost_ns(size: int, hidden: tuple[int, int], bandwidth: tuple[int, int], codec_ns: int = 0) -> int:
+    """What swapping a tensor adds to the iteration, nanoseconds: equation 1, and with compression equations 2-4.
+
+    size: bytes that travel. hidden: computation beside the copy out and beside the copy in. bandwidth: bytes per second
+    out and in. codec_ns: encoding and decoding.
+
+    >>> swapping_cost_ns(1000, hidden=(600, 2000), bandwidth=(10**9, 10**9)), swapping_cost_ns(500, (600, 2000),
+    ...     (10**9, 10**9), codec_ns=70)
+    (400, 70)
+    """
+    exposed = (max(stream_ns(size, rate) - beside, 0) for rate, beside in zip(bandwidth, hidden, strict=True))
+    return codec_ns + sum(exposed)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkProfile:
+    """What the first iteration tells (table II). bandwidth: effective, bytes per second out and in; hidden: by block,
+    nanoseconds of computation beside its copies out and in."""
+
+    bandwidth: tuple[int, int]
+    hidden: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class TensorProfiler:
+    """Measures an iteration without compression."""
+
+    context: PlanContext
+
+    def profile(self, swaps: Iterable[Swap]) -> NetworkProfile:
+        """Runs it once; raises `OutOfMemoryError` where it does not fit."""
+        graph, swaps = self.context.graph, tuple(swaps)
+        timeline = self.context.trial(encoded_offloading(graph, swaps, {})).timeline
+        took = _kernel_times(timeline)
+        layers = graph.layers
+        step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
+        hidden = {
+            swap.block: (step_ns[layers.step_of[swap.after]], step_ns[layers.step_of[swap.fetch_with]])
+            for swap in swaps
+        }
+        link = self.context.node.link
+        return NetworkProfile(
+            (
+                _effective(timeline, SpanKind.COPY_OUT, link.d2h_bandwidth),
+                _effective(timeline, SpanKind.COPY_IN, link.h2d_bandwidth),
+            ),
+            hidden,
+        )
+
+
+def _kernel_times(timeline: Timeline) -> dict[str, int]:
+    last = (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == timeline.iteration.max(initial=0))
+    times = (timeline.end_ns - timeline.start_ns)[last]
+    return {timeline.names[name]: ns for name, ns in zip(timeline.name[last].tolist(), times.tolist(), strict=True)}
+
+
+def _effective(timeline: Timeline, kind: SpanKind, otherwise: int) -> int:
+    """Bytes per second of all copies one way, latency and waiting for the other direction included."""
+    copies = timeline.kind == kind
+    busy = int((timeline.end_ns - timeline.start_ns)[copies].sum())
+    return int(timeline.bytes[copies].sum()) * 10**9 // busy if busy else otherwise
+
+
+def profile_of(context: PlanContext, swaps: Iterable[Swap]) -> NetworkProfile:
+    """The network's profile, measured in the first epoch and remembered over the others."""
+    if _PROFILE not in context.carried:
+        context.carried[_PROFILE] = TensorProfiler(context).profile(swaps)
+    profile: NetworkProfile = context.carried[_PROFILE]
+    return profile
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the advisor has found of one tensor: its cost as it is, and by codec its cost when compressed (ns)."""
+
+    block: int
+    plain_ns: int
+    compressed_ns: Mapping[str, int]
+
+    @property
+    def codec(self) -> str | None:
+        """The cheapest codec, None where compressing does not pay (T' <= T)."""
+        best = min(self.compressed_ns, key=lambda codec: self.compressed_ns[codec], default=None)
+        return best if best is not None and self.compressed_ns[best] < self.plain_ns else None
+
+
+@dataclass(frozen=True)
+class ExecutionAdvisor:
+    """Equations 1-4 for every sparse tensor.
+
+    codec_ns: nanoseconds to encode and decode a block in a codec, as far as the advisor knows. by_format: compressed
+    sizes as the formats make them, also for ZVC.
+    """
+
+    graph: TaskGraph
+    costs: EncodingCosts
+    profile: NetworkProfile
+    codecs: tuple[str, ...]
+    codec_ns: Callable[[int, str], int]
+    by_format: bool = False
+
+    def advise(self, swap: Swap) -> Advice:
+        """The costs of one tensor."""
+        block, rates = self.graph.blocks[swap.block], self.profile.bandwidth
+        hidden = self.profile.hidden[swap.block]
+        compressed = {
+            codec: swapping_cost_ns(self._size(block, codec), hidden, rates, self.codec_ns(swap.block, codec))
+            for codec in self.codecs
+            if self.costs.is_known(block, codec)
+        }
+        return Advice(swap.block, swapping_cost_ns(block.bytes, hidden, rates), compressed)
+
+    def _size(self, block: Block, codec: str) -> int:
+        sparsity = self.costs.sparsity(block)
+        if codec == "zvc" and not self.by_format and sparsity is not None:
+            return round(block.bytes * (1 - sparsity))
+        return self.costs.encoded_bytes(block, codec)
+
+
+@dataclass(frozen=True)
+class SwappingExecutor:
+    """The codec's kernels: a launch setting for each codec on one GPU.
+
+    surface: how long they take there.
+    """
+
+    surface: ResponseSurface
+    settings: Mapping[str, LaunchSetting]
+
+    def encoding(self, block: int, codec: str) -> Encoding:
+        """A block in a codec, at that codec's launch setting."""
+        setting = self.settings[codec]
+        return Encoding(block, codec, grid=setting.grid, threads=setting.threads)
+
+    def program(self, graph: TaskGraph, swaps: tuple[Swap, ...], chosen: Mapping[int, str], sparse: int) -> Program:
+        """vDNN's program with these blocks encoded by these codecs. sparse: how many might have been."""
+        program = encoded_offloading(graph, swaps, {b: self.encoding(b, codec) for b, codec in chosen.items()})
+        counts = Counter(chosen.values())
+        told = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
+        notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {told}" if told else "")]
+        if chosen:
+            notes.append(f"codec times on {self.surface.gpu}: {self.surface.told}")
+        return replace(program, notes=(*program.notes, *notes))
+
+
+def executor_of(
+    context: PlanContext, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str], launch: Launch
+) -> SwappingExecutor:
+    """An executor whose launch settings are chosen before training begins, and remembered over its epochs."""
+    key = f"launch settings, {launch}"
+    known: dict[str, LaunchSetting] = context.carried.setdefault(key, {})
+    blocks = [context.graph.blocks[swap.block] for swap in sparse]
+    tensors = tuple(SparseTensor(block.bytes, costs.sparsity(block) or 0.0) for block in blocks)
+    surface = response_of(context.node.gpu)
+    for codec in codecs:
+        if codec not in known:
+            known[codec] = _setting(context.node.gpu, codec, tensors, launch, int(context.rng.integers(2**31)))
+    return SwappingExecutor(surface, known)
+
+
+# Searching takes seconds and training a moment; both follow from their arguments alone, and the same ones come again
+# with every trial, budget and epoch.
+
+
+@lru_cache(maxsize=256)
+def _setting(gpu: GpuSpec, codec: str, tensors: tuple[SparseTensor, ...], launch: Launch, seed: int) -> LaunchSetting:
+    tuner = LaunchTuner(response_of(gpu), codec, tensors)
+    if launch == "expert":
+        return tuner.expert(gpu).setting
+    if launch == "random":
+        return tuner.random(seed).setting
+    return (tuner.grid_search() if launch == "grid_search" else tuner.bayesian(seed)).setting
+
+
+@lru_cache(maxsize=256)
+def _time_model(gpu: GpuSpec, codec: str, setting: LaunchSetting) -> CodecTimeModel:
+    """Trained offline on one set of samples (section V-E), so it does not draw from the run's own seed."""
+    generator = np.random.default_rng(0)
+    tensors = synthetic_tensors(_SAMPLES, generator)
+    return CodecTimeModel.fit(draw_samples(response_of(gpu), codec, tensors, setting, generator))
+
+
+def known_codecs(
+    graph: TaskGraph, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str]
+) -> tuple[str, ...]:
+    """The codecs of which the size of some sparse tensor is known."""
+    blocks = [graph.blocks[swap.block] for swap in sparse]
+    return tuple(codec for codec in codecs if any(costs.is_known(block, codec) for block in blocks))
+
+
+@dataclass(frozen=True)
+class Cswap(Policy):
+    """vDNN's swaps of convolution inputs, each compressed by the GPU where the cost model says that it pays."""
+
+    name = "cswap"
+    summary = "vdnn that compresses on the GPU what its cost model finds worth it, anew every epoch"
+    source = "Chen et al., IEEE CLUSTER 2021, section IV"
+
+    codec: Literal["best", "zvc", "csr", "rle", "lz4"] = parameter("best", "the codec; best: the cheapest per tensor")
+    launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(
+        "tuned", "launch setting of the codec: by Bayesian search, by an expert's rule, at random, or by trying all"
+    )
+    times: Literal["predicted", "true"] = parameter(
+        "predicted", "codec times that the advisor goes by: of the regression, or those that the machine will charge"
+    )
+    sizes: Literal["equations", "format"] = parameter(
+        "equations", "a tensor's size in ZVC as the advisor takes it: its non-zeros (equations 3 and 4), or all bytes"
+    )
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        graph = context.graph
+        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        sparse = sparse_swaps(graph, swaps, costs)
+        wanted = CODECS if self.codec == "best" else (self.codec,)
+        codecs = known_codecs(graph, sparse, costs, wanted)
+        if not codecs:
+            return encoded_offloading(graph, swaps, {})
+        executor = executor_of(context, sparse, costs, codecs, self.launch)
+
+        def codec_ns(b: int, codec: str) -> int:
+            block, encoding = graph.blocks[b], executor.encoding(b, codec)
+            if self.times == "true":
+                return costs.encode_ns(block, encoding) + costs.decode_ns(block, encoding)
+            model = _time_model(context.node.gpu, codec, executor.settings[codec])
+            return sum(model.predict_ns(codec, block.bytes, costs.sparsity(block) or 0.0))
+
+        profile = profile_of(context, swaps)
+        advisor = ExecutionAdvisor(graph, costs, profile, codecs, codec_ns, by_format=self.sizes == "format")
+        advice = [advisor.advise(swap) for swap in sparse]
+        chosen = {found.block: found.codec for found in advice if found.codec is not None}
+        return executor.program(graph, swaps, chosen, len(sparse))

@@ -1,0 +1,37 @@
+"""`static`: compress every sparse tensor on the GPU (the static compression, SC, of CSWAP, sections II-C and V-B).
+
+CSWAP's stand-in for cDMA in software: the zero-value compression of cDMA on the GPU's own compute stream, applied to
+the outputs of all ReLU and pooling layers that vDNN swaps, whatever it costs. It is `cswap` without its advisor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.cswap import executor_of, known_codecs
+from simgpu.policies.sparse import offloads, sparse_swaps
+from simgpu.program.instructions import Program
+
+
+@dataclass(frozen=True)
+class Static(Policy):
+    """vDNN's swaps of convolution inputs, the sparse ones all compressed by the GPU with ZVC."""
+
+    name = "static"
+    summary = "vdnn that compresses every sparse tensor on the GPU"
+    source = "Chen et al., IEEE CLUSTER 2021, sections II-C and V-B"
+
+    launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(
+        "tuned", "launch setting of the codec: by Bayesian search, by an expert's rule, at random, or by trying all"
+    )
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
+        graph = context.graph
+        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        sparse = sparse_swaps(graph, swaps, costs)
+        codecs = known_codecs(graph, sparse, costs, ("zvc",))
+        executor = executor_of(context, sparse, costs, codecs, self.launch)
+        return executor.program(graph, swaps, dict.fromkeys((swap.block for swap in sparse), "zvc"), len(sparse))
