@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import with_encodings
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.run import run_program
+from simgpu.policies.cswap import swapping_cost_ns
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.verify import verify
 from simgpu.simulation import simulate
 from simgpu.trace.chain import chain
 from tests.semantics.hand_made import GB, node
+from tests.semantics.random_traces import DrawnCosts
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,38 @@ def links(draw: st.DrawFn) -> NodeSpec:
 def test_layer_synchronous_vdnn_takes_the_sum_of_maxima_on_any_chain(net: Chain, on: NodeSpec, pool: str):
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "vdnn", pool=pool, iterations=2)
     assert result.iteration_ns == layer_synchronous_ns(net, on)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), chains(), links())
+def test_swaps_encoded_by_the_gpu_cost_what_the_equations_of_cswap_say(data: st.DataObject, net: Chain, on: NodeSpec):
+    """Equations 1-4 (section IV-B): any subset of the inputs encoded, latency off, one tensor a layer."""
+    on = replace(on, link=replace(on.link, latency_ns=0))
+    count = len(net.forward)
+    forms = {layer: data.draw(st.tuples(sizes, durations, durations)) for layer in range(count - 1)}
+    encoded = {layer for layer in forms if data.draw(st.booleans())}
+    costs = DrawnCosts({f"x{layer + 1}": form for layer, form in forms.items()})
+    plain = replace(TaskGraph.of(chain(net.forward, net.backward, net.sizes)), costs=costs)
+    inputs = [plain.block(f"x{layer + 1}") for layer in range(count)]
+    graph = with_encodings(plain, [Encoding(inputs[layer], "drawn") for layer in sorted(encoded)])
+    form = {of.block: number for number, of in graph.encoded.items()}
+    swaps = [
+        Swap(inputs[layer], layer, 2 * count - 1 - layer, 2 * count - 2 - layer, form.get(inputs[layer]))
+        for layer in range(count - 1)
+    ]
+    program = lower(graph, Placement(tuple(swaps), layer_barrier=True))
+    verify(program, graph)
+    rates = on.link.d2h_bandwidth, on.link.h2d_bandwidth
+    overhead = 0
+    for layer, (small, encode, decode) in forms.items():
+        hidden = net.forward[layer], net.backward[layer + 1]
+        if layer in encoded:
+            overhead += swapping_cost_ns(small, hidden, rates, encode + decode)
+        else:
+            overhead += swapping_cost_ns(net.sizes[layer], hidden, rates)
+    run = run_program(program, graph, on, budget=None, iterations=2)
+    assert run.timeline.iteration_ends_ns[0] == sum(net.forward) + sum(net.backward) + overhead
+    assert run.steady
 
 
 @settings(deadline=None, max_examples=50)
