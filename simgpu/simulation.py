@@ -5,7 +5,7 @@ Lives here: `simulate` and `Result`. Does not live here: many runs at once (`sim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,6 +154,7 @@ def simulate(
     pool: str | None = None,
     alignment: int | str | None = None,
     epoch: int = 0,
+    carried: MutableMapping[str, Any] | None = None,
 ) -> Result:
     """Replay a trace on a node under a policy.
 
@@ -161,7 +162,8 @@ def simulate(
     ``"8 GiB"``, by default the node's.
     iterations: how many are run; the last one is reported. pool: ``counting`` or ``addressed``; by default what the
     policy asks for, else counting. alignment: bytes every allocation is rounded up to, by default the node's.
-    epoch: of training, for traces that tell how sparsity changes with it.
+    epoch: of training, for traces that tell how sparsity changes with it. carried: what the policy noted in earlier
+    epochs of the same training, to which it may add.
 
     Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
 
@@ -195,7 +197,8 @@ def simulate(
     limit = node.budget if limit is None else limit
     graph = task_graph(trace, node, epoch)
     shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
-    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch)
+    noted = {} if carried is None else carried
+    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch, noted)
     return shared.run(chosen.plan(context))
 
 

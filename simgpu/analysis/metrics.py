@@ -13,6 +13,8 @@ from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
+import numpy as np
+
 from simgpu.analysis.breakdown import Breakdown, breakdown
 from simgpu.hardware.spec import Duplex, LinkSpec
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
@@ -34,10 +36,11 @@ class Metrics:
     iteration over ideal, 1 or more. bytes_out, bytes_in: of the copies that start in the iteration's window.
     link_utilisation_out, link_utilisation_in: those bytes over what the link could carry that way in the
     window; may pass 1 where the last copy ends after the window. device_peak_bytes, device_mean_bytes
-    (rounded down): live bytes in the window. device_peak_used_bytes: the peak with the allocator's padding.
-    run_peak_bytes, host_peak_bytes: live bytes over the whole run, warm-up included. fragmentation: share of
-    the memory needed from address 0 up to the highest byte ever used that peak use leaves in holes; None where
-    the pool gives no addresses.
+    (rounded down): live bytes in the window. swapping_ns: copies and codecs that start in the window, hidden or
+    not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part of
+    it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live
+    bytes over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to
+    the highest byte ever used that peak use leaves in holes; None where the pool gives no addresses.
     """
 
     iteration_ns: int
@@ -53,6 +56,8 @@ class Metrics:
     device_peak_used_bytes: int
     run_peak_bytes: int
     host_peak_bytes: int
+    swapping_ns: int = 0
+    codec_share: float | None = None
     fragmentation: float | None = None
 
     def rows(self) -> tuple[MetricRow, ...]:
@@ -83,6 +88,8 @@ class Metrics:
             ("device_peak_used_bytes", self.device_peak_used_bytes, "B"),
             ("run_peak_bytes", self.run_peak_bytes, "B"),
             ("host_peak_bytes", self.host_peak_bytes, "B"),
+            ("swapping_ns", self.swapping_ns, "ns"),
+            ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
         ]
         return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
@@ -120,6 +127,8 @@ def measure(
     half = link.duplex is Duplex.HALF
     last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
     device = timeline.device_memory
+    codec_ns = _busy(timeline, (SpanKind.ENCODE, SpanKind.DECODE), start, end)
+    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY_OUT, SpanKind.COPY_IN), start, end)
     return Metrics(
         iteration_ns=end - start,
         samples_per_s=_ratio(batch * 10**9, end - start),
@@ -134,6 +143,8 @@ def measure(
         device_peak_used_bytes=_peak(device.time_ns, device.used, start, end, last),
         run_peak_bytes=int(device.live.max(initial=0)),
         host_peak_bytes=int(timeline.host_memory.live.max(initial=0)),
+        swapping_ns=swapping_ns,
+        codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
     )
 
@@ -150,6 +161,11 @@ def _ratio(part: int, whole: int) -> float:
 
 def _utilisation(size: int, bandwidth: int, window: int) -> float:
     return size * 10**9 / (bandwidth * window) if window else 0.0
+
+
+def _busy(timeline: Timeline, kinds: tuple[SpanKind, ...], start: int, end: int) -> int:
+    chosen = np.isin(timeline.kind, kinds) & (timeline.start_ns >= start) & (timeline.start_ns < end)
+    return int((timeline.end_ns - timeline.start_ns)[chosen].sum())
 
 
 def _bytes_started(timeline: Timeline, kind: SpanKind, start: int, end: int) -> int:

@@ -15,6 +15,7 @@ from simgpu.cli.group import LazyGroup
 COMMANDS = {
     "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
     "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
+    "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
     "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios that ship with simgpu."),

@@ -157,6 +157,9 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     yield line("copied in", lambda found: format_bytes(found.bytes_in))
     yield line("  beside compute", lambda found: _hidden(found.breakdown.copy_in))
     yield line("  link in use", lambda found: f"{found.link_utilisation_in:.1%}")
+    if any(found and found.codec_share for found in metrics):
+        yield line("swapping latency", lambda found: format_time(found.swapping_ns))
+        yield line("  of it codecs", lambda found: f"{found.codec_share:.1%}" if found.codec_share else _ABSENT)
     yield "", [""] * len(runs)
     yield line("device memory, peak", lambda found: format_bytes(found.device_peak_bytes))
     yield line("  mean", lambda found: format_bytes(found.device_mean_bytes))

@@ -1,4 +1,4 @@
-"""``KEY=VALUE`` and sizes as options take them.
+"""``KEY=VALUE``, sizes and epochs as options take them.
 
 Lives here: reading them. Does not live here: which keys there are.
 """
@@ -43,3 +43,23 @@ def parse_size(text: str, option: str) -> int:
         return Quantity(parse_bytes, "size", "8 GiB", zero=True).read(text)
     except ValueError as error:
         raise InputError.single("", option, str(error)) from None
+
+
+def parse_epochs(text: str) -> tuple[int, ...]:
+    """Numbers and ranges of epochs, ascending; `InputError` for anything else.
+
+    >>> parse_epochs("0,10,20-22")
+    (0, 10, 20, 21, 22)
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not (_is_epoch(first) and (_is_epoch(last) if dash else not last)) or (dash and int(last) < int(first)):
+            what = f"{part.strip()[:60]!r} is neither an epoch nor a range of epochs"
+            raise InputError.single("", "--epochs", what, "write for example 0,10,20-30, up to epoch 99999")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def _is_epoch(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5

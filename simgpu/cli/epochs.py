@@ -1,0 +1,142 @@
+"""``simgpu epochs``: a scenario's policies over epochs of training, and what they decide in each.
+
+Does not live here: the training (`simgpu.experiments.training`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+from rich.text import Text
+
+from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
+from simgpu.cli.settings import parse_epochs
+from simgpu.cli.study import Study, study_options
+from simgpu.experiments.training import Training, train
+from simgpu.policies.registry import make_policy
+from simgpu.trace.epochs import epochs_of
+from simgpu.units import format_time
+
+_HEADINGS = ("policy", "iteration", "samples/s", "over first", "swapping", "of it codecs")
+_MARKS = {None: " ", "": "."}
+_COMPRESSED = "#"
+
+
+@click.command()
+@study_options
+@click.option(
+    "--epochs",
+    "chosen",
+    metavar="LIST",
+    help="Numbers and ranges, such as 0,10,20-30. Without: all that the trace tells of.",
+)
+@click.option(
+    "--iterations-per-epoch", type=click.IntRange(min=1), default=1, show_default=True, help="Weight of an epoch."
+)
+def epochs(study: Study, as_json: bool, quiet: bool, chosen: str | None, iterations_per_epoch: int) -> None:
+    """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
+
+    One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch.
+
+    \b
+    simgpu epochs --trace vgg16-b128-v100 --node v100 --policy "vdnn: {mode: conv}" --policy cswap
+    simgpu epochs vgg16-v100 --epochs 0,10,48
+    """
+    scenario = study.load()
+    numbers = parse_epochs(chosen) if chosen is not None else epochs_of(scenario.trace)
+    with progress(quiet) as say:
+        trainings = [
+            train(
+                scenario.trace,
+                scenario.node,
+                make_policy(*choice),
+                epochs=numbers,
+                iterations_per_epoch=iterations_per_epoch,
+                progress=say,
+                budget=scenario.budget,
+                iterations=scenario.iterations,
+                seed=scenario.seed,
+                pool=scenario.pool,
+                alignment=scenario.alignment,
+            )
+            for choice in scenario.policies
+        ]
+    if as_json:
+        click.echo(json.dumps([_document(training) for training in trainings], indent=2, allow_nan=False))
+        return
+    screen = Screen()
+    first, count = trainings[0], len(trainings[0].epochs)
+    told = f"means over {count} epochs, {numbers[0]} to {numbers[-1]}" if count > 1 else f"epoch {numbers[0]}"
+    screen.print(Text(scenario.name, style="bold"))
+    screen.print(facts([*scenario.facts(), ("run", told)]))
+    screen.print()
+    screen.print(table(_HEADINGS, [_row(training, first) for training in trainings]))
+    for training in trainings:
+        if any(training.counts):
+            screen.print()
+            show_decisions(screen, training)
+
+
+def _row(training: Training, first: Training) -> tuple[str, ...]:
+    iterations = sum(epoch.iterations for epoch in training.epochs)
+    metrics = [(epoch.result.metrics, epoch.iterations) for epoch in training.epochs]
+    swapping = sum(found.swapping_ns * weight for found, weight in metrics)
+    codecs = sum((found.codec_share or 0) * found.swapping_ns * weight for found, weight in metrics)
+    return (
+        training.label,
+        format_time(training.total_ns // iterations),
+        f"{training.samples_per_s:.4g}",
+        f"{first.total_ns / training.total_ns:.3f}x" if training.total_ns else "-",
+        format_time(swapping // iterations),
+        f"{codecs / swapping:.1%}" if codecs else "-",
+    )
+
+
+def show_decisions(screen: Screen, training: Training) -> None:
+    """Which blocks leave compressed in which epoch, and how many (CSWAP, figures 9 and 8)."""
+    numbers = [epoch.number for epoch in training.epochs]
+    names = max(map(len, training.decisions), default=0)
+    shown = _spread(len(numbers), WIDTH - names - 2)
+    screen.print(Text(f"{training.label}: {_COMPRESSED} compressed, . as it is", style="bold"))
+    for block, row in training.decisions.items():
+        marks = "".join(_MARKS.get(row[at], _COMPRESSED) for at in shown)
+        screen.print(f"{block:<{names}}  {marks}")
+    told = f"{numbers[shown[0]]} to {numbers[shown[-1]]}"
+    every = "" if len(shown) == len(numbers) else f", {len(shown)} of {len(numbers)}"
+    screen.print(f"{'':<{names}}  epochs {told}{every}")
+    screen.print(f"compressed: {_runs(numbers, training.counts)}")
+
+
+def _spread(count: int, most: int) -> Sequence[int]:
+    """Positions spread evenly over `count`, at most so many."""
+    return range(count) if count <= most else [at * (count - 1) // (most - 1) for at in range(most)]
+
+
+def _runs(numbers: Sequence[int], counts: Iterable[int]) -> str:
+    """Counts with the epoch from which on they hold."""
+
+    def changes() -> Iterator[str]:
+        before = None
+        for number, count in zip(numbers, counts, strict=True):
+            if count != before:
+                yield f"{count} from epoch {number}" if before is not None else f"{count} at epoch {number}"
+            before = count
+
+    return ", ".join(changes())
+
+
+def _document(training: Training) -> dict[str, Any]:
+    return {
+        "policy": training.label,
+        "total_ns": training.total_ns,
+        "samples_per_s": training.samples_per_s,
+        "decisions": training.decisions,
+        "compressed": training.counts,
+        "epochs": [
+            {"epoch": epoch.number, "iterations": epoch.iterations, **epoch.result.to_dict()}
+            for epoch in training.epochs
+        ],
+    }

@@ -1,0 +1,147 @@
+"""A training of many epochs: one steady iteration for each, weighted by the iterations that an epoch has.
+
+Sparsity changes from epoch to epoch, and with it what a policy decides (CSWAP, section IV-A). Lives here: `train`, its
+answer, and the map of decisions. Does not live here: one iteration (`simgpu.simulation`), or figures and tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.labels import policy_label
+from simgpu.errors import InputError
+from simgpu.policies.base import Policy
+from simgpu.policies.registry import make_policy
+from simgpu.simulation import Result, simulate
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.epochs import epochs_of
+from simgpu.trace.model import Trace, TraceInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simgpu.hardware.spec import NodeSpec
+
+#: How a block leaves that no codec touches.
+AS_IT_IS = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch: its number, how many iterations it has, and one of them."""
+
+    number: int
+    iterations: int
+    result: Result
+
+
+@dataclass(frozen=True)
+class Training:
+    """The epochs of one policy in order.
+
+    label: the policy with the parameters that are not its defaults.
+    """
+
+    label: str
+    trace: TraceInfo
+    trace_name: str
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def total_ns(self) -> int:
+        """Time of all iterations of all epochs, nanoseconds."""
+        return sum(epoch.result.iteration_ns * epoch.iterations for epoch in self.epochs)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second over all epochs."""
+        samples = self.trace.batch * sum(epoch.iterations for epoch in self.epochs)
+        return samples * 10**9 / self.total_ns if self.total_ns else float("inf")
+
+    @cached_property
+    def decisions(self) -> dict[str, tuple[str | None, ...]]:
+        """For each block that leaves in some epoch, in the order in which blocks first leave: by epoch the codec it
+        leaves in, `AS_IT_IS` where none, None where it stays."""
+        by_epoch = [departures(epoch.result) for epoch in self.epochs]
+        blocks = dict.fromkeys(block for found in by_epoch for block in found)
+        return {block: tuple(found.get(block) for found in by_epoch) for block in blocks}
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many blocks leave compressed, by epoch (CSWAP, figure 8)."""
+        return tuple(sum(bool(row[at]) for row in self.decisions.values()) for at in range(len(self.epochs)))
+
+    def frame(self) -> pd.DataFrame:
+        """One row an epoch: iterations, every metric of the steady iteration in base units, compressed blocks."""
+        import pandas as pd
+
+        rows = [{row.key: row.value for row in epoch.result.metrics.rows()} for epoch in self.epochs]
+        frame = pd.DataFrame(rows, index=pd.Index([epoch.number for epoch in self.epochs], name="epoch"))
+        return frame.assign(iterations=[epoch.iterations for epoch in self.epochs], compressed=list(self.counts))
+
+
+def departures(result: Result) -> dict[str, str]:
+    """The blocks that leave the device in the last iteration, in order, with their codec.
+
+    A block encoded by the GPU leaves as ``block:codec``; one encoded on the host leaves as it is and is encoded there.
+    """
+    timeline = result.timeline
+    last = timeline.iteration == result.iterations - 1
+    spans = sorted(
+        (start, timeline.names[name], kind)
+        for start, name, kind in zip(
+            timeline.start_ns[last].tolist(), timeline.name[last].tolist(), timeline.kind[last].tolist(), strict=True
+        )
+        if kind in (SpanKind.ENCODE, SpanKind.COPY_OUT)
+    )
+    forms = {name for _, name, kind in spans if kind == SpanKind.ENCODE}
+    found: dict[str, str] = {}
+    for _, name, kind in spans:
+        block, _, codec = name.rpartition(":") if name in forms else (name, "", AS_IT_IS)
+        if kind == SpanKind.COPY_OUT or block in found:
+            found[block] = codec or found.get(block, AS_IT_IS)
+    return found
+
+
+def train(
+    trace: Trace,
+    node: NodeSpec,
+    policy: str | Policy,
+    *,
+    parameters: Mapping[str, object] | None = None,
+    epochs: Iterable[int] | None = None,
+    iterations_per_epoch: int = 1,
+    progress: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Training:
+    """One iteration of each epoch under a policy, which may remember things from one epoch to the next.
+
+    epochs: their numbers; by default all that the trace tells of. settings: as for `simulate`. progress: called with a
+    line before the first.
+    Raises `InputError` where there are no epochs, and what `simulate` raises.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.scenario.load import load_trace
+    >>> training = train(load_trace("vgg16-b128-v100"), load_node("v100"), "oracle", epochs=[0, 40])
+    >>> training.decisions["conv1_1"], training.counts
+    (('zvc', 'zvc'), (12, 12))
+    """
+    chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
+    numbers = tuple(dict.fromkeys(epochs_of(trace) if epochs is None else epochs))
+    if not numbers:
+        what = "the trace tells of no epoch, and none was given"
+        raise InputError.single(trace.name or trace.info.model, "epochs", what, "give epochs, or record with --epochs")
+    if iterations_per_epoch < 1:
+        what = f"{iterations_per_epoch!r} iterations make no epoch"
+        raise InputError.single("", "argument iterations_per_epoch", what, "give at least 1")
+    carried: dict[str, Any] = {}
+    runs = []
+    if progress:
+        progress(f"{policy_label(chosen)}, {len(numbers)} epochs")
+    for number in numbers:
+        result = simulate(trace, node, chosen, epoch=number, carried=carried, **settings)
+        runs.append(Epoch(number, iterations_per_epoch, result))
+    return Training(policy_label(chosen), trace.info, trace.name, tuple(runs))
