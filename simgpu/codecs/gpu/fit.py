@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from simgpu.codecs.gpu.paper import ANCHOR, against_paper
 from simgpu.codecs.gpu.response import FormulaSurface, scaled
 from simgpu.codecs.gpu.setting import LaunchSetting
-from simgpu.codecs.gpu.table import SCHEMA, GpuCoefficients
+from simgpu.codecs.gpu.table import SCHEMA, GpuCoefficients, load_table
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node
 from simgpu.units import parse_bandwidth, parse_time
@@ -115,16 +115,25 @@ def _curves(codec: str) -> tuple[list[float], list[float]]:
 
 
 def response_text() -> str:
-    """The text of `response.yaml`. Raises `MissingExtraError` without SciPy."""
-    coefficients = fitted()
+    """The text of `response.yaml`, which keeps the samples that the present one names.
+
+    Raises `MissingExtraError` without SciPy.
+    """
+    kept, coefficients = load_table(), fitted()
     curves = {name: dict(zip(("encode", "decode"), _curves(name), strict=True)) for name in _WRITTEN}
     curves["lz4"] = _slowed(curves["lz4"], coefficients)
     v100, turing = load_node("v100").gpu, load_node("2080ti").gpu
     table = {
         "schema": SCHEMA,
         "gpus": {v100.name: _written(coefficients), turing.name: _written(scaled(turing, coefficients))},
+        **({"measured": kept.measured} if kept.measured else {}),
         "codecs": curves,
-        "sources": _gpu_sources(v100.name, "v100", _FITTED) | _gpu_sources(turing.name, "2080ti", _SCALED) | _SOURCES,
+        "sources": {
+            **_gpu_sources(v100.name, "v100", _FITTED),
+            **_gpu_sources(turing.name, "2080ti", _SCALED),
+            **{key: told for key, told in kept.sources.items() if key.startswith("measured.")},
+            **_SOURCES,
+        },
     }
     return yaml.dump(table, Dumper=_Dumper, sort_keys=False, width=10_000)
 

@@ -2,7 +2,8 @@
 
 Lives here: what holds between the samples: at each launch setting the time model, with sub-models between the
 sparsities that were measured (or `PIECES` of them where there are more); between two grids of the same block size a
-straight line. Beyond the measured grids there is nothing. Does not live here: the samples' file
+straight line. Beyond the measured grids, and of codecs that were not measured, there is nothing; a tuner asks for every
+grid, so let the samples have grids 1 and 4096 of both block sizes. Does not live here: the samples' file
 (`simgpu.codecs.gpu.samples`).
 """
 

@@ -70,7 +70,7 @@ class ResponseSurface(ABC):
 
         >>> from simgpu import load_node
         >>> response_of(load_node("v100").gpu).encode_ns("zvc", 500_000_000, 0.5, grid=197, threads=64)
-        4239862
+        4356684
         """
         self._check(codec, tensor_bytes, sparsity, grid, threads)
         return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
@@ -110,7 +110,9 @@ class ResponseSurface(ABC):
             ~np.isin(threads, THREADS),
         )
         if sizes.size:
-            self._check(codec, *(array.flat[int(bad.argmax())] for array, bad in zip(arrays, wrong, strict=True)))
+            self._check(
+                codec, *(array.flat[int(bad.argmax())].item() for array, bad in zip(arrays, wrong, strict=True))
+            )
         return [sizes.astype(np.int64), shares.astype(np.float64), grids.astype(np.int64), threads.astype(np.int64)]
 
 
@@ -168,7 +170,7 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
     path: a file such as `response.yaml`; None for that one. Scaling takes D and M from the description and everything
     else from the fitted GPU, so what it tells of another generation is no more than a guess; `basis` says so.
     Raises `InputError` for a damaged file, and for a GPU that is not in it and whose description does not tell its
-    DRAM bandwidth and multiprocessors.
+    DRAM bandwidth and multiprocessors; `MissingExtraError` where samples need scikit-learn and it is not installed.
 
     >>> from simgpu import load_node
     >>> [response_of(load_node(name).gpu).basis for name in ("v100", "2080ti", "p100")]

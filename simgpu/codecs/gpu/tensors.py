@@ -6,6 +6,7 @@ Lives here: the generator of CSWAP, section IV-C. Does not live here: times (`si
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,9 @@ def synthetic_tensors(
 
     Raises `InputError` for a negative count or a range that is not within 0..1 from low to high.
 
-    >>> synthetic_tensors(1, np.random.default_rng(1))
-    (SparseTensor(bytes=1033401804, sparsity=0.770...),)
+    >>> [tensor] = synthetic_tensors(1, np.random.default_rng(1))
+    >>> tensor.bytes, round(tensor.sparsity, 3)
+    (1033406816, 0.77)
     """
     low, high = sparsity
     problems = []
@@ -77,5 +79,5 @@ def array_of(tensor: SparseTensor, generator: np.random.Generator) -> NDArray[np
         raise InputError.single("", "bytes", f"no array of {tensor.bytes} bytes is made", told)
     size = tensor.bytes // _ITEMSIZE
     values = 1 - generator.random(size, np.float32)
-    values[generator.permutation(size)[: round(size * tensor.sparsity)]] = 0
+    values[generator.permutation(size)[: round(size * Fraction(tensor.sparsity))]] = 0
     return values
