@@ -22,7 +22,7 @@ from typing import Literal
 
 from simgpu.codecs.gpu.network import network_ns, network_times
 from simgpu.codecs.gpu.response import ResponseSurface
-from simgpu.codecs.gpu.setting import LaunchSetting
+from simgpu.codecs.gpu.setting import EXPERT_BLOCKS, LaunchSetting
 from simgpu.codecs.gpu.tensors import SparseTensor
 
 _MIB = 2**20
@@ -44,9 +44,7 @@ VGG16_SIZES = {
 NEVER_COMPRESSED = ("MAX4", "ReLU7", "ReLU8")
 FIGURE_5 = (SparseTensor(500_000_000, 0.5),)
 FIGURE_12 = tuple(SparseTensor(size, 0.5) for name, size in VGG16_SIZES.items() if name not in NEVER_COMPRESSED)
-#: Multiprocessors of the V100, and the expert's blocks on each.
 _V100_MULTIPROCESSORS = 80
-_EXPERT_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ FIGURES = (
     ANCHOR,
     Figure("figure 5, grid 1024", LaunchSetting(1024, 64), 150, "shape"),
     Figure("figure 12, random", LaunchSetting(2024, 64), 547, "scale"),
-    Figure("figure 12, expert", LaunchSetting(_EXPERT_BLOCKS * _V100_MULTIPROCESSORS, 128), 178, "scale"),
+    Figure("figure 12, expert", LaunchSetting(EXPERT_BLOCKS * _V100_MULTIPROCESSORS, 128), 178, "scale"),
     Figure("figure 12, Bayesian", LaunchSetting(199, 64), 66, "scale"),
     Figure("figure 12, grid search", None, 56, "scale"),
 )

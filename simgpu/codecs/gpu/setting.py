@@ -20,6 +20,8 @@ Whole = NDArray[np.int64]
 #: The largest grid that is looked at, and the block sizes: CSWAP, section IV-D.
 LARGEST_GRID = 4096
 THREADS = (64, 128)
+#: Blocks that CSWAP's expert gives each multiprocessor; chosen, see `simgpu.codecs.gpu.paper`.
+EXPERT_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True, order=True)

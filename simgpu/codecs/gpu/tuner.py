@@ -22,15 +22,13 @@ import numpy as np
 
 from simgpu.codecs.gpu.network import network_ns, network_times
 from simgpu.codecs.gpu.response import ResponseSurface
-from simgpu.codecs.gpu.setting import LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.codecs.gpu.setting import EXPERT_BLOCKS, LARGEST_GRID, THREADS, LaunchSetting, all_settings
 from simgpu.codecs.gpu.tensors import SparseTensor
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
 
 #: Samples at random, then steps of the search: CSWAP, section IV-D.
 INITIAL, STEPS = 10, 25
-#: Blocks that the expert gives each multiprocessor.
-EXPERT_BLOCKS = 8
 Method = Literal["random", "expert", "bayesian", "grid_search"]
 
 
