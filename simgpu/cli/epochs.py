@@ -12,9 +12,9 @@ from typing import Any
 import click
 from rich.text import Text
 
+from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
-from simgpu.cli.study import Study, study_options
 from simgpu.experiments.training import Training, train
 from simgpu.policies.registry import make_policy
 from simgpu.trace.epochs import epochs_of
@@ -26,7 +26,7 @@ _COMPRESSED = "#"
 
 
 @click.command()
-@study_options
+@choice_options
 @click.option(
     "--epochs",
     "chosen",
@@ -36,7 +36,7 @@ _COMPRESSED = "#"
 @click.option(
     "--iterations-per-epoch", type=click.IntRange(min=1), default=1, show_default=True, help="Weight of an epoch."
 )
-def epochs(study: Study, as_json: bool, quiet: bool, chosen: str | None, iterations_per_epoch: int) -> None:
+def epochs(choice: ScenarioChoice, as_json: bool, quiet: bool, chosen: str | None, iterations_per_epoch: int) -> None:
     """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
 
     One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch.
@@ -45,14 +45,14 @@ def epochs(study: Study, as_json: bool, quiet: bool, chosen: str | None, iterati
     simgpu epochs --trace vgg16-b128-v100 --node v100 --policy "vdnn: {mode: conv}" --policy cswap
     simgpu epochs vgg16-v100 --epochs 0,10,48
     """
-    scenario = study.load()
+    scenario = choice.load()
     numbers = parse_epochs(chosen) if chosen is not None else epochs_of(scenario.trace)
     with progress(quiet) as say:
         trainings = [
             train(
                 scenario.trace,
                 scenario.node,
-                make_policy(*choice),
+                make_policy(*policy),
                 epochs=numbers,
                 iterations_per_epoch=iterations_per_epoch,
                 progress=say,
@@ -62,7 +62,7 @@ def epochs(study: Study, as_json: bool, quiet: bool, chosen: str | None, iterati
                 pool=scenario.pool,
                 alignment=scenario.alignment,
             )
-            for choice in scenario.policies
+            for policy in scenario.policies
         ]
     if as_json:
         click.echo(json.dumps([_document(training) for training in trainings], indent=2, allow_nan=False))

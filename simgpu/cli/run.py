@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from simgpu import __version__
+from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import OUT_OF_MEMORY, show_error
 from simgpu.cli.report import show_comparison, show_details, show_header
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.study import Study, study_options
 from simgpu.errors import OutOfMemoryError
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.advice import advice
@@ -23,9 +23,9 @@ from simgpu.scenario.model import Scenario
 
 
 @click.command()
-@study_options
+@choice_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the outputs here.")
-def run(study: Study, as_json: bool, quiet: bool, output: Path | None) -> None:
+def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None) -> None:
     """Run SCENARIO, a shipped scenario or a YAML file, and report what happened.
 
     In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
@@ -38,7 +38,7 @@ def run(study: Study, as_json: bool, quiet: bool, output: Path | None) -> None:
     simgpu run quickstart -o results/try --set node.gpu.memory="1 GiB"
     simgpu run my-scenario.yaml --set iterations=5 --set policies=vdnn --json
     """
-    loaded = study.load()
+    loaded = choice.load()
     folder = output if output is not None else loaded.outputs.folder
     if folder is not None:
         check_outputs(folder, loaded.outputs.timeline)
@@ -67,8 +67,8 @@ def run(study: Study, as_json: bool, quiet: bool, output: Path | None) -> None:
 
 
 @click.command()
-@study_options
-def compare(study: Study, as_json: bool, quiet: bool) -> None:
+@choice_options
+def compare(choice: ScenarioChoice, as_json: bool, quiet: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
     In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
@@ -79,7 +79,7 @@ def compare(study: Study, as_json: bool, quiet: bool) -> None:
     simgpu compare quickstart --set node=v100 --set "policies=[none, vdnn: {mode: conv}]"
     simgpu compare --trace my-trace --node v100 --policy none --policy "vdnn: {mode: conv}"
     """
-    loaded = study.load()
+    loaded = choice.load()
     with progress(quiet) as say:
         comparison = experiment.compare(loaded, progress=say)
     if as_json:

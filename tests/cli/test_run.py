@@ -180,8 +180,8 @@ def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: 
 
 def test_ctrl_c_ends_with_130(study: Path) -> None:
     code = (
-        "import os, signal; from simgpu.cli import main; import simgpu.cli.study as study\n"
-        "study.load_scenario = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
+        "import os, signal; from simgpu.cli import main; import simgpu.cli.choice as choice\n"
+        "choice.load_scenario = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
         f"main(['run', {str(study)!r}], prog_name='simgpu')"
     )
     root = Path(__file__).resolve().parents[2]
@@ -194,6 +194,6 @@ def test_an_unexpected_exception_keeps_its_traceback(study: Path, monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("a mistake in simgpu")
 
-    monkeypatch.setattr("simgpu.cli.study.load_scenario", broken)
+    monkeypatch.setattr("simgpu.cli.choice.load_scenario", broken)
     done = simgpu("run", study)
     assert isinstance(done.exception, RuntimeError)

@@ -1,4 +1,4 @@
-"""Which study a command runs: a scenario by its name or file, or a trace and a node named by options.
+"""What a command runs: a scenario by its name or file, or a trace and a node named by options.
 
 Lives here: these arguments, and that they exclude each other. Does not live here: what a scenario is
 (`simgpu.scenario`).
@@ -26,7 +26,7 @@ _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budge
 
 
 @dataclass(frozen=True)
-class Study:
+class ScenarioChoice:
     """What the user named, as written.
 
     trace, node, policies, memory: of the options that stand for a scenario; None and () where left out.
@@ -83,11 +83,11 @@ class Study:
         }
 
 
-def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the arguments that say what is run, given as `study`, and those on how it is told."""
+def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the arguments that say what is run, given as `choice`, and those on how it is told."""
 
     @functools.wraps(command)
-    def with_study(
+    def with_choice(
         scenario: str | None,
         trace: str | None,
         node: str | None,
@@ -96,9 +96,9 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
         settings: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        return command(study=Study(scenario, trace, node, policies, memory, settings), **rest)
+        return command(choice=ScenarioChoice(scenario, trace, node, policies, memory, settings), **rest)
 
-    found: Callable[..., Any] = with_study
+    found: Callable[..., Any] = with_choice
     for option in (
         click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."),
