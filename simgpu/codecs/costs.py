@@ -1,7 +1,8 @@
 """What encoding a trace's blocks costs on a node at one epoch of training: the truth that the machine charges.
 
 Lives here: sizes and times put together. Does not live here: where they come from (`simgpu.codecs.sizes`,
-`simgpu.codecs.gpu.response`), or what a policy believes of them (`simgpu.codecs.gpu.timemodel`).
+`simgpu.codecs.patterns`, `simgpu.codecs.gpu.response`), or what a policy believes of them
+(`simgpu.codecs.gpu.timemodel`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from simgpu.codecs.patterns import FORMAT_OF, MODELLED, modelled_bytes
 from simgpu.codecs.registry import codec_class
 from simgpu.codecs.sizes import FROM_SPARSITY, compressed_bytes
 from simgpu.errors import InputError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.epochs import sizes_at, sparsity_at
 from simgpu.trace.itemsize import ITEMSIZE
-from simgpu.trace.model import Block, CompressedSize, Trace
+from simgpu.trace.model import Block, CompressedSize, Origin, Trace
 
 if TYPE_CHECKING:
     from simgpu.codecs.gpu.response import ResponseSurface
@@ -27,7 +29,7 @@ class NodeCosts:
     """Costs of a trace's blocks on a node at an epoch; see `simgpu.graph.encodings.EncodingCosts`.
 
     Sparsity and measured sizes are those that hold at the epoch; where several layouts were measured, the given one
-    counts.
+    counts. Where the trace or its sparsity is modelled, so are the sizes that do not follow from sparsity.
 
     >>> from dataclasses import replace
     >>> from simgpu.hardware.nodes import load_node
@@ -42,6 +44,9 @@ class NodeCosts:
         self.name = trace.name or trace.info.model
         self.dtype = trace.info.dtype
         self.node = node
+        self.layout = layout
+        self._has_modelled_zeros = trace.info.origin is Origin.MODELLED or "sparsity" in trace.info.modelled
+        self._blocks = trace.block_by_id
         self._zeros = sparsity_at(trace, epoch)
         self._measured: Mapping[str, tuple[CompressedSize, ...]] = {
             block: _of_layout(rows, layout) for block, rows in sizes_at(trace, epoch).items()
@@ -54,7 +59,25 @@ class NodeCosts:
     def is_known(self, block: Block, codec: str) -> bool:
         """Whether it is known what a codec makes of a block."""
         known = block.id in self._zeros and codec in FROM_SPARSITY
-        return known or any(row.codec == codec for row in self._measured.get(block.id, ()))
+        return known or self._is_measured(block, codec) or self.is_modelled(block, codec)
+
+    def is_modelled(self, block: Block, codec: str) -> bool:
+        """Whether the size of a block in a codec comes from the pattern model, for lack of a measured one."""
+        told = self._has_modelled_zeros and block.id in self._zeros
+        fits = codec in MODELLED and self._itemsize(block) in FORMAT_OF
+        return told and fits and not self._is_measured(block, codec)
+
+    @property
+    def modelled_codecs(self) -> tuple[str, ...]:
+        """The codecs in which the size of some block is modelled."""
+        blocks = [self._blocks[name] for name in self._zeros]
+        return tuple(codec for codec in MODELLED if any(self.is_modelled(block, codec) for block in blocks))
+
+    def _is_measured(self, block: Block, codec: str) -> bool:
+        return any(row.codec == codec for row in self._measured.get(block.id, ()))
+
+    def _itemsize(self, block: Block) -> int:
+        return ITEMSIZE.get(block.dtype or self.dtype, 4)
 
     def encoded_bytes(self, block: Block, codec: str) -> int:
         """Bytes of a block in a codec."""
@@ -63,10 +86,12 @@ class NodeCosts:
             what = f"the trace does not tell how small '{block.id}' becomes in {codec}"
             remedy = "record or model its sparsity (sparsity.csv), or measure its size (compressibility.csv)"
             raise InputError.single(self.name, "sparsity", what, remedy)
-        itemsize = ITEMSIZE.get(block.dtype or self.dtype, 4)
+        itemsize, zeros = self._itemsize(block), self._zeros.get(block.id)
+        if zeros is not None and self.is_modelled(block, codec):
+            return modelled_bytes(block.bytes, itemsize, block.shape, codec, zeros, self.layout)
         rows = self._measured.get(block.id, ())
         try:
-            return compressed_bytes(block.bytes, itemsize, codec, self._zeros.get(block.id), rows)
+            return compressed_bytes(block.bytes, itemsize, codec, zeros, rows)
         except InputError as error:
             what = f"block '{block.id}' in {codec}: {error.problems[0].what}"
             raise InputError.single(self.name, error.problems[0].place, what, error.problems[0].remedy) from None
