@@ -13,6 +13,7 @@ from rich.text import Text
 
 from simgpu.analysis.tables import COMPARISON_HEADINGS
 from simgpu.cli.screen import WIDTH, Screen, facts, table
+from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _run_line(scenario: Scenario, comparison: Comparison) -> str:
         budget,
         f"{' and '.join(pools)} pool" if pools else "",
         f"seed {scenario.seed}",
+        f"epoch {scenario.epoch}" if epochs_of(scenario.trace) else "",
     ]
     return "; ".join(part for part in told if part)
 

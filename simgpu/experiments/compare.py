@@ -145,6 +145,7 @@ def compare(
     seed: int | None = None,
     pool: Literal["counting", "addressed"] | None = None,
     alignment: int | str | None = None,
+    epoch: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
@@ -174,6 +175,7 @@ def compare(
             seed=scenario.seed if seed is None else seed,
             pool=scenario.pool if pool is None else pool,
             alignment=scenario.alignment if alignment is None else alignment,
+            epoch=scenario.epoch if epoch is None else epoch,
             progress=progress,
         )
     if node is None:
@@ -181,6 +183,7 @@ def compare(
     settings: dict[str, Any] = {"budget": budget, "pool": pool, "alignment": alignment}
     settings["iterations"] = 3 if iterations is None else iterations
     settings["seed"] = 0 if seed is None else seed
+    settings["epoch"] = 0 if epoch is None else epoch
     runs: list[Run] = []
     for policy in [_made(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
         label = policy_label(policy)

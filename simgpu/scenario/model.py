@@ -18,6 +18,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.policies.registry import make_policy
+from simgpu.scenario.modelled import WrittenTrace
 from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
 from simgpu.validation import Alignment, FileModel, Size
@@ -93,7 +94,7 @@ class ScenarioFile(FileModel):
     schema_: Literal["simgpu.scenario/1"] = Field(alias="schema")
     name: str | None = Field(default=None, min_length=1, description="without: the file's name")
     description: str = ""
-    trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
+    trace: WrittenTrace = Field(description="what was recorded, or a network of the zoo that is modelled")
     node: str = Field(min_length=1, description="a shipped node, or a YAML file as seen from this file")
     overrides: dict[str, Any] = Field(
         default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
@@ -103,6 +104,7 @@ class ScenarioFile(FileModel):
         min_length=1, description="one or several policies, run one after the other"
     )
     iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
+    epoch: int = Field(default=0, ge=0, description="of training, where the trace tells how sparsity changes with it")
     seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
     pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
     alignment: Alignment | None = Field(default=None, description="of every allocation; without: the node's")
@@ -124,7 +126,7 @@ class Scenario:
     """Everything a run needs, loaded and checked.
 
     budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
-    policy and the node say.
+    policy and the node say. epoch: of training, from 0.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Scenario:
     policies: tuple[PolicyChoice, ...]
     budget: int | None
     iterations: int
+    epoch: int
     seed: int
     pool: Pool | None
     alignment: int | None
@@ -156,6 +159,7 @@ class Scenario:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
         budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
         run = f"{self.iterations} iterations, seed {self.seed}" + (f", {self.pool} pool" if self.pool else "")
+        run += f", epoch {self.epoch}" if self.epoch else ""
         return [("scenario", self.name), *self.facts(), ("policies", policies), *budget, ("run", run)]
 
     def __repr__(self) -> str:

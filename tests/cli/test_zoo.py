@@ -135,3 +135,10 @@ def test_build_names_the_folder_itself_where_none_is_given(tmp_path: Path, monke
     done = simgpu("zoo", "build", "vgg16", "--batch", 128, "--gpu", "v100", "--input", "imagenet")
     assert done.exit_code == 0
     assert read_trace(tmp_path / "vgg16-b128-v100").info.batch == 128
+
+
+@pytest.mark.parametrize("key", ["name", "input", "batch"])
+def test_what_is_an_option_is_no_variant(key: str, tmp_path: Path) -> None:
+    done = simgpu("zoo", "build", "vgg16", "--batch", 1, "--gpu", "v100", "--variant", f"{key}=1", "-o", tmp_path / "t")
+    assert done.exit_code == 2
+    assert f"network vgg16, variant {key}: is not a variant of it" in done.stderr

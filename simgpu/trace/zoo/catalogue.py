@@ -213,7 +213,7 @@ _ENTRIES = (*_EARLY, *_BRANCHED, *_RESIDUAL, *_SEGMENTATION, *_SEQUENCES)
 NETWORKS: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
-def build(name: str, input: str | None = None, **variant: Value) -> Network:
+def build(name: str, input: str | None = None, /, **variant: Value) -> Network:
     """The network of that name for an input (its usual one where None) in a variant; see `NETWORKS` for all of them.
 
     `InputError` tells every word that is not known.

@@ -1,0 +1,111 @@
+"""A trace that a file has modelled in place: a network of the zoo, at a batch size, on a GPU.
+
+Lives here: its words, and turning them into a trace. Does not live here: the networks and the modelling
+(`simgpu.trace.zoo`, `simgpu.trace.sparsity`), or reading files (`simgpu.scenario.reading`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
+
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Trace
+from simgpu.trace.sparsity.generator import with_sparsity
+from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
+from simgpu.trace.zoo.catalogue import build
+from simgpu.trace.zoo.modelled import trace_of
+from simgpu.validation import FileModel, SizeOrZero
+
+#: What the modelling calls a thing where the file has another key for it.
+_KEYS = (
+    (re.compile(r"network .*, variant (.*)"), r"variant.\1"),
+    (re.compile(r"network .*, input"), "input"),
+    (re.compile(r"network .*"), "variant"),
+    (re.compile(r"network"), "zoo"),
+)
+
+
+class ModelledTrace(FileModel):
+    """One training iteration of a network of the zoo; the words are those of ``simgpu zoo build``."""
+
+    zoo: str = Field(min_length=1, description="a network's name, as simgpu zoo list has it")
+    batch: int = Field(ge=1, description="samples in the iteration")
+    gpu: str | None = Field(
+        default=None, min_length=1, description="the node whose GPU it is modelled for; without: the file's own node"
+    )
+    input: str | None = Field(default=None, min_length=1, description="what it takes; without: its usual input")
+    framework: Literal["pytorch", "cudnn"] = Field(default="pytorch", description="whose habits with memory")
+    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="what updates the weights")
+    epochs: int | None = Field(
+        default=None, ge=1, le=10_000, description="models the sparsity of its feature maps over so many epochs"
+    )
+    workspace_limit: SizeOrZero = Field(
+        default=WORKSPACE_LIMIT, description="convolution algorithms that need more workspace are left out"
+    )
+    variant: dict[str, Any] = Field(default={}, description="its variants, by name")
+
+    def name_on(self, gpu: str) -> str:
+        """What ``simgpu zoo build`` would call its folder. gpu: name of the node whose GPU it is modelled for."""
+        return f"{self.zoo}-b{self.batch}-{gpu}"
+
+    def trace(self, name: str, gpu: GpuSpec) -> Trace:
+        """The trace of that name; raises `InputError` with places that are keys of the file."""
+        try:
+            built = trace_of(
+                build(self.zoo, self.input, **self.variant),
+                batch=self.batch,
+                gpu=gpu,
+                optimizer=self.optimizer,
+                workspace_limit=self.workspace_limit,
+                framework=self.framework,
+            )
+        except InputError as error:
+            raise InputError(map(_at_key, error.problems)) from None
+        named = replace(built, name=name)
+        if self.epochs is None:
+            return named
+        try:
+            return with_sparsity(named, self.epochs)
+        except InputError as error:
+            raise InputError(replace(each, file="", place="epochs") for each in error.problems) from None
+
+
+def _at_key(problem: Problem) -> Problem:
+    """A problem of the modelling at the key of the file that it is about."""
+    if problem.file:
+        return problem
+    for pattern, key in _KEYS:
+        if (found := pattern.fullmatch(problem.place)) is not None:
+            return replace(problem, place=found.expand(key))
+    return problem
+
+
+class TraceEntry:
+    """Metadata of a trace in a file: a name or folder, or the mapping of a `ModelledTrace`, which is checked apart."""
+
+    @staticmethod
+    def read(value: object) -> str | Mapping[str, Any]:
+        """The entry; `ValueError` says how to write one."""
+        if isinstance(value, dict) or (isinstance(value, str) and value):
+            return value
+        what = "is empty" if value == "" else "is not a text, nor a mapping"
+        raise ValueError(f"{value!r} {what}: write a trace's name or folder, or '{{zoo: vgg16, batch: 128}}'")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        name = {"type": "string", "minLength": 1, "description": "a shipped trace, or a folder as seen from this file"}
+        return {"anyOf": [name, ModelledTrace.model_json_schema(by_alias=True, mode="validation")]}
+
+
+#: A trace as a file names it or has it modelled.
+WrittenTrace = Annotated[str | Mapping[str, Any], TraceEntry()]

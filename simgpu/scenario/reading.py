@@ -1,0 +1,149 @@
+"""What reading a scenario and reading a study have in common: overrides, and every problem told at its place.
+
+Lives here: `Reading`, one file on its way in. Does not live here: what a file means (`simgpu.scenario.load`,
+`simgpu.scenario.load_study`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import Policy
+from simgpu.policies.registry import make_policy
+from simgpu.scenario.model import PolicyEntry
+from simgpu.scenario.modelled import ModelledTrace
+from simgpu.shipped import find
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Trace
+from simgpu.validation import put, validate
+from simgpu.yamlfile import YamlMapping
+
+_NODE = "node."
+#: What people write who leave that prefix out.
+_NODE_PARTS = ("gpu.", "link.", "host.")
+Loaded = TypeVar("Loaded")
+
+
+class Reading:
+    """A file on its way in: its values with the overrides in place, and the problems found so far.
+
+    overrides: values by dotted key; those of the node are kept apart.
+    """
+
+    def __init__(self, document: YamlMapping, overrides: Mapping[str, object]) -> None:
+        self.document = document
+        self.changes = {key: value for key, value in overrides.items() if not key.startswith(_NODE)}
+        self.node_changes = {key: value for key, value in overrides.items() if key.startswith(_NODE)}
+        self.values: dict[str, Any] = copy.deepcopy(dict(document.values))
+        for key, value in self.changes.items():
+            put(self.values, key, value)
+        self.problems: list[Problem] = []
+
+    def where(self, place: str) -> tuple[str, str]:
+        """File and place of a dotted key for a message."""
+        if self._is_changed(place):
+            return "override", place
+        if place not in self.document.lines:
+            made = [key for key in self.changes if key.startswith(f"{place}.")]
+            if made:
+                return "override", made[0]
+        return self.document.file, self.document.place(place)
+
+    def attempt(self, load: Callable[[], Loaded], place: str = "", sections: tuple[str, ...] = ()) -> Loaded | None:
+        """What `load` gives. None if there are problems, which are kept; those without a file are told at `place`.
+
+        sections: where changes of the node may stand in the file, the nearest first.
+        """
+        try:
+            return load()
+        except InputError as error:
+            self.problems += [self._at_home(problem, place, sections) for problem in error.problems]
+            return None
+
+    def node(self, written: object, place: str, sections: Mapping[str, object]) -> NodeSpec | None:
+        """The node named at a place, with the changes of these sections of the file, the nearest first."""
+        changes: dict[str, object] = {}
+        for section in reversed(tuple(sections)):
+            changes |= self._node_changes_in(section, sections[section])
+        if not (isinstance(written, str) and written):
+            return None  # the model of the file has already said so
+        changes |= {key.removeprefix(_NODE): value for key, value in self.node_changes.items()}
+        return self.attempt(lambda: load_node(written, changes, self._base(place)), place, tuple(sections))
+
+    def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
+        """The trace named at a place, or modelled there for the node's GPU where none is given."""
+        if isinstance(written, str) and written:
+            return self.attempt(lambda: read_trace(find("traces", written, self._base(place))), place)
+        if not isinstance(written, dict):
+            return None  # the model of the file has already said so
+        entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
+        if entry is None:
+            return None
+        name = str(node_name)
+        if entry.gpu is not None:
+            name, at = entry.gpu, f"{place}.gpu"
+            node = self.attempt(lambda: load_node(name, base=self._base(at)), at)
+        if node is None:
+            return None
+        gpu = node.gpu
+        try:
+            return entry.trace(entry.name_on(Path(name).stem), gpu)
+        except InputError as error:
+            for problem in error.problems:
+                told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
+                self.problems.append(told)
+            return None
+
+    def policy(self, entry: object, place: str) -> Policy | None:
+        """The policy written at a place."""
+        try:
+            choice = PolicyEntry.read(entry)
+        except ValueError:
+            return None  # the model of the file has already said so
+        try:
+            return make_policy(choice.name, choice.parameters)
+        except InputError as error:
+            for problem in error.problems:
+                inner = problem.place.removeprefix("parameters")
+                inside = f"{place}.{choice.name}{inner}" if inner != problem.place and choice.parameters else place
+                self.problems.append(self._told_at(inside, problem))
+            return None
+
+    def tell(self, place: str, what: str, remedy: str) -> None:
+        """Notes a problem at a place of the file."""
+        self.problems.append(Problem(*self.where(place), what, remedy))
+
+    def _told_at(self, place: str, problem: Problem) -> Problem:
+        return Problem(*self.where(place), problem.what, problem.remedy)
+
+    def _at_home(self, problem: Problem, place: str, sections: tuple[str, ...]) -> Problem:
+        """A problem as the file's reader sees it: in this file when it is this file that names the thing."""
+        if problem.file == "override" and problem.place not in self.node_changes:
+            for own in (f"{section}.{problem.place}" for section in sections):
+                if own in self.document.lines:
+                    return Problem(self.document.file, self.document.place(own), problem.what, problem.remedy)
+        if problem.file == "override" and problem.place.startswith(_NODE_PARTS) and problem.what == "unknown key":
+            return replace(problem, remedy=f"did you mean '{_NODE}{problem.place}'?")
+        return problem if problem.file else self._told_at(place, problem)
+
+    def _is_changed(self, place: str) -> bool:
+        return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in self.changes)
+
+    def _base(self, place: str) -> Path | None:
+        """The folder that a path at a place starts at."""
+        return None if self._is_changed(place) else Path(self.document.file).parent
+
+    def _node_changes_in(self, section: str, written: object) -> dict[str, object]:
+        own = written if isinstance(written, dict) else {}
+        remedy = "only node.* stands here, for example 'node.gpu.memory: 8 GiB'; set the file's own keys directly"
+        for key in own:
+            if not key.startswith(_NODE):
+                self.tell(f"{section}.{key}", "is not of the node", remedy)
+        return {key.removeprefix(_NODE): value for key, value in own.items() if key.startswith(_NODE)}
