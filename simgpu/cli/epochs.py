@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
 
 import click
 from rich.text import Text
 
+from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
+from simgpu.experiments.outputs import check_outputs, trainings_document, write_trainings
 from simgpu.experiments.training import Training, train
 from simgpu.policies.registry import make_policy
+from simgpu.scenario.model import Scenario
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_time
 
@@ -36,7 +39,15 @@ _COMPRESSED = "#"
 @click.option(
     "--iterations-per-epoch", type=click.IntRange(min=1), default=1, show_default=True, help="Weight of an epoch."
 )
-def epochs(choice: ScenarioChoice, as_json: bool, quiet: bool, chosen: str | None, iterations_per_epoch: int) -> None:
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write numbers and figures here.")
+def epochs(
+    choice: ScenarioChoice,
+    as_json: bool,
+    quiet: bool,
+    chosen: str | None,
+    iterations_per_epoch: int,
+    output: Path | None,
+) -> None:
     """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
 
     One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch.
@@ -46,6 +57,9 @@ def epochs(choice: ScenarioChoice, as_json: bool, quiet: bool, chosen: str | Non
     simgpu epochs vgg16-v100 --epochs 0,10,48
     """
     scenario = choice.load()
+    if output is not None:
+        check_outputs(output, ())
+    about = {"simgpu": __version__, "scenario": scenario.name, "description": scenario.description}
     numbers = parse_epochs(chosen) if chosen is not None else epochs_of(scenario.trace)
     with progress(quiet) as say:
         trainings = [
@@ -64,9 +78,18 @@ def epochs(choice: ScenarioChoice, as_json: bool, quiet: bool, chosen: str | Non
             )
             for policy in scenario.policies
         ]
+        if output is not None:
+            say("writing the outputs")
+            write_trainings(trainings, output, about=about)
     if as_json:
-        click.echo(json.dumps([_document(training) for training in trainings], indent=2, allow_nan=False))
-        return
+        click.echo(json.dumps(trainings_document(trainings, about), indent=2, allow_nan=False))
+    else:
+        _show(scenario, trainings, numbers)
+        if output is not None:
+            click.echo(f"\nwritten to {output}")
+
+
+def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[int]) -> None:
     screen = Screen()
     first, count = trainings[0], len(trainings[0].epochs)
     told = f"means over {count} epochs, {numbers[0]} to {numbers[-1]}" if count > 1 else f"epoch {numbers[0]}"
@@ -126,17 +149,3 @@ def _runs(numbers: Sequence[int], counts: Iterable[int]) -> str:
             before = count
 
     return ", ".join(changes())
-
-
-def _document(training: Training) -> dict[str, Any]:
-    return {
-        "policy": training.label,
-        "total_ns": training.total_ns,
-        "samples_per_s": training.samples_per_s,
-        "decisions": training.decisions,
-        "compressed": training.counts,
-        "epochs": [
-            {"epoch": epoch.number, "iterations": epoch.iterations, **epoch.result.to_dict()}
-            for epoch in training.epochs
-        ],
-    }

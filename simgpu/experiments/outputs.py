@@ -6,6 +6,12 @@ themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`), or the replacing
     report.json                     every number of every policy, and where they come from
     <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
     <policy>/timeline.png           and memory.png, run.png, or .svg
+
+and of trainings
+
+    report.json                     every number of every policy and epoch
+    <policy>/epochs.csv             one row per epoch
+    <policy>/decisions.png          which blocks left compressed, epoch by epoch
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from simgpu.whole import refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
+    from simgpu.experiments.training import Training
     from simgpu.scenario.model import PlotKind, TimelineFormat
     from simgpu.simulation import Result
 
@@ -91,6 +98,27 @@ def write_outputs(
                     _write_plot(run.result, plot, home / f"{plot}.{image}")
         report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
+
+
+def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:
+    """Writes trainings as one folder, whole or not at all, as `write_outputs` does."""
+    folder = folder.absolute()
+    check_outputs(folder, ())
+    with whole_folder(folder, _not_ours) as part:
+        for training in trainings:
+            from simgpu.analysis.plots import save_figure
+
+            home = part / folder_name(training.label)
+            home.mkdir()
+            training.frame().to_csv(home / "epochs.csv", lineterminator="\n")
+            save_figure(training.plot(), home / "decisions.png")
+        report = json.dumps(trainings_document(trainings, about), indent=2, allow_nan=False)
+        (part / REPORT).write_text(report + "\n", encoding="utf-8")
+
+
+def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The report on trainings as plain data."""
+    return {"schema": REPORT_SCHEMA, **about, "trainings": [training.to_dict() for training in trainings]}
 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from simgpu.trace.model import Trace, TraceInfo
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from simgpu.hardware.spec import NodeSpec
 
@@ -74,6 +75,27 @@ class Training:
         """How many blocks leave compressed, by epoch (CSWAP, figure 8)."""
         return tuple(sum(bool(row[at]) for row in self.decisions.values()) for at in range(len(self.epochs)))
 
+    def plot(self) -> Figure:
+        """The decisions epoch by epoch as a matplotlib figure (CSWAP, figures 8 and 9)."""
+        from simgpu.analysis.decisions import plot_decisions
+
+        title = f"{self.label}: {self.trace_name or self.trace.model}\n{self.trace.provenance}"
+        return plot_decisions(self.decisions, [epoch.number for epoch in self.epochs], title=title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "policy": self.label,
+            "total_ns": self.total_ns,
+            "samples_per_s": self.samples_per_s,
+            "decisions": {block: list(row) for block, row in self.decisions.items()},
+            "compressed": list(self.counts),
+            "epochs": [
+                {"epoch": epoch.number, "iterations": epoch.iterations, **epoch.result.to_dict()}
+                for epoch in self.epochs
+            ],
+        }
+
     def frame(self) -> pd.DataFrame:
         """One row an epoch: iterations, every metric of the steady iteration in base units, compressed blocks."""
         import pandas as pd
@@ -125,7 +147,8 @@ def train(
 
     >>> from simgpu.hardware.nodes import load_node
     >>> from simgpu.scenario.load import load_trace
-    >>> training = train(load_trace("vgg16-b128-v100"), load_node("v100"), "oracle", epochs=[0, 40])
+    >>> trace, node = load_trace("vgg16-b128-v100"), load_node("v100")
+    >>> training = train(trace, node, "oracle", parameters={"codec": "zvc"}, epochs=[0, 40])
     >>> training.decisions["conv1_1"], training.counts
     (('zvc', 'zvc'), (12, 12))
     """

@@ -50,3 +50,4 @@ class TestCswap(PolicyContract):
 
 class TestOracle(PolicyContract):
     policy = "oracle"
+    parameter_sets = ({}, {"codec": "zvc"})

@@ -1,0 +1,56 @@
+"""``simgpu epochs``: means over a training and the map of decisions, on the screen and as files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_helpers import make_study, simgpu
+
+SHORT = ["--trace", "vgg16-b128-v100", "--node", "v100", "--epochs", "0,5-6,40"]
+POLICIES = ["--policy", "vdnn: {mode: conv}", "--policy", "static: {launch: expert}"]
+
+
+def test_means_and_decisions_are_shown() -> None:
+    done = simgpu("epochs", *SHORT, *POLICIES, "-q")
+    assert done.exit_code == 0, done.stderr
+    assert "means over 4 epochs, 0 to 40" in done.stdout
+    assert "static(launch=expert): # compressed, . as it is" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["image", "...."] in rows and ["conv1_1", "####"] in rows
+    assert "compressed: 12 at epoch 0" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_numbers_and_figures_are_written_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "training"
+    done = simgpu("epochs", *SHORT, *POLICIES, "-q", "-o", str(folder))
+    assert done.exit_code == 0, done.stderr
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    homes = ("static-launch-expert", "vdnn-mode-conv")
+    assert names == ["report.json", *(f"{home}/{name}" for home in homes for name in ("decisions.png", "epochs.csv"))]
+    with (folder / homes[0] / "epochs.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "5", "6", "40"]
+    report = json.loads((folder / "report.json").read_text())
+    assert [training["policy"] for training in report["trainings"]] == ["vdnn(mode=conv)", "static(launch=expert)"]
+
+
+def test_json_is_the_same_document(tmp_path: Path) -> None:
+    done = simgpu("epochs", *SHORT, *POLICIES, "--json", "-o", str(tmp_path / "t"))
+    assert json.loads(done.stdout) == json.loads((tmp_path / "t" / "report.json").read_text())
+
+
+@pytest.mark.parametrize("text", ["", "x", "3-", "5-3", "-1", "1,,2", "1e3", "100000"])
+def test_what_is_no_epoch_is_refused(text: str) -> None:
+    done = simgpu("epochs", "--trace", "vgg16-b128-v100", "--node", "v100", f"--epochs={text}")
+    assert done.exit_code == 2
+    assert "--epochs" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_trace_without_epochs_is_refused(tmp_path: Path) -> None:
+    done = simgpu("epochs", make_study(tmp_path))
+    assert done.exit_code == 2
+    assert "no epoch" in done.stderr
