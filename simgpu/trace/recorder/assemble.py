@@ -13,12 +13,13 @@ from simgpu.trace.model import (
     AlgorithmChoice,
     Block,
     BlockKind,
+    CompressedSize,
     Kernel,
     SparsitySample,
     Trace,
     TraceInfo,
 )
-from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, made_in_iteration
+from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, ValueNote, made_in_iteration
 
 
 def assemble(
@@ -26,15 +27,15 @@ def assemble(
     kernels: Sequence[KernelNote],
     blocks: Sequence[BlockNote],
     durations: Sequence[Sequence[int]],
-    epochs: Sequence[Sequence[float | None]] = (),
+    epochs: Sequence[Sequence[ValueNote]] = (),
     algorithms: Sequence[AlgorithmNote] = (),
 ) -> Trace:
     """The trace of the noted kernels and blocks.
 
     durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
     repetitions, the lower of the two middle ones where their number is even, and their `spread`.
-    epochs: for each epoch of a training run, from 0, the share of zeros in each block that forward makes, in the order
-    of `made_in_iteration`; left out, the recorded iteration's own shares stand as epoch 0.
+    epochs: for each epoch of a training run, from 0, what was seen of each block that forward makes, in the order of
+    `made_in_iteration`; left out, what was seen in the recorded iteration stands as epoch 0.
     algorithms: other ways to run convolutions.
     """
     names = _block_names(blocks)
@@ -76,20 +77,28 @@ def assemble(
             AlgorithmChoice(kernel_of[note.call], note.algorithm, note.duration_ns, note.workspace_bytes)
             for note in algorithms
         ),
-        sparsity=tuple(_sparsity(names, blocks, epochs)),
+        sparsity=tuple(
+            SparsitySample(names[number], epoch, seen.sparsity)
+            for number, epoch, seen in _seen(blocks, epochs)
+            if seen.sparsity is not None
+        ),
+        compressibility=tuple(
+            CompressedSize(names[number], epoch, codec, layout, blocks[number].bytes, size, 1)
+            for number, epoch, seen in _seen(blocks, epochs)
+            for codec, layout, size in seen.sizes
+        ),
         name=info.model,
     )
 
 
-def _sparsity(
-    names: Sequence[str], blocks: Sequence[BlockNote], epochs: Sequence[Sequence[float | None]]
-) -> Iterator[SparsitySample]:
-    made = made_in_iteration(blocks)
-    for place, number in enumerate(made):
-        shares = [shares[place] for shares in epochs if place < len(shares)] if epochs else [blocks[number].sparsity]
-        for epoch, share in enumerate(shares):
-            if share is not None and blocks[number].kind is BlockKind.FEATURE_MAP:
-                yield SparsitySample(names[number], epoch, share)
+def _seen(blocks: Sequence[BlockNote], epochs: Sequence[Sequence[ValueNote]]) -> Iterator[tuple[int, int, ValueNote]]:
+    """Number of a feature map, epoch, and what was seen of it then."""
+    for place, number in enumerate(made_in_iteration(blocks)):
+        block = blocks[number]
+        values = [values[place] for values in epochs if place < len(values)]
+        if block.kind is BlockKind.FEATURE_MAP:
+            for epoch, seen in enumerate(values if epochs else [ValueNote(block.sparsity, block.sizes)]):
+                yield number, epoch, seen
 
 
 def spread(times: Sequence[int]) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from simgpu.trace.model import Trace
 from simgpu.trace.recorder.shortage import as_shortage
 
 if TYPE_CHECKING:
+    from simgpu.trace.recorder.maps import Measure
     from simgpu.trace.recorder.modelled.session import ModelledSession
     from simgpu.trace.recorder.session import Session
 
@@ -37,6 +38,8 @@ def record(
     epochs: int = 0,
     algorithms: bool = False,
     gpu: str | Path | GpuSpec | None = None,
+    measure: Measure | None = None,
+    save_maps: str | Path | None = None,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -68,7 +71,14 @@ def record(
     gpu: a node that ships with simgpu, a node's file, or its `GpuSpec`: nothing runs then and no memory is taken.
         Operators, blocks, sizes and lifetimes are those that PyTorch gives to tensors without memory, in the form they
         have on a GPU (`simgpu.trace.recorder.modelled.gpu_forms`); durations, algorithms and workspaces are the time
-        model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms) is refused.
+        model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms, measure,
+        save_maps) is refused.
+    measure: called with the array of every feature map whenever its share of zeros is measured; gives the codec, the
+        layout and the bytes of what it becomes, which are rows of the trace's compressibility
+        (`simgpu.codecs.recording.sizes_in`). An array has the map's shape, four axes being N, C, H, W; bfloat16 comes
+        as uint16.
+    save_maps: a folder, new or empty, for the recorded iteration's feature maps, the same arrays, one ``.npy`` file
+        each, named by the block with ``_`` for what is not a letter, digit, dot, dash or underscore.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -95,7 +105,18 @@ def record(
     """
     _check_arguments(batch, repetitions, warmup, epochs, date)
     if gpu is not None:
-        _check_that_nothing_runs(device, repetitions, warmup, seed, epochs, algorithms)
+        _check_that_nothing_runs(
+            {
+                "device": device != DEFAULT_DEVICE,
+                "repetitions": repetitions != DEFAULT_REPETITIONS,
+                "warmup": warmup != DEFAULT_WARMUP,
+                "seed": seed != 0,
+                "epochs": epochs != 0,
+                "algorithms": algorithms,
+                "measure": measure is not None,
+                "save_maps": save_maps is not None,
+            }
+        )
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
     day = date if date is not None else datetime.date.today().isoformat()
@@ -109,7 +130,10 @@ def record(
     else:
         from simgpu.trace.recorder.session import Session
 
-        session = Session(factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say)
+        folder = None if save_maps is None else Path(save_maps)
+        session = Session(
+            factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say, measure, folder
+        )
     try:
         return session.run()
     except Exception as error:
@@ -142,18 +166,8 @@ def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, dat
         raise InputError(problems)
 
 
-def _check_that_nothing_runs(
-    device: str, repetitions: int, warmup: int, seed: int, epochs: int, algorithms: bool
-) -> None:
+def _check_that_nothing_runs(asked: Mapping[str, bool]) -> None:
     """With a GPU to model for, what asks for a run is refused."""
-    asked = {
-        "device": device != DEFAULT_DEVICE,
-        "repetitions": repetitions != DEFAULT_REPETITIONS,
-        "warmup": warmup != DEFAULT_WARMUP,
-        "seed": seed != 0,
-        "epochs": epochs != 0,
-        "algorithms": algorithms,
-    }
     what, remedy = "nothing runs where a GPU is named to model for", "leave it out, or leave out gpu"
     problems = [Problem("record", name, what, remedy) for name, given in asked.items() if given]
     if problems:

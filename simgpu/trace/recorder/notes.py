@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from simgpu.trace.model import BlockKind, Phase
+
+#: Codec, layout and bytes of what a feature map becomes.
+Sizes = tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class BlockNote:
     name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
     maker: operator that made it. born: position of the kernel at whose start the host had put it there.
     release: position of the kernel after whose end it was let go, None while it is held.
+    sizes: of its values, codec, layout and bytes. kept: the file that holds its values.
     """
 
     bytes: int
@@ -51,6 +57,15 @@ class BlockNote:
     born: int | None = None
     release: int | None = None
     sparsity: float | None = None
+    sizes: Sizes = ()
+    kept: Path | None = None
+
+
+class ValueNote(NamedTuple):
+    """What was seen of a block's values at one moment: share of zeros, sizes as in `BlockNote`."""
+
+    sparsity: float | None
+    sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.maps import Maps, Measure, kept_in
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch, framework_peak
@@ -46,6 +48,8 @@ class Session:
     algorithms: bool
     date: str
     say: Callable[[str], None]
+    measure: Measure | None = None
+    save_maps: Path | None = None
 
     @property
     def name(self) -> str:
@@ -57,15 +61,16 @@ class Session:
         device = find_device(self.device)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        with _current(device), own_random_state(device, self.seed):
+        with kept_in(self.save_maps) as folder, _current(device), own_random_state(device, self.seed):
             workload = make_workload(self.name, factory, self.batch).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
-            training = train(self.name, workload, optimizer, device, self.epochs, self.say) if self.epochs else None
+            training = self._train(workload, optimizer, device) if self.epochs else None
             self.say(f"recording {self.name}")
             self._warm_up(workload, optimizer)
             with no_garbage_collection():
                 peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
-                structure, ledger = _structure(workload, optimizer, device)
+                maps = Maps(None if training else self.measure, folder)
+                structure, ledger = _structure(workload, optimizer, device, maps)
                 calls = structure.signatures
                 if training:
                     expect_same(self.name, training.forward, calls[: len(training.forward)])
@@ -77,9 +82,14 @@ class Session:
                     if self.algorithms
                     else []
                 )
-        kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
-        info = self._info(device, workload, optimizer, training, peak)
-        return assemble(info, kernels, blocks, durations, training.sparsity if training else (), choices)
+            kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
+            info = self._info(device, workload, optimizer, training, peak)
+            trace = assemble(info, kernels, blocks, durations, training.values if training else (), choices)
+            maps.name_files(blocks, trace.blocks)
+        return trace
+
+    def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> Training:
+        return train(self.name, workload, optimizer, device, self.epochs, self.say, Maps(self.measure))
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -133,14 +143,14 @@ def main_dtype(workload: Workload) -> str:
 
 
 def _structure(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device
+    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, maps: Maps
 ) -> tuple[StructurePass, Ledger]:
     parameters = dict(workload.module.named_parameters())
     ledger = Ledger(device)
     with LayerTracker(workload.module) as tracker:
         enter_persistent(ledger, workload, optimizer, tracker)
         scratch: Scratch = CudaScratch(device) if device.type == "cuda" else NoScratch()
-        structure = StructurePass(ledger, tracker, parameters, scratch)
+        structure = StructurePass(ledger, tracker, parameters, scratch, maps=maps)
         with structure:
             run_iteration(workload, optimizer, structure)
     return structure, ledger

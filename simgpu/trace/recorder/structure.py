@@ -17,6 +17,7 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.recorder.gradient_sums import mark_meetings, may_sum
 from simgpu.trace.recorder.layers import LOSS, LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.maps import Maps
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.operators import Access, access, operator_name, operator_purity
 from simgpu.trace.recorder.scratch import Scratch
@@ -31,6 +32,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
     shares storage with an argument, and nothing is written) does no work on the device and is left out: later
     operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
+    maps: what else is done with the values of feature maps.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         parameters: dict[str, torch.nn.Parameter],
         scratch: Scratch,
         has_values: bool = True,
+        maps: Maps | None = None,
     ) -> None:
         super().__init__()
         self._has_values = has_values
+        self._maps = maps or Maps()
         self.kernels: list[KernelNote] = []
         self.signatures: list[Signature] = []
         self._ledger = ledger
@@ -163,6 +167,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
                 zeros = whole.numel() - int(torch.count_nonzero(whole))
                 block.sparsity = round(zeros / whole.numel(), _SPARSITY_DIGITS)
+                self._maps.show(tensor, block)
 
     def _name_weight_gradients(self) -> None:
         for name, parameter in self._parameters.items():

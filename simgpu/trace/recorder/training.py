@@ -17,7 +17,8 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.iteration import NoWatcher, run_forward, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
-from simgpu.trace.recorder.notes import made_in_iteration
+from simgpu.trace.recorder.maps import Maps
+from simgpu.trace.recorder.notes import ValueNote, made_in_iteration
 from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.scratch import NoScratch
 from simgpu.trace.recorder.structure import StructurePass
@@ -29,13 +30,13 @@ from simgpu.trace.recorder.workload import Workload
 class Training:
     """What a training run showed.
 
-    forward: the operators of a forward pass, the same at every epoch. sparsity: for each epoch from 0, before training,
-    the share of zeros in each block that forward makes, in the order of `made_in_iteration`. losses: the mean loss over
-    the steps of each epoch from 1. steps: of all epochs.
+    forward: the operators of a forward pass, the same at every epoch. values: for each epoch from 0, before training,
+    what was seen of each block that forward makes, in the order of `made_in_iteration`. losses: the mean loss over the
+    steps of each epoch from 1. steps: of all epochs.
     """
 
     forward: list[Signature]
-    sparsity: list[list[float | None]] = field(default_factory=list)
+    values: list[list[ValueNote]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
 
@@ -56,25 +57,27 @@ def train(
     device: torch.device,
     epochs: int,
     say: Callable[[str], None],
+    maps: Maps | None = None,
 ) -> Training:
     """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
 
     Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
-    counts; looking at them leaves weights, buffers and random numbers as they were.
+    counts; looking at them leaves weights, buffers and random numbers as they were. maps: what else is measured of
+    them.
 
     Raises `InputError` naming `name` where a step fails, the loss is no longer a number, or the operators change.
     """
-    sparsity, forward = _look(workload, optimizer, device)
-    found = Training(forward, [sparsity])
+    values, forward = _look(workload, optimizer, device, maps)
+    found = Training(forward, [values])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
             raise InputError.single(name, "batches", "there are none", "give at least one pair (inputs, labels)")
         found.losses.append(math.fsum(losses) / len(losses))
         found.steps += len(losses)
-        sparsity, signatures = _look(workload, optimizer, device)
+        values, signatures = _look(workload, optimizer, device, maps)
         expect_same(name, forward, signatures)
-        found.sparsity.append(sparsity)
+        found.values.append(values)
         say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
     return found
 
@@ -95,18 +98,19 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
 
 
 def _look(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[list[float | None], list[Signature]]:
-    """The share of zeros in each block that forward makes, and forward's operators."""
+    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, maps: Maps | None
+) -> tuple[list[ValueNote], list[Signature]]:
+    """What is seen of each block that forward makes, and forward's operators."""
     ledger = Ledger(device)
     with _as_it_was(workload.module, device), LayerTracker(workload.module) as tracker:
         enter_persistent(ledger, workload, optimizer, tracker)
-        watcher = StructurePass(ledger, tracker, {}, NoScratch())
+        watcher = StructurePass(ledger, tracker, {}, NoScratch(), maps=maps)
         with watcher:
             held = run_forward(workload, watcher)
             watcher.finish()
         del held
-    return [ledger.blocks[number].sparsity for number in made_in_iteration(ledger.blocks)], watcher.signatures
+    made = [ledger.blocks[number] for number in made_in_iteration(ledger.blocks)]
+    return [ValueNote(block.sparsity, block.sizes) for block in made], watcher.signatures
 
 
 @contextmanager
