@@ -149,10 +149,10 @@ class OutOfMemoryError(SimgpuError):
 
 
 class MissingExtraError(SimgpuError):
-    """An optional dependency is not installed; says what to install.
+    """An optional dependency is not installed; names its package, which can be had wherever simgpu came from.
 
     >>> print(MissingExtraError("recording a model", "torch", "record"))
-    recording a model needs torch, which is not installed; install it with: pip install 'simgpu[record]'
+    recording a model needs torch, which is not installed; install torch, or simgpu with its extra 'record'
     """
 
     def __init__(self, purpose: str, package: str, extra: str) -> None:
@@ -164,7 +164,7 @@ class MissingExtraError(SimgpuError):
     def __str__(self) -> str:
         return (
             f"{self.purpose} needs {self.package}, which is not installed; "
-            f"install it with: pip install 'simgpu[{self.extra}]'"
+            f"install {self.package}, or simgpu with its extra '{self.extra}'"
         )
 
 

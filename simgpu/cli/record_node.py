@@ -36,7 +36,7 @@ def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions
 
     Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
     multiprocessors, copy engines, architecture, and the host's memory and cores. Every number gets its source. Best
-    run while nothing else uses the GPU. Needs PyTorch: pip install 'simgpu[record]'.
+    run while nothing else uses the GPU. Needs PyTorch (the extra 'record').
 
     \b
     simgpu record-node -o my-node.yaml

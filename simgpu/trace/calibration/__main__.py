@@ -3,7 +3,7 @@
 Lives here: that command. Does not live here: the fit (`simgpu.trace.calibration.fit`).
 
 ``python -m simgpu.trace.calibration ../shared/data -o simgpu/trace/timemodel/parameters.yaml`` writes the table that
-comes with simgpu again; it needs SciPy (``pip install 'simgpu[calibrate]'``).
+comes with simgpu again; it needs SciPy (the extra ``calibrate``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Lives here: which parameters are free, the least-squares problem, and writing what comes out. Does not live here: the
 samples, the model, or the values before (`start.yaml`) and after (`parameters.yaml`) the fit.
 ``python -m simgpu.trace.calibration.fit RECORDINGS`` prints the fitted file; it needs SciPy
-(``pip install 'simgpu[calibrate]'``).
+(the extra ``calibrate``).
 
 Each fitted sample gives one residual, the logarithm of modelled over measured in tenths; a sort of kernels within a
 recording counts by its part of the time. Parameters are fitted as logarithms and within their bounds: no share above
