@@ -199,7 +199,7 @@ def test_the_digits_need_scikit_learn_and_are_so_many(monkeypatch: pytest.Monkey
         patched.setattr(
             importlib.util, "find_spec", lambda name, *more: None if name == "sklearn" else found(name, *more)
         )
-        with pytest.raises(MissingExtraError, match=r"needs scikit-learn.*pip install 'simgpu\[record\]'"):
+        with pytest.raises(MissingExtraError, match=r"needs scikit-learn.*simgpu with its extra 'record'"):
             record("digits-cnn", batch=4)
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'simgpu[record]'")
     with pytest.raises(InputError, match="1798 is more than the 1797 digits there are"):

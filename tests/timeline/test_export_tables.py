@@ -74,7 +74,7 @@ def test_parquet_gives_back_the_frame(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"pyarrow.*simgpu\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"pyarrow.*simgpu with its extra 'parquet'"):
         write_parquet(small(), tmp_path / "timeline.parquet")
     assert list(tmp_path.iterdir()) == []
 

@@ -108,5 +108,5 @@ def test_impossible_searches_are_refused() -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs bayesian-optimization.*simgpu\[cswap\]"):
+    with pytest.raises(MissingExtraError, match=r"needs bayesian-optimization.*simgpu with its extra 'cswap'"):
         TUNER.bayesian()
