@@ -18,6 +18,7 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import WithEncodings
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.policies.base import PlanContext, Policy
@@ -281,6 +282,21 @@ class _Shared:
     pool: str | None
     epoch: int
 
+    def _on_compression(self, program: Program) -> list[str]:
+        """What copies are compressed without the policy's doing, and which sizes nobody measured."""
+        notes, cdma = [], self.node.gpu.cdma
+        changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
+        used = {encoding.codec for change in changes for encoding in change.chosen}
+        if cdma is not None:
+            used.add(cdma.codec)
+            smaller = self.graph.copy_sizes != tuple(block.bytes for block in self.graph.blocks)
+            what = f"compresses copies ({cdma.codec})" if smaller else "compresses nothing: the trace tells no sparsity"
+            notes.append(f"the DMA engine of {self.node.name} {what}")
+        if isinstance(self.graph.costs, NodeCosts):
+            modelled = sorted(used & set(self.graph.costs.modelled_codecs))
+            notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
+        return notes
+
     def run(self, program: Program) -> Result:
         """Verify and execute a program."""
         notes = program.notes
@@ -290,6 +306,7 @@ class _Shared:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
+        notes = (*notes, *self._on_compression(program))
         if self.node.gpus > 1:
             notes = (*notes, f"one of the node's {self.node.gpus} GPUs runs, with a link of its own")
         alignment = self.node.gpu.alignment

@@ -19,7 +19,7 @@ class Cdma(Policy):
     """vDNN's swaps of all layer inputs, compressed by the node's DMA engine."""
 
     name = "cdma"
-    summary = "vdnn on a node whose DMA engine compresses"
+    summary = "vdnn (mode all) on a node whose DMA engine compresses"
     source = "Rhu et al., HPCA 2018, sections V and VI"
 
     def plan(self, context: PlanContext) -> Program:

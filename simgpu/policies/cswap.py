@@ -252,7 +252,7 @@ class Cswap(Policy):
     """vDNN's swaps of convolution inputs, each compressed by the GPU where the cost model says that it pays."""
 
     name = "cswap"
-    summary = "vdnn that compresses on the GPU what its cost model finds worth it, anew every epoch"
+    summary = "vdnn (mode conv) that compresses on the GPU what its cost model finds worth it, anew every epoch"
     source = "Chen et al., IEEE CLUSTER 2021, section IV"
 
     codec: Literal["best", "zvc", "csr", "rle", "lz4"] = parameter("best", "the codec; best: the cheapest per tensor")

@@ -20,7 +20,7 @@ class Static(Policy):
     """vDNN's swaps of convolution inputs, the sparse ones all compressed by the GPU with ZVC."""
 
     name = "static"
-    summary = "vdnn that compresses every sparse tensor on the GPU"
+    summary = "vdnn (mode conv) that compresses every sparse tensor on the GPU"
     source = "Chen et al., IEEE CLUSTER 2021, sections II-C and V-B"
 
     launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(

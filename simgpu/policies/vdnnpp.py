@@ -24,7 +24,7 @@ class VdnnPlusPlus(Policy):
     """vDNN's swaps, with the sparsest blocks compressed in host memory."""
 
     name = "vdnn++"
-    summary = "vdnn that compresses in host memory what has many zeros"
+    summary = "vdnn (mode conv) whose host compresses what has many zeros"
     source = "Shriram et al., IPDPS 2019, as in CSWAP (CLUSTER 2021), section V"
 
     threshold: float = parameter(0.6, "share of zeros above which the host encodes a block")

@@ -275,3 +275,18 @@ def test_sizes_that_nobody_measured_are_not_invented() -> None:
     trace = replace(trace, info=replace(trace.info, origin=Origin.RECORDED), compressibility=())
     with pytest.raises(InputError, match="does not tell how small 'x2' becomes in rle"):
         NodeCosts(trace, V100).encoded_bytes(trace.block_by_id["x2"], "rle")
+
+
+# --- what results say -----------------------------------------------------------------------------------------
+
+
+def test_a_result_says_that_the_node_compresses_its_copies() -> None:
+    on = load_node("titan-x-maxwell-cdma")
+    assert "the DMA engine of titan-x-maxwell-cdma compresses copies (zvc)" in simulate(load_trace(VGG), on).notes
+    plain = chain([5, 5], [5, 5], [10, 10])
+    assert "compresses nothing" in " ".join(simulate(plain, on).notes)
+
+
+def test_a_result_says_that_sizes_are_modelled() -> None:
+    rle = load_node("titan-x-maxwell-cdma", {"gpu.cdma.codec": "rle"})
+    assert "sizes in rle are modelled from sparsity, not measured" in simulate(load_trace(VGG), rle).notes
