@@ -10,6 +10,8 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.codecs.recording import sizes_in
+from simgpu.codecs.registry import codec_names
 from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.trace.recorder import record as record_model
@@ -38,6 +40,15 @@ _OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
 @click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
 @click.option("--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity at each epoch.")
+@click.option(
+    "--codec", "codecs", multiple=True, metavar="NAME", help=f"Sizes too: {', '.join(codec_names())}. Repeatable."
+)
+@click.option(
+    "--save-maps",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep the recorded step's feature maps, as .npy.",
+)
 @click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
 def record(
@@ -51,6 +62,8 @@ def record(
     warmup: int,
     repetitions: int,
     epochs: int,
+    codecs: tuple[str, ...],
+    save_maps: Path | None,
     algorithms: bool,
     seed: int,
 ) -> None:
@@ -65,8 +78,10 @@ def record(
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
+    simgpu record digits-cnn --batch 64 --codec zvc --codec rle --save-maps maps -o digits-sizes
     """
     refuse_another(output, force)
+    measure = sizes_in(codecs) if codecs else None
     sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
     with progress(quiet=False) as say:
         say(f"loading {model}")
@@ -81,9 +96,13 @@ def record(
             epochs=epochs,
             algorithms=algorithms,
             gpu=gpu,
+            measure=measure,
+            save_maps=save_maps,
             say=say,
         )
         say(f"writing {output}")
         write_trace(trace, output)
     Screen().print(facts(trace.facts()))
     click.echo(f"\nwritten to {output}")
+    if save_maps is not None:
+        click.echo(f"feature maps in {save_maps}")

@@ -113,7 +113,7 @@ def record(
                 "seed": seed != 0,
                 "epochs": epochs != 0,
                 "algorithms": algorithms,
-                "measure": measure is not None,
+                "measure (--codec)": measure is not None,
                 "save_maps": save_maps is not None,
             }
         )
