@@ -6,7 +6,10 @@ Does not live here: any command. Imports click alone, so that ``simgpu --help`` 
 from __future__ import annotations
 
 import errno
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NoReturn
@@ -78,7 +81,7 @@ class LazyGroup(click.Group):
         except MissingExtraError as error:
             fail([str(error)], BAD_INPUT)
         except OutOfMemoryError as error:
-            fail([str(error)], OUT_OF_MEMORY)
+            fail([wrapped(str(error))], OUT_OF_MEMORY)
         except OSError as error:
             if error.errno == errno.ENOENT and error.filename is None:
                 fail(["the current folder does not exist any more; change to one that does"], BAD_INPUT)
@@ -98,6 +101,28 @@ def fail(messages: list[str], code: int) -> NoReturn:
     for message in messages:
         show_error(message)
     sys.exit(code)
+
+
+_WIDTH = 80
+_AMOUNT = re.compile(r"(?<=\d) (?=[a-zA-Z]{1,3}\b)")
+_HARD_SPACE = "\xa0"
+
+
+def wrapped(message: str, before: int = len("Error: ")) -> str:
+    """A long message in lines as wide as the terminal, at most 80 columns; all but the first are indented.
+
+    before: columns that the first line leaves free. A number keeps its unit beside it.
+    """
+    width = min(shutil.get_terminal_size().columns, _WIDTH)
+    lines = textwrap.wrap(
+        _AMOUNT.sub(_HARD_SPACE, message),
+        width,
+        initial_indent=" " * before,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace(_HARD_SPACE, " ")[before:]
 
 
 def show_error(message: str) -> None:

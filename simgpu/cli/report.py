@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
 _GAP = 2
 _ABSENT = "-"
+_SHORT = {"out of memory": "no memory", "refused": "refused"}
 
 
 def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:
@@ -39,7 +40,7 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     rows = []
     for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
         unsteady = run.result is not None and run.result.steady is False
-        rows.append((f"{label} *" if unsteady else label, time if run.result else "no memory", *numbers))
+        rows.append((f"{label} *" if unsteady else label, time if run.result else _SHORT[run.failure], *numbers))
     for index, line in enumerate(_lines_of_rows(COMPARISON_HEADINGS[:-1], rows)):
         screen.print(Text(line, style="" if index else "bold"))
     if any(result.steady is False for result in comparison.results.values()):
@@ -136,7 +137,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
         if any(found and nanoseconds(found) for found in metrics):
             yield line(name, lambda found: _with_share(nanoseconds(found), found.iteration_ns))
 
-    yield "iteration", [format_time(found.iteration_ns) if found else "out of memory" for found in metrics]
+    yield "iteration", [format_time(run.result.metrics.iteration_ns) if run.result else run.failure for run in runs]
     if not any(metrics):
         return
     yield line("samples/s", lambda found: _number(found.samples_per_s))

@@ -11,10 +11,9 @@ import click
 
 from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
-from simgpu.cli.group import OUT_OF_MEMORY, show_error
+from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.report import show_comparison, show_details, show_header
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.errors import OutOfMemoryError
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import Comparison
@@ -30,7 +29,7 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 
     In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
     are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
-    limited memory ran out of it.
+    limited memory ran out of it, with 2 when every policy refuses the trace or the node.
 
     \b
     simgpu run quickstart
@@ -63,7 +62,7 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
         show_details(screen, comparison)
         if folder is not None:
             click.echo(f"\nwritten to {folder}")
-    _end(loaded, comparison)
+    _end(choice, loaded, comparison, quiet)
 
 
 @click.command()
@@ -72,7 +71,7 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
     In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
-    out of it.
+    out of it, with 2 when every policy refuses the trace or the node.
 
     \b
     simgpu compare quickstart
@@ -88,7 +87,7 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool) -> None:
         screen = Screen()
         show_header(screen, loaded, comparison)
         show_comparison(screen, comparison)
-    _end(loaded, comparison)
+    _end(choice, loaded, comparison, quiet)
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:
@@ -99,16 +98,34 @@ def _print_json(scenario: Scenario, comparison: Comparison) -> None:
     click.echo(json.dumps(report_document(comparison, _about(scenario)), indent=2, allow_nan=False))
 
 
-def _end(scenario: Scenario, comparison: Comparison) -> None:
-    """Tells why policies ran out of memory, and what to try; the exit code says so when all did that can."""
-    messages = [f"{run.label}: {run.outcome}" for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
-    if not messages:
+def _end(choice: ScenarioChoice, scenario: Scenario, comparison: Comparison, quiet: bool) -> None:
+    """Tells why policies gave no result, and what to try; the exit code says so when all did that can."""
+    failed = [run for run in comparison if run.result is None]
+    if not failed:
         return
-    limited = [run for run in comparison if run.result is None or not run.result.program.unlimited_memory]
-    none_fits = len(messages) == len(limited)
-    for message in messages:
-        show_error(message) if none_fits else click.echo(f"\n{message}", err=True)
-    click.echo(err=True)
-    Screen(error=True).print(facts(advice(scenario, comparison)))
+    fits = any(not result.program.unlimited_memory for result in comparison.results.values())
+    out_of_memory = any(not run.refused for run in failed)
+    none_fits = out_of_memory and not fits
+    for run in failed:
+        message = f"{run.label}: {run.outcome}"
+        if run.refused:
+            click.echo(f"\n{message}", err=True)
+        elif none_fits:
+            show_error(wrapped(message))
+        else:
+            click.echo(f"\n{wrapped(message, before=0)}", err=True)
+    if out_of_memory:
+        with progress(quiet) as say:
+            told = advice(scenario, comparison, written=_as_setting if choice.scenario else _as_option, progress=say)
+        click.echo(err=True)
+        Screen(error=True).print(facts(told))
     if none_fits:
         sys.exit(OUT_OF_MEMORY)
+
+
+def _as_option(policy: str) -> str:
+    return f'--policy "{policy}"'
+
+
+def _as_setting(policy: str) -> str:
+    return f'--set "policies=[{policy}]"'

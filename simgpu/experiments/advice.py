@@ -6,13 +6,17 @@ that tells where memory ran out (`OutOfMemoryError`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from simgpu.analysis.labels import policy_label
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.registry import describe, policy_names
+from simgpu.policies.registry import make_policy
+from simgpu.simulation import Result, simulate
 from simgpu.trace.stats import trace_stats
-from simgpu.units import format_bytes
+from simgpu.trace.zoo.catalogue import NETWORKS, build
+from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
@@ -21,9 +25,33 @@ if TYPE_CHECKING:
 
 _ZOO = "simgpu zoo "
 
+#: Tried where nothing fits: what a machine can do (`ideal` and `oracle` are bounds), in forms whose planning is quick.
+_CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
+    ("none", {}),
+    ("vdnn", {}),
+    ("vdnn", {"mode": "conv"}),
+    ("vdnn", {"mode": "dynamic"}),
+    ("vdnn++", {}),
+    ("cdma", {}),
+    ("static", {"launch": "expert"}),
+    ("cswap", {"launch": "expert"}),
+)
+#: Longer traces take too long for runs that nobody asked for.
+_MOST_KERNELS = 20_000
 
-def advice(scenario: Scenario, comparison: Comparison) -> list[tuple[str, str]]:
+
+def advice(
+    scenario: Scenario,
+    comparison: Comparison,
+    *,
+    written: Callable[[str], str] = str,
+    progress: Callable[[str], None] = lambda what: None,
+) -> list[tuple[str, str]]:
     """Names and texts: what the iteration needs at most and at least, then what to try. For a run out of memory.
+
+    Where no policy fits that was asked for, the built-in ones are tried, two iterations each, and those named that fit.
+    written: a policy in a scenario's words as the user would ask for it. progress: called with each label before its
+    run.
 
     >>> from simgpu.experiments.compare import compare
     >>> from simgpu.scenario.load import make_scenario
@@ -42,30 +70,82 @@ def advice(scenario: Scenario, comparison: Comparison) -> list[tuple[str, str]]:
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
         told.insert(0, ("nothing moved", where))
-    steps = list(_policies_to_try(comparison) if need <= memory or _fitting(comparison) else _no_policy(trace))
+    steps = list(_policies_to_try(scenario, comparison, need > memory, written, progress))
     if peak is not None and memory < peak.bytes <= scenario.node.budget:
         has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
         steps.append(f"a larger budget: {has}, which hold it with nothing moved")
     return [*told, *(("to try", step) for step in (*steps, *_smaller_batch(trace)))]
 
 
-def _no_policy(trace: Trace) -> Iterator[str]:
+def _no_policy(trace: Trace) -> str:
     smaller = ", or algorithms with less workspace" if trace.algorithms else ""
-    yield f"more memory{smaller}: no policy makes a single kernel smaller"
+    return f"more memory{smaller}: no policy makes a single kernel smaller"
 
 
-def _policies_to_try(comparison: Comparison) -> Iterator[str]:
-    fitting = _fitting(comparison)
+def _policies_to_try(
+    scenario: Scenario,
+    comparison: Comparison,
+    kernel_too_large: bool,
+    written: Callable[[str], str],
+    progress: Callable[[str], None],
+) -> Iterator[str]:
+    fitting, trace = _fitting(comparison), scenario.trace
     if fitting:
         yield f"{fitting[0]}, which fits" + (", the fastest here that does" if len(fitting) > 1 else "")
         return
-    tried = {run.policy for run in comparison}
-    others = [name for name in policy_names() if name not in tried | {"ideal"}]
-    if others:
-        yield f"another policy: {', '.join(others)}"
-    for name in sorted(tried):
-        if describe(name).parameters:
-            yield f"other parameters of {name}: simgpu policies {name}"
+    if kernel_too_large and not trace.algorithms:
+        yield _no_policy(trace)
+        return
+    if len(trace.kernels) > _MOST_KERNELS:
+        count = f"{len(trace.kernels)} kernels"
+        yield f"another policy (simgpu policies); a trace of {count} is too long to try them here"
+        return
+    tried = [run.label for run in comparison]
+    found = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
+    for result in found:
+        times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
+        yield f"{written(_in_words(result))}, which fits: {times}"
+    if not found:
+        no_other = "more memory: no built-in policy fits that this trace and node allow"
+        yield _no_policy(trace) if kernel_too_large else no_other
+
+
+def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str], None]) -> Iterator[Result]:
+    """Runs of the built-in policies that were not tried, of those that can be run here and fit."""
+    names = {label.partition("(")[0] for label in tried}
+    for name, parameters in _CANDIDATES:
+        policy = make_policy(name, parameters)
+        label = policy_label(policy)
+        # How a codec is launched changes nothing of what fits.
+        if label in tried or ("launch" in parameters and name in names):
+            continue
+        progress(f"trying {label}")
+        try:
+            yield simulate(
+                scenario.trace,
+                scenario.node,
+                policy,
+                budget=scenario.budget,
+                iterations=2,
+                seed=scenario.seed,
+                pool=scenario.pool,
+                alignment=scenario.alignment,
+                epoch=scenario.epoch,
+            )
+        except (OutOfMemoryError, InputError, MissingExtraError):
+            continue
+
+
+def _in_words(result: Result) -> str:
+    """The policy as a scenario names it.
+
+    >>> from simgpu.scenario.load import load_scenario, load_trace
+    >>> scenario = load_scenario("quickstart")
+    >>> _in_words(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
+    'vdnn: {mode: conv}'
+    """
+    name, _, parameters = result.label.partition("(")
+    return f"{name}: {{{parameters.removesuffix(')').replace('=', ': ')}}}" if parameters else name
 
 
 def _fitting(comparison: Comparison) -> list[str]:
@@ -80,10 +160,20 @@ def _fitting(comparison: Comparison) -> list[str]:
 
 def _smaller_batch(trace: Trace) -> Iterator[str]:
     half = trace.info.batch // 2
-    if half and trace.info.tool.startswith(_ZOO):
-        yield f"a smaller batch: simgpu zoo build {trace.info.model} --batch {half}, all else as before"
+    key = _key_in_zoo(trace.info.model) if trace.info.tool.startswith(_ZOO) else None
+    if half and key:
+        yield f"a smaller batch: simgpu zoo build {key} --batch {half}, all else as before"
     elif half and trace.tells_reads:
         yield f"a smaller batch: trace.at_batch({half}) in Python, which models it"
+
+
+def _key_in_zoo(model: str) -> str | None:
+    """The name by which the zoo builds a model, which may differ from what the model calls itself.
+
+    >>> _key_in_zoo("squeezenet1.0"), _key_in_zoo("vgg16"), _key_in_zoo("mine")
+    ('squeezenet', 'vgg16', None)
+    """
+    return next((key for key in NETWORKS if build(key).name == model), None)
 
 
 def _largest_kernel(trace: Trace) -> tuple[int, str]:

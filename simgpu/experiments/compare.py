@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows, table_html, table_text
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Problem, SimgpuError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 PolicyRequest = str | tuple[str, Mapping[str, object]] | Mapping[str, Mapping[str, object]] | Policy
 _Named = tuple[str, Mapping[str, object]]
 
+#: What a policy says that cannot be planned for this trace and node, or lacks a package.
+Refusal = InputError | MissingExtraError
+
 DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's outcome: its result, or the out-of-memory error that ended it.
+    """One policy's outcome: its result, the out-of-memory error that ended it, or why it refuses trace or node.
 
     label: the policy's name with the parameters that are not its defaults. parameters: all of them.
     """
@@ -42,16 +45,34 @@ class Run:
     label: str
     policy: str
     parameters: Mapping[str, object]
-    outcome: Result | OutOfMemoryError
+    outcome: Result | OutOfMemoryError | Refusal
 
     @property
     def result(self) -> Result | None:
-        """The result, None when the run was out of memory."""
-        return None if isinstance(self.outcome, OutOfMemoryError) else self.outcome
+        """The result, None when the run was out of memory or refused."""
+        return None if isinstance(self.outcome, SimgpuError) else self.outcome
+
+    @property
+    def refused(self) -> bool:
+        """Whether the policy cannot be run with this trace and node, so that nothing is known of it."""
+        return isinstance(self.outcome, Refusal)
+
+    @property
+    def failure(self) -> str:
+        """``out of memory`` or ``refused``; empty where there is a result."""
+        if self.refused:
+            return "refused"
+        return "out of memory" if self.result is None else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: the result's, or what is known of the lack of memory."""
+        """Plain data for JSON: the result's, or what is known of the lack of memory, or why it was refused."""
         head: dict[str, Any] = {"label": self.label, "policy": self.policy, "parameters": dict(self.parameters)}
+        if isinstance(self.outcome, InputError):
+            problems = [asdict(problem) for problem in self.outcome.problems]
+            return head | {"refused": {"message": str(self.outcome), "problems": problems}}
+        if isinstance(self.outcome, MissingExtraError):
+            missing = {"package": self.outcome.package, "extra": self.outcome.extra}
+            return head | {"refused": {"message": str(self.outcome), **missing}}
         if not isinstance(self.outcome, OutOfMemoryError):
             return head | self.outcome.to_dict()
         error = self.outcome
@@ -87,7 +108,7 @@ class Comparison:
 
     @property
     def results(self) -> dict[str, Result]:
-        """The results by label, without the runs that were out of memory."""
+        """The results by label, without the runs that were out of memory or refused."""
         return {run.label: run.result for run in self.runs if run.result is not None}
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -100,7 +121,7 @@ class Comparison:
         return f"{self.trace_name or self.trace.model} on {self.node.name}; {self.trace.provenance}"
 
     def frame(self) -> pd.DataFrame:
-        """One row a run by label, one column a metric in base units (see `Metrics`); empty where out of memory.
+        """One row a run by label, one column a metric in base units (see `Metrics`); empty where there is no result.
 
         The last columns say of what the numbers are: trace, node, origin, device, date.
         """
@@ -152,10 +173,12 @@ def compare(
 
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
     all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
-    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory does not end the comparison:
-    its run holds the error. progress: called with each label before its run.
+    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, or cannot be planned for this
+    trace and node, does not end the comparison: its run holds the error. progress: called with each label before its
+    run.
 
-    Raises `InputError` for unknown policies or parameters, before anything runs.
+    Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses; if a
+    single one is asked for, whatever it refuses with.
 
     >>> from simgpu.scenario.load import load_scenario
     >>> [run.label for run in compare(load_scenario("resnet20-addressed"), iterations=1)]
@@ -189,13 +212,23 @@ def compare(
         label = policy_label(policy)
         if progress:
             progress(label)
-        outcome: Result | OutOfMemoryError
+        outcome: Result | OutOfMemoryError | Refusal
         try:
             outcome = simulate(trace, node, policy, **settings)
-        except OutOfMemoryError as error:
+        except (OutOfMemoryError, InputError, MissingExtraError) as error:
             outcome = error
         runs.append(Run(label, policy.name, policy.parameters, outcome))
+    if runs and all(run.refused for run in runs):
+        raise _nothing_runs(runs)
     return Comparison(tuple(runs), trace.info, trace.name, node)
+
+
+def _nothing_runs(runs: Iterable[Run]) -> SimgpuError:
+    """The one error that all share, for example of the trace, or a problem for each policy."""
+    by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
+    if len(by_text) == 1:
+        return next(iter(by_text.values()))
+    return InputError(Problem("", run.label, str(run.outcome)) for run in runs)
 
 
 def _made(request: PolicyRequest) -> Policy:
@@ -215,5 +248,5 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
 
 def _note(run: Run) -> str:
     if run.result is None:
-        return "out of memory"
+        return run.failure
     return {True: "", False: "unsteady", None: "one iteration"}[run.result.steady]

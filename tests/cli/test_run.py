@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -135,8 +136,56 @@ def test_exit_3_only_when_every_policy_is_out_of_memory(study: Path) -> None:
     assert beside_ideal.exit_code == 3, "ideal has memory without limit, so it says nothing of what fits"
     for word in ("kernel", "asks for", "largest hole", "held by", "largest kernel"):
         assert word in every.stderr
-    assert "to try another policy: " in " ".join(every.stderr.split())
+    assert 'to try --set "policies=[vdnn]", which fits: ' in " ".join(every.stderr.split())
     assert "to try vdnn, which fits" in " ".join(some.stderr.split())
+
+
+def test_a_message_of_memory_wraps_and_keeps_numbers_beside_their_units(study: Path) -> None:
+    for policies in ("none", "[none, vdnn]"):
+        done = simgpu("run", study, "--set", "node.gpu.memory=550 kB", "--set", f"policies={policies}")
+        lines = done.stderr.splitlines()
+        first = next(i for i, line in enumerate(lines) if "none: out of device memory" in line)
+        message = list(itertools.takewhile(bool, lines[first:]))
+        assert len(message) > 1
+        assert max(map(len, message)) <= 80
+        assert all(line.startswith("  ") for line in message[1:])
+        assert not any(re.match(r"\s+(kB|KiB|B)\b", line) for line in message)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_policy_that_refuses_leaves_the_others_their_results(study: Path, command: str) -> None:
+    done = simgpu(command, study, "--set", "policies=[none, cdma]")
+    assert done.exit_code == 0
+    assert "refused" in done.stdout
+    assert "cdma: node.gpu.cdma: node bench has no compressing DMA engine" in done.stderr
+    assert "to try" not in done.stderr, "memory is not what is missing"
+    told = json.loads(simgpu(command, study, "--json", "--set", "policies=[none, cdma]").stdout)["results"]
+    assert "metrics" in told[0]
+    assert "no compressing DMA engine" in told[1]["refused"]["message"]
+
+
+def test_exit_codes_where_policies_refuse(study: Path) -> None:
+    every = simgpu("run", study, "--set", "policies=[cdma, cswap]")
+    assert every.exit_code == 2
+    assert every.stderr.startswith("Error: cdma: node.gpu.cdma: ")
+    assert "Error: cswap: chain: sparsity: " in every.stderr
+    tight = ("--set", "node.gpu.memory=550 kB")
+    assert simgpu("run", study, *tight, "--set", "policies=[none, cdma]").exit_code == 3, "none says what does not fit"
+    assert simgpu("run", study, *tight, "--set", "policies=[none, vdnn, cdma]").exit_code == 0
+
+
+def test_a_policy_to_try_is_written_as_the_command_line_takes_it(study: Path) -> None:
+    options = ("--trace", study.parent / "chain", "--node", study.parent / "node.yaml", "--memory", "550 kB")
+    told = " ".join(simgpu("compare", *options, "--policy", "none").stderr.split())
+    words = re.findall(r'--policy "([^"]+)", which fits', told)
+    assert "vdnn" in words
+    for policy in words:
+        assert simgpu("compare", *options, "--policy", policy).exit_code == 0
+    study_told = " ".join(simgpu("compare", study, "--set", "budget=550 kB", "--set", "policies=none").stderr.split())
+    settings = re.findall(r'--set "([^"]+)", which fits', study_told)
+    assert len(settings) == len(words)
+    for setting in settings:
+        assert simgpu("compare", study, "--set", "budget=550 kB", "--set", setting).exit_code == 0
 
 
 def test_out_of_memory_in_json(study: Path) -> None:

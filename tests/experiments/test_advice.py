@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
+import yaml
 
+from simgpu.errors import InputError
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import compare
+from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.policies.registry import policy_names
 from simgpu.scenario.load import make_scenario
-from simgpu.scenario.model import PolicyChoice, Scenario
+from simgpu.scenario.model import PolicyChoice, PolicyEntry, Scenario
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
+from simgpu.trace.sparsity.generator import with_sparsity
+from simgpu.trace.zoo.modelled import build_trace
 
 # Three layers whose maps have 100, 200 and 300 bytes: nothing moved is all of them, a kernel touches some of them.
 # The framework let go of each after the iteration's last kernel.
@@ -65,17 +70,59 @@ def test_what_fits_is_named_and_the_fastest_of_several() -> None:
     assert steps(both)[0] == f"{fastest}, which fits, the fastest here that does"
 
 
-def test_policies_that_were_not_tried_and_parameters_that_can_be() -> None:
+def test_where_nothing_fits_policies_that_do_are_found_and_named_the_fastest_first() -> None:
     most, _ = needs(SMALL)
-    step = steps(scenario(most - 1, "none"))[0]
-    assert step == f"another policy: {', '.join(name for name in policy_names() if name not in ('ideal', 'none'))}"
+    study = scenario(most - 1, "none")
+    fitting = [step for step in steps(study) if ", which fits: " in step]
+    times = []
+    for step in fitting:
+        words, _, told = step.partition(", which fits: ")
+        (run,) = compare(study, policies=[PolicyEntry.read(yaml.safe_load(words))])
+        assert run.result is not None
+        assert told == f"{run.result.iteration_ns} ns, peak {run.result.metrics.device_peak_bytes} B"
+        times.append(run.result.iteration_ns)
+    assert times == sorted(times)
+    assert {step.partition(",")[0] for step in fitting} == {"vdnn", "vdnn: {mode: conv}", "vdnn: {mode: dynamic}"}
+
+
+def test_a_policy_is_written_as_the_caller_says() -> None:
+    most, _ = needs(SMALL)
+    study, told = scenario(most - 1, "none"), list[str]()
+    found = advice(study, compare(study), written=lambda policy: f"<{policy}>", progress=told.append)
+    assert any(text.startswith("<vdnn: {mode: dynamic}>, which fits: ") for _, text in found)
+    assert "trying vdnn(mode=dynamic)" in told
+    assert "trying none" not in told, "what was tried is not tried again"
+
+
+def test_nothing_is_suggested_that_does_not_fit_or_cannot_run() -> None:
     weight = Block("w", 150, BlockKind.WEIGHT, persistent=True)
     reading = replace(SMALL.kernels[0], reads=(*SMALL.kernels[0].reads, "w"))
     with_weight = replace(SMALL, blocks=(*SMALL.blocks, weight), kernels=(reading, *SMALL.kernels[1:]))
     _, least = needs(with_weight)
-    tight = scenario(least, "none", "vdnn", trace=with_weight)
-    assert not compare(tight).results
-    assert "other parameters of vdnn: simgpu policies vdnn" in steps(tight)
+    tight = scenario(least, "none", trace=with_weight)
+    for name in ("vdnn", "cdma", "cswap"):
+        with contextlib.suppress(InputError):  # two of them refuse a trace without sparsity
+            assert not compare(tight, policies=[name]).results
+    assert steps(tight)[0] == "more memory: no built-in policy fits that this trace and node allow"
+
+
+def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, _ = needs(SMALL)
+    monkeypatch.setattr("simgpu.experiments.advice._MOST_KERNELS", len(SMALL.kernels) - 1)
+    assert steps(scenario(most - 1, "none"))[0] == (
+        f"another policy (simgpu policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
+    )
+
+
+def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
+    trace = build_trace("alexnet", batch=8, gpu=load_node("v100").gpu)
+    study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=2**29)
+    fits = {step.partition(" ")[0].rstrip(":,") for step in steps(study) if "which fits" in step}
+    assert not fits  # weights alone take more
+    tried: list[str] = []
+    asked = replace(study, policies=(PolicyChoice("static", {"launch": "random"}),))
+    advice(asked, compare(asked), progress=tried.append)
+    assert "trying vdnn" in tried and not [label for label in tried if "static" in label]
 
 
 def test_a_kernel_too_large_alone_is_no_matter_of_policies() -> None:
@@ -92,14 +139,21 @@ def test_a_budget_below_what_the_node_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "tool", "expected"),
+    ("batch", "model", "tool", "expected"),
     [
-        (64, "simgpu zoo 1", "a smaller batch: simgpu zoo build net --batch 32, all else as before"),
-        (64, "simgpu record 1", "a smaller batch: trace.at_batch(32) in Python, which models it"),
-        (1, "simgpu zoo 1", None),
+        (64, "vgg16", "simgpu zoo 1", "a smaller batch: simgpu zoo build vgg16 --batch 32, all else as before"),
+        (
+            64,
+            "squeezenet1.0",
+            "simgpu zoo 1",
+            "a smaller batch: simgpu zoo build squeezenet --batch 32, all else as before",
+        ),
+        (64, "my-net", "simgpu zoo 1", "a smaller batch: trace.at_batch(32) in Python, which models it"),
+        (64, "vgg16", "simgpu record 1", "a smaller batch: trace.at_batch(32) in Python, which models it"),
+        (1, "vgg16", "simgpu zoo 1", None),
     ],
 )
-def test_a_smaller_batch_where_there_is_one(batch: int, tool: str, expected: str | None) -> None:
-    trace = replace(SMALL, info=replace(SMALL.info, model="net", batch=batch, tool=tool))
+def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, expected: str | None) -> None:
+    trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool))
     found = [step for step in steps(scenario(300, "none", trace=trace)) if step.startswith("a smaller batch")]
     assert found == ([] if expected is None else [expected])

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.vdnn import Vdnn
@@ -44,6 +44,39 @@ def test_out_of_memory_is_an_outcome(mixed: Comparison) -> None:
     assert mixed["ideal"].result is mixed.results["ideal"]
     with pytest.raises(KeyError):
         _ = mixed["nothing"]
+
+
+def test_a_policy_that_refuses_the_trace_does_not_end_the_comparison() -> None:
+    mixed = compare(TRACE, ROOMY, ["cdma", "none", "cswap"])
+    assert [(run.failure, run.refused) for run in mixed] == [("refused", True), ("", False), ("refused", True)]
+    assert list(mixed.results) == ["none"]
+    assert mixed["cdma"].to_dict()["refused"]["message"] == str(mixed["cdma"].outcome)
+    assert mixed["cdma"].to_dict()["refused"]["problems"][0]["place"] == "node.gpu.cdma"
+    assert mixed.frame().loc["cdma", ["iteration_ns"]].isna().all()
+    assert "refused" in repr(mixed).splitlines()[2]
+
+
+def test_a_policy_whose_package_is_missing_does_not_end_it_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(self: object, context: object) -> None:
+        raise MissingExtraError("this", "a-package", "an-extra")
+
+    monkeypatch.setattr(Vdnn, "plan", plan)
+    told = compare(TRACE, ROOMY, ["none", "vdnn"])["vdnn"].to_dict()["refused"]
+    assert (told["package"], told["extra"]) == ("a-package", "an-extra")
+    with pytest.raises(MissingExtraError):
+        compare(TRACE, ROOMY, ["vdnn"])
+
+
+def test_where_every_policy_refuses_each_says_why_and_what_all_say_is_said_once() -> None:
+    with pytest.raises(InputError) as each:
+        compare(TRACE, ROOMY, ["cdma", "cswap"])
+    assert [problem.place for problem in each.value.problems] == ["cdma", "cswap"]
+    with pytest.raises(InputError) as alone:
+        compare(TRACE, ROOMY, ["cdma"])
+    assert [problem.place for problem in alone.value.problems] == ["node.gpu.cdma"]
+    with pytest.raises(InputError) as shared:
+        compare(TRACE, ROOMY, ["ideal", "none"], iterations=0)
+    assert [problem.place for problem in shared.value.problems] == ["argument iterations"]
 
 
 def test_frame_has_a_row_a_run_and_a_column_a_metric(mixed: Comparison) -> None:
