@@ -4,11 +4,11 @@
 table that ships again, in some minutes; it needs SciPy (``pip install 'simgpu[calibrate]'``). With the versions that
 the table names it is the same to the byte.
 
-Three numbers of the pattern (channels, length, half) are those with the least sum of squared residuals, each the
-logarithm of modelled over measured bytes, over the layers, codecs and layouts; made-up maps have the layer's shape and
-its share of zeros. The fourth, the gain, is chosen so that magnitudes spread as far as those of the real maps: left
-free, it drifts to where they spread more than twice as far, for a little less of a residual. A further one, of what
-single planes add to the field, was tried; it came to nothing, and was left out.
+Two numbers of the pattern (channels, length) are those with the least sum of squared residuals over the layers, codecs
+and layouts; each is the logarithm of modelled over measured bytes, weighed by the layer's bytes. Made-up maps have the
+layer's shape and its share of zeros. The third number, the gain, is chosen so that magnitudes spread as far as those of
+the real maps: left free, it drifts to where they spread more than twice as far, for a little less of a residual. Two
+more were tried, of what single planes and single values add to the field; they came to nothing, and were left out.
 
 Lives here: the fit, and measuring the table. Does not live here: what made-up maps are (`simgpu.codecs.pattern_maps`).
 """
@@ -37,8 +37,8 @@ from simgpu.errors import InputError, MissingExtraError
 from simgpu.whole import whole_file
 
 #: Where the search starts (the gain stays), how many patterns it may try, and to how many digits the result is rounded.
-START = Pattern(channels=1.5, length=3.0, half=4.0, gain=1.0)
-_TRIES, _DIGITS = 100, 3
+START = Pattern(channels=1.5, length=4.0, gain=1.0)
+_TRIES, _DIGITS = 60, 3
 #: Made-up maps are drawn so many times, and the sizes added up, so that the fit is not one to a single draw.
 _DRAWS = 3
 
@@ -76,6 +76,12 @@ def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -
     return {key: log(size / _DRAWS / real[key]) for key, size in total.items()}
 
 
+def misfit(found: Sizes, maps: Mapping[str, NDArray[Any]]) -> float:
+    """Mean square of residuals, weighed by the bytes of their layers."""
+    weights = {key: maps[key[0]].nbytes for key in found}
+    return sum(weights[key] * residual**2 for key, residual in found.items()) / sum(weights.values())
+
+
 def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:
     """The pattern nearest to real feature maps. Raises `MissingExtraError` without SciPy."""
     try:
@@ -83,21 +89,20 @@ def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:
     except ImportError:
         raise MissingExtraError("fitting patterns of zeros", "scipy", "calibrate") from None
     real = sizes_of(maps)
-    first = np.array([START.channels, START.length, START.half])
+    first = np.array([START.channels, START.length])
 
     def squares(factors: NDArray[np.float64]) -> float:
-        pattern = _pattern(first * np.abs(factors))
-        return sum(residual**2 for residual in residuals(pattern, maps, real).values())
+        return misfit(residuals(_pattern(first * np.abs(factors)), maps, real), maps)
 
     simplex = np.ones((first.size + 1, first.size)) + 0.3 * np.eye(first.size + 1, first.size)
-    options = {"maxfev": _TRIES, "initial_simplex": simplex, "xatol": 10**-_DIGITS, "fatol": 1e-5}
+    options = {"maxfev": _TRIES, "initial_simplex": simplex, "xatol": 10**-_DIGITS, "fatol": 1e-7}
     found = minimize(squares, np.ones(first.size), method="Nelder-Mead", options=options)
     return _pattern(first * np.abs(found.x))
 
 
 def _pattern(numbers: NDArray[np.float64]) -> Pattern:
-    channels, length, half = (round(float(number), _DIGITS) for number in numbers)
-    return Pattern(channels, length, half, START.gain)
+    channels, length = (round(float(number), _DIGITS) for number in numbers)
+    return Pattern(channels, length, START.gain)
 
 
 def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict[str, list[float]]]:

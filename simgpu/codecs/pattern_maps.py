@@ -6,8 +6,9 @@ field is a sum of normal numbers: one for each place, smoothed by a Gaussian so 
 some nearly full. The threshold is where it must be for the share of zeros that is asked for. A positive value is what
 the field is above the threshold, times a power of two for each channel; so its mantissa is random to the last bit.
 
-Neighbours are alike further in larger planes, up to a length: small planes are what pooling has left of large ones. The
-smoothing in a plane of side S is length x S / (S + half) pixels.
+Neighbours are alike further in larger planes, for small planes are what pooling has left of large ones: the smoothing
+goes with the square root of the side (fitted freely, the exponent came to 0.505). It does so up to the largest planes
+that the pattern was fitted to; of larger ones it is not known, and they are smoothed no further.
 
 Lives here: the pattern and the arrays. Does not live here: what the pattern's numbers are (`simgpu.codecs.patterns`
 reads them) or how they were found (`simgpu.codecs.pattern_fit`).
@@ -16,26 +17,30 @@ reads them) or how they were found (`simgpu.codecs.pattern_fit`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+#: Side of the largest planes among those that the pattern was fitted to.
+LARGEST_SIDE = 32
+
+#: How far smoothing reaches, pixels: the same for all patterns, so that they differ in no random number.
+_REACH = 14
+
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """How zeros and magnitudes lie; see the module.
 
-    channels: standard deviation of what channels add to the field. length: standard deviation of the smoothing in very
-    large planes, pixels. half: side of the planes that are smoothed half as far. gain: standard deviation of the powers
-    of two.
+    channels: standard deviation of what channels add to the field. length: standard deviation of the smoothing in
+    planes of `LARGEST_SIDE` x `LARGEST_SIDE`, pixels. gain: standard deviation of the powers of two.
     """
 
     channels: float
     length: float
-    half: float
     gain: float
 
 
@@ -49,7 +54,7 @@ class Field:
     def maps(self, sparsity: float, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """The feature maps of which that share is zero, to the nearest element; a higher share only adds zeros.
 
-        >>> maps = field_of(Pattern(1.0, 3.0, 6.0, 1.0), (2, 4, 8, 8), 8, 0).maps(0.75)
+        >>> maps = field_of(Pattern(1.0, 3.0, 1.0), (2, 4, 8, 8), 8, 0).maps(0.75)
         >>> maps.dtype, maps.shape, int(np.count_nonzero(maps))
         (dtype('float32'), (2, 4, 8, 8), 128)
         """
@@ -66,9 +71,8 @@ def field_of(pattern: Pattern, shape: tuple[int, int, int, int], side: int, seed
     """Random numbers for maps of a shape (N, C, H, W) cut out of planes with a side; the same for the same seed."""
     images, channels, height, width = shape
     random = np.random.default_rng(seed)
-    kernel = _kernel(pattern.length * side / (side + pattern.half))
-    reach = kernel.size - 1
-    noise = random.standard_normal((images, channels, height + reach, width + reach))
+    kernel = _kernel(pattern.length * sqrt(min(side, LARGEST_SIDE) / LARGEST_SIDE))
+    noise = random.standard_normal((images, channels, height + 2 * _REACH, width + 2 * _REACH))
     heights = _smoothed(_smoothed(noise, kernel, 2), kernel, 3)
     heights += pattern.channels * _spread(channels, random)
     return Field(heights, np.exp2(np.round(pattern.gain * _spread(channels, random))))
@@ -82,9 +86,8 @@ def _spread(channels: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _kernel(deviation: float) -> NDArray[np.float64]:
-    """A Gaussian, cut at three standard deviations, that leaves the variance of what it smooths as it is."""
-    reach = ceil(3 * deviation)
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
+    """A Gaussian that leaves the variance of what it smooths as it is."""
+    weights = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) / deviation) ** 2)
     kernel: NDArray[np.float64] = weights / np.sqrt((weights**2).sum())
     return kernel
 

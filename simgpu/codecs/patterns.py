@@ -45,7 +45,6 @@ class Numbers(FileModel):
 
     channels: float
     length: float
-    half: float
     gain: float
 
 

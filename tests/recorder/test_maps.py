@@ -18,6 +18,7 @@ import simgpu as package
 from simgpu.codecs.costs import NodeCosts
 from simgpu.codecs.layouts import LAYOUTS, in_layout
 from simgpu.codecs.measure import load_array
+from simgpu.codecs.patterns import modelled_bytes
 from simgpu.codecs.recording import sizes_in
 from simgpu.codecs.registry import make_codec
 from simgpu.codecs.sizes import compressed_bytes
@@ -78,6 +79,23 @@ def test_a_simulation_takes_the_measured_sizes(digits: tuple[Trace, Path]) -> No
             for row in trace.compressibility:
                 if row.epoch == epoch and row.layout in (layout, "plain"):
                     assert costs.encoded_bytes(trace.block_by_id[row.block], row.codec) == row.bytes
+
+
+@pytest.mark.parametrize("codec", ["rle", "zlib"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_modelled_sizes_are_near_those_of_a_network_that_they_were_not_fitted_to(
+    digits: tuple[Trace, Path], codec: str, layout: str
+) -> None:
+    trace, _ = digits
+    shapes = {block.id: block.shape for block in trace.blocks}
+    zeros = {(sample.block, sample.epoch): sample.sparsity for sample in trace.sparsity}
+    measured = modelled = 0
+    for row in trace.compressibility:
+        if (row.codec, row.layout) == (codec, layout) and zeros[row.block, row.epoch] > 0:
+            share = zeros[row.block, row.epoch]
+            measured += row.bytes
+            modelled += modelled_bytes(row.entry_bytes, 4, shapes[row.block], codec, share, layout)
+    assert modelled == pytest.approx(measured, rel=0.15)
 
 
 def test_without_training_the_recorded_step_is_measured_and_kept(tmp_path: Path) -> None:
