@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.errors import InputError
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import IMPORTERS, Told, detect, import_trace
+from simgpu.trace.model import Trace
 
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
 
@@ -51,9 +52,21 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
-    lines = [("read", f"{path}, a {recognised}"), *trace.facts()]
+    lines = [("read", f"{path}, a {recognised}"), *trace.facts(), ("runs", policies_that_run(trace))]
     Screen().print(facts(lines))
-    click.echo(f"\nwritten to {output}")
+    show_written(output, "NODE")
+
+
+def policies_that_run(trace: Trace) -> str:
+    """Which policies can run, by what the recording tells."""
+    streams = len({kernel.stream for kernel in trace.kernels})
+    if not trace.blocks:
+        return "ideal alone: the recording has no tensors"
+    if not trace.tells_reads:
+        return "ideal and none: what kernels read is not recorded"
+    if streams > 1:
+        return f"ideal and none: the kernels ran on {streams} streams, the others take one"
+    return "all policies but those that go by sparsity, which is not recorded"
 
 
 def _look_inside(folder: Path) -> None:

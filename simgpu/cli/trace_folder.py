@@ -1,10 +1,13 @@
 """The folder that ``simgpu import`` and ``simgpu record`` write, and that they replace only when told to.
 
+With it, what is said of the folder when it is there.
+
 Does not live here: writing it (`simgpu.trace.folder`).
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import click
 
 from simgpu.errors import InputError
+from simgpu.shipped import shipped_names
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 
@@ -21,6 +25,14 @@ def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     kind = click.Path(path_type=Path)
     command = click.option("--force", is_flag=True, help="Replace another trace in that folder.")(command)
     return click.option("-o", "--output", type=kind, required=True, metavar="DIR", help="Folder to write.")(command)
+
+
+def show_written(folder: Path, node: str) -> None:
+    """The last lines of a command that wrote a trace: where it is, and how it is run. node: one to run it on."""
+    # A bare word is a shipped trace first.
+    name = f"./{folder}" if str(folder) in shipped_names("traces") else str(folder)
+    click.echo(f"\nwritten to {folder}")
+    click.echo(f"to run it: simgpu run --trace {shlex.quote(name)} --node {shlex.quote(node)}")
 
 
 def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:

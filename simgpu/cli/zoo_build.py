@@ -12,15 +12,18 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.settings import parse_settings, parse_size
-from simgpu.cli.trace_folder import refuse_another
+from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
+from simgpu.shipped import shipped_names
+from simgpu.trace.calibration.published import published_networks
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo import catalogue
-from simgpu.trace.zoo.catalogue import Value
+from simgpu.trace.zoo.catalogue import NETWORKS, Value
 from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.modelled import trace_of
@@ -37,7 +40,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder to write; NETWORK-bBATCH-GPU in the current one where left out.",
+    help="Folder to write; where left out NETWORK-bBATCH-GPU in the current one, with an input that is not the usual.",
 )
 @click.option("--force", is_flag=True, help="Replace another trace in that folder.")
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
@@ -80,12 +83,11 @@ def build(
     """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
 
     \b
-    simgpu zoo build vgg16 --batch 128 --gpu v100 --input imagenet
+    simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
     simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
     simgpu zoo build vgg16 --batch 128 --gpu v100 --workspace-limit "256 MiB" -o vgg16-small
     simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
     """
-    folder = output or Path(f"{network}-b{batch}-{Path(gpu).stem}")
     limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet=False) as say:
         say(f"building {network}")
@@ -93,6 +95,7 @@ def build(
         # values of other types are refused with the rest
         built = catalogue.build(network, input, **cast("dict[str, Value]", settings))
         gpu_spec = load_node(gpu).gpu
+        folder = output or _folder(network, input, batch, gpu)
         trace = trace_of(
             built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit, framework=framework
         )
@@ -101,8 +104,23 @@ def build(
         refuse_another(folder, force, trace)
         say(f"writing {folder}")
         write_trace(trace, folder)
-    Screen().print(facts(_facts(built, trace)))
-    click.echo(f"\nwritten to {folder}")
+    Screen().print(facts([*_facts(built, trace), ("trust", _trust(network))]))
+    show_written(folder, gpu)
+
+
+def _folder(network: str, input: str | None, batch: int, gpu: str) -> Path:
+    """The folder that is written where none is named. Raises `InputError` for the name of a shipped trace."""
+    usual = NETWORKS[network].inputs[0]
+    name = "-".join([network, *([input] if input not in (None, usual) else []), f"b{batch}", Path(gpu).stem])
+    if name in shipped_names("traces"):
+        what = f"{name}, the folder's name where none is given, is that of a trace that ships with simgpu"
+        raise InputError.single("", "-o", what, "name another folder with -o")
+    return Path(name)
+
+
+def _trust(network: str) -> str:
+    none = "" if network in published_networks() else f", none of which is of {network}"
+    return f"how far such times are from published ones{none}: simgpu zoo validate"
 
 
 def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:

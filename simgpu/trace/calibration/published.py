@@ -136,5 +136,14 @@ def load_published(path: Path = PUBLISHED) -> Published:
     return published
 
 
+def published_networks() -> frozenset[str]:
+    """The networks of which some time was published.
+
+    >>> "resnet50" in published_networks(), "mobilenet" in published_networks()
+    (True, False)
+    """
+    return frozenset(figure.network for figure in load_published().figures)
+
+
 def _unknown(what: str, word: str, known: Mapping[str, object]) -> tuple[str, str]:
     return f"{word!r} is not a {what} of this file", did_you_mean(word, known)

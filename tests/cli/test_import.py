@@ -1,0 +1,54 @@
+"""What ``simgpu import`` says when it is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simgpu.cli.importing import policies_that_run
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Origin, Trace
+from tests.cli.cli_helpers import simgpu
+from tests.trace.test_import_triosim import written
+
+_CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
+TOLD = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))
+LIFETIMES = replace(TOLD, kernels=tuple(replace(kernel, reads=()) for kernel in TOLD.kernels))
+NO_TENSORS = replace(TOLD, blocks=(), kernels=tuple(replace(kernel, reads=(), writes=()) for kernel in TOLD.kernels))
+STREAMS = replace(TOLD, kernels=tuple(replace(kernel, stream=number % 2) for number, kernel in enumerate(TOLD.kernels)))
+
+
+@pytest.mark.parametrize(
+    ("trace", "told", "running"),
+    [
+        (TOLD, "all policies but those that go by sparsity", {"ideal", "none", "vdnn"}),
+        (LIFETIMES, "ideal and none: what kernels read", {"ideal", "none"}),
+        (NO_TENSORS, "ideal alone: the recording has no tensors", {"ideal"}),
+        (STREAMS, "ideal and none: the kernels ran on 2 streams", {"ideal", "none"}),
+    ],
+)
+def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, told: str, running: set[str]) -> None:
+    assert policies_that_run(trace).startswith(told)
+    node = load_node("v100")
+    found = set()
+    for policy in ("ideal", "none", "vdnn", "cdma", "cswap", "vdnn++"):
+        try:
+            simulate(trace, node, policy, iterations=1)
+        except InputError:
+            continue
+        found.add(policy)
+    assert found == running
+
+
+def test_an_import_ends_with_what_can_be_run_and_how(tmp_path: Path) -> None:
+    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert "runs    all policies but those that go by sparsity" in done.stdout
+    *_, where, how = done.stdout.splitlines()
+    assert where == f"written to {tmp_path / 'out'}"
+    assert how == f"to run it: simgpu run --trace {tmp_path / 'out'} --node NODE"
