@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
+    from simgpu.experiments.study import StudyResult, run_study
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
     from simgpu.scenario.load import load_scenario, load_trace
+    from simgpu.scenario.load_study import load_study
     from simgpu.scenario.model import Scenario
+    from simgpu.scenario.study import Study
     from simgpu.simulation import Result, simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.model import Trace
@@ -39,14 +42,18 @@ _HOMES = {
     "Result": "simgpu.simulation",
     "Scenario": "simgpu.scenario.model",
     "SimgpuError": "simgpu.errors",
+    "Study": "simgpu.scenario.study",
+    "StudyResult": "simgpu.experiments.study",
     "Timeline": "simgpu.timeline.model",
     "Trace": "simgpu.trace.model",
     "compare": "simgpu.experiments.compare",
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.scenario.load",
+    "load_study": "simgpu.scenario.load_study",
     "load_trace": "simgpu.scenario.load",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
+    "run_study": "simgpu.experiments.study",
     "simulate": "simgpu.simulation",
 }
 
@@ -58,15 +65,19 @@ __all__ = [
     "Result",
     "Scenario",
     "SimgpuError",
+    "Study",
+    "StudyResult",
     "Timeline",
     "Trace",
     "__version__",
     "compare",
     "load_node",
     "load_scenario",
+    "load_study",
     "load_trace",
     "node_names",
     "policy_names",
+    "run_study",
     "simulate",
 ]
 

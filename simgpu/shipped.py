@@ -17,7 +17,7 @@ Kind = Literal["configs", "traces", "scenarios"]
 _WORDS: dict[Kind, tuple[str, str | None]] = {
     "configs": ("node", None),
     "traces": ("trace", "trace.yaml"),
-    "scenarios": ("scenario", None),
+    "scenarios": ("scenario or study", None),
 }
 _PACKAGE = Path(__file__).resolve().parent
 

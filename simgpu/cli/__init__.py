@@ -16,16 +16,17 @@ COMMANDS = {
     "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
     "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
     "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
+    "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
     "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
-    "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios that ship with simgpu."),
+    "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),
     "trace": ("simgpu.cli.trace:trace", "Look at a recorded trace: show, check, stats."),
     "import": ("simgpu.cli.importing:import_", "Turn another tool's recording into a trace."),
     "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
     "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
     "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
     "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
-    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario or node files."),
+    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),
 }
 
 

@@ -1,17 +1,24 @@
-"""``simgpu scenarios``: the studies that ship with simgpu."""
+"""``simgpu scenarios``: the scenarios and studies that ship with simgpu."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, facts
-from simgpu.scenario.model import SCHEMA
-from simgpu.shipped import find, shipped_names
-from simgpu.yamlfile import read_yaml_mapping
+from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
 
 
 @click.command()
 def scenarios() -> None:
-    """List the scenarios that ship with simgpu. Run one with: simgpu run NAME."""
-    files = {name: read_yaml_mapping(find("scenarios", name), SCHEMA) for name in shipped_names("scenarios")}
-    Screen().print(facts((name, str(file.values.get("description", ""))) for name, file in files.items()))
+    """List the scenarios and studies that ship with simgpu.
+
+    \b
+    simgpu run NAME     runs a scenario: one trace under its policies
+    simgpu study NAME   runs a study: several traces, beside published numbers
+    """
+    screen = Screen()
+    screen.print("scenarios: simgpu run NAME")
+    screen.print(facts(shipped_scenarios().items()))
+    screen.print()
+    screen.print("studies: simgpu study NAME")
+    screen.print(facts(shipped_studies().items()))

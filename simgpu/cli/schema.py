@@ -9,9 +9,9 @@ import click
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["scenario", "node"]), default="scenario")
-def schema(kind: Literal["scenario", "node"]) -> None:
-    """Print the JSON Schema of scenario files (the default) or of node files.
+@click.argument("kind", type=click.Choice(["scenario", "study", "node"]), default="scenario")
+def schema(kind: Literal["scenario", "study", "node"]) -> None:
+    """Print the JSON Schema of scenario files (the default), of studies or of node files.
 
     With it, an editor completes keys and marks mistakes while you type. Policies of other packages are included
     when those are installed.
@@ -24,12 +24,15 @@ def schema(kind: Literal["scenario", "node"]) -> None:
     click.echo(json.dumps(json_schema(kind), indent=2))
 
 
-def json_schema(kind: Literal["scenario", "node"]) -> dict[str, Any]:
+def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file, as plain data."""
     from simgpu.hardware.nodes import NodeFile
     from simgpu.scenario.model import ScenarioFile
+    from simgpu.scenario.study import StudyFile
+    from simgpu.validation import FileModel
 
-    model = NodeFile if kind == "node" else ScenarioFile
+    models: dict[str, type[FileModel]] = {"scenario": ScenarioFile, "study": StudyFile, "node": NodeFile}
+    model = models[kind]
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **_without_program_defaults(model.model_json_schema(by_alias=True, mode="validation"))}
 

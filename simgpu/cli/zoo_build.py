@@ -23,10 +23,10 @@ from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo import catalogue
-from simgpu.trace.zoo.catalogue import NETWORKS, Value
+from simgpu.trace.zoo.catalogue import Value
 from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
-from simgpu.trace.zoo.modelled import trace_of
+from simgpu.trace.zoo.modelled import trace_name, trace_of
 from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes, format_time, short_count
 
@@ -110,8 +110,7 @@ def build(
 
 def _folder(network: str, input: str | None, batch: int, gpu: str) -> Path:
     """The folder that is written where none is named. Raises `InputError` for the name of a shipped trace."""
-    usual = NETWORKS[network].inputs[0]
-    name = "-".join([network, *([input] if input not in (None, usual) else []), f"b{batch}", Path(gpu).stem])
+    name = trace_name(network, input, batch, Path(gpu).stem)
     if name in shipped_names("traces"):
         what = f"{name}, the folder's name where none is given, is that of a trace that ships with simgpu"
         raise InputError.single("", "-o", what, "name another folder with -o")

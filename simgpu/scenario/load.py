@@ -11,6 +11,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.policies.base import Policy
+from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.model import SCHEMA, Outputs, Scenario, ScenarioFile
 from simgpu.scenario.reading import Reading
 from simgpu.shipped import find
@@ -18,7 +19,7 @@ from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
 from simgpu.validation import validate
-from simgpu.yamlfile import YamlMapping, read_yaml_mapping
+from simgpu.yamlfile import YamlMapping
 
 
 def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
@@ -38,7 +39,7 @@ def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | No
 
     Raises `InputError` with the problems of the scenario, the node, the trace and the policies together.
     """
-    return _Loading(read_yaml_mapping(find("scenarios", name_or_path), SCHEMA), dict(overrides or {})).scenario()
+    return _Loading(read_file(name_or_path, SCHEMA), dict(overrides or {})).scenario()
 
 
 def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Scenario:

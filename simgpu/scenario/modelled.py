@@ -21,7 +21,7 @@ from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import with_sparsity
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.catalogue import build
-from simgpu.trace.zoo.modelled import trace_of
+from simgpu.trace.zoo.modelled import trace_name, trace_of
 from simgpu.validation import FileModel, SizeOrZero
 
 #: What the modelling calls a thing where the file has another key for it.
@@ -52,12 +52,11 @@ class ModelledTrace(FileModel):
     )
     variant: dict[str, Any] = Field(default={}, description="its variants, by name")
 
-    def name_on(self, gpu: str) -> str:
-        """What ``simgpu zoo build`` would call its folder. gpu: name of the node whose GPU it is modelled for."""
-        return f"{self.zoo}-b{self.batch}-{gpu}"
+    def trace(self, gpu: GpuSpec, gpu_name: str) -> Trace:
+        """The trace, called as ``simgpu zoo build`` would call its folder; `InputError` names keys of the file.
 
-    def trace(self, name: str, gpu: GpuSpec) -> Trace:
-        """The trace of that name; raises `InputError` with places that are keys of the file."""
+        gpu_name: of the node whose GPU it is.
+        """
         try:
             built = trace_of(
                 build(self.zoo, self.input, **self.variant),
@@ -69,7 +68,7 @@ class ModelledTrace(FileModel):
             )
         except InputError as error:
             raise InputError(map(_at_key, error.problems)) from None
-        named = replace(built, name=name)
+        named = replace(built, name=trace_name(self.zoo, self.input, self.batch, gpu_name))
         if self.epochs is None:
             return named
         try:

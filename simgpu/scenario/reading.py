@@ -94,7 +94,7 @@ class Reading:
             return None
         gpu = node.gpu
         try:
-            return entry.trace(entry.name_on(Path(name).stem), gpu)
+            return entry.trace(gpu, Path(name).stem)
         except InputError as error:
             for problem in error.problems:
                 told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)

@@ -13,8 +13,8 @@ from pytest_regressions.data_regression import DataRegressionFixture
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.experiments.compare import Run, compare
+from simgpu.scenario.catalogue import shipped_scenarios
 from simgpu.scenario.load import load_scenario
-from simgpu.shipped import shipped_names
 
 PINNED = (
     "iteration_ns",
@@ -30,7 +30,7 @@ PINNED = (
 )
 
 
-@pytest.mark.parametrize("name", shipped_names("scenarios"))
+@pytest.mark.parametrize("name", shipped_scenarios())
 def test_results_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     comparison = compare(load_scenario(name))
     data_regression.check({run.label: _on_record(run) for run in comparison})

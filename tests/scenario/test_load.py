@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
+from simgpu.scenario.catalogue import shipped_scenarios
 from simgpu.scenario.load import load_scenario
 from simgpu.scenario.model import PolicyChoice
-from simgpu.shipped import shipped_names
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 
@@ -168,7 +168,7 @@ def test_missing_keys_and_unknown_schema(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", shipped_names("scenarios"))
+@pytest.mark.parametrize("name", shipped_scenarios())
 def test_shipped_scenarios_load_and_name_themselves(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name

@@ -65,7 +65,7 @@ def test_it_is_the_trace_that_zoo_build_writes(
     (folder,) = tmp_path.iterdir()
     made, built = scenario(zoo="alexnet", batch=32, **keys).trace, load_trace(folder)
     assert made == built
-    assert made.name == built.name == "alexnet-b32-v100"
+    assert made.name == built.name
 
 
 def test_it_says_that_it_is_modelled_and_for_which_gpu(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A network of the zoo as a modelled trace, from its name.
 
-Lives here: `build_trace`. Does not live here: the networks (`simgpu.trace.zoo.catalogue`), their kernels
-(`simgpu.trace.zoo.lowering.entry`), or durations (`simgpu.trace.timemodel`).
+Lives here: `build_trace`, and what its trace is called. Does not live here: the networks
+(`simgpu.trace.zoo.catalogue`), their kernels (`simgpu.trace.zoo.lowering.entry`), or durations
+(`simgpu.trace.timemodel`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
-from simgpu.trace.zoo.catalogue import Value, build
+from simgpu.trace.zoo.catalogue import NETWORKS, Value, build
 from simgpu.trace.zoo.lowering.entry import lower
 from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
@@ -51,6 +52,16 @@ def build_trace(
     return trace_of(
         network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit, framework=framework
     )
+
+
+def trace_name(name: str, input: str | None, batch: int, gpu: str) -> str:
+    """What the trace of a network of the zoo is called. gpu: name of the node whose GPU it is modelled for.
+
+    >>> trace_name("vgg16", "imagenet", 128, "v100"), trace_name("vgg16", "cifar10", 128, "v100")
+    ('vgg16-b128-v100', 'vgg16-cifar10-b128-v100')
+    """
+    unusual = [input] if input not in (None, NETWORKS[name].inputs[0]) else []
+    return "-".join([name, *filter(None, unusual), f"b{batch}", gpu])
 
 
 def trace_of(

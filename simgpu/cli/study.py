@@ -1,0 +1,82 @@
+"""``simgpu study``: several networks under several policies, beside the numbers that a paper states.
+
+Does not live here: running it (`simgpu.experiments.study`), or the texts of its tables
+(`simgpu.experiments.study_tables`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.cli.group import OUT_OF_MEMORY
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.settings import parse_settings
+from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_tables import (
+    PUBLISHED_HEADINGS,
+    published_notes,
+    published_rows,
+    ratio_headings,
+    ratio_notes,
+    ratio_rows,
+    ratio_title,
+)
+from simgpu.scenario.load_study import load_study
+
+
+@click.command()
+@click.argument("study")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a value of the study or of all its nodes, e.g. epochs=[0,48]. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+    """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
+
+    Its cells are throughput over a baseline; where a run is out of memory they say so. Ends with 3 when every run
+    with limited memory was out of it.
+
+    \b
+    simgpu study cswap-6a
+    simgpu study cdma-13-pascal --set epochs=[25] --json
+    simgpu study my-study.yaml
+    """
+    loaded = load_study(study, parse_settings(settings))
+    with progress(quiet) as say:
+        result = run_study(loaded, progress=say)
+    if as_json:
+        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
+    else:
+        show_study(Screen(), result)
+    for (trace, run), cell in result.cells.items():
+        if cell.out_of_memory:
+            click.echo(f"\n{trace}, {run}: {cell.out_of_memory}", err=True)
+    if result.nothing_fitted:
+        sys.exit(OUT_OF_MEMORY)
+
+
+def show_study(screen: Screen, result: StudyResult) -> None:
+    """What was run, the table of each baseline, and the published numbers beside ours."""
+    screen.print(Text(result.study.name, style="bold"))
+    screen.print(facts(result.study.facts()))
+    for over in result.study.baseline:
+        screen.print()
+        screen.print(Text(ratio_title(over), style="bold"))
+        screen.print(table(ratio_headings(result), ratio_rows(result, over)))
+    for note in ratio_notes(result):
+        screen.print(Text(note, style="dim"))
+    if result.study.published:
+        screen.print()
+        screen.print(table(PUBLISHED_HEADINGS, published_rows(result), left=(0, 4)))
+        for note in published_notes(result):
+            screen.print(note)

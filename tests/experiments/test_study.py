@@ -1,0 +1,213 @@
+"""A study: ratios of throughput, their means, cells without memory, and published numbers beside ours."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.training import train
+from simgpu.hardware.nodes import load_node
+from simgpu.scenario.load_study import load_study
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import read_trace, write_trace
+from tests.cli.cli_helpers import simgpu
+
+#: The link is slow, so that the modes of vDNN differ; `none` fits the short chain alone.
+FILE = """\
+schema: simgpu.study/1
+name: try
+description: two chains
+paper: a paper
+notes: [a choice]
+node: v100
+overrides: {node.gpu.memory: 1 MB, node.link.d2h_bandwidth: 1 GB/s}
+traces:
+  short: short
+  long: long
+runs:
+  vDNN: {policy: vdnn}
+  conv: {policy: {vdnn: {mode: conv}}}
+  plain: {policy: none}
+  fast: {policy: vdnn, overrides: {node.link.d2h_bandwidth: 100 GB/s, node.link.h2d_bandwidth: 100 GB/s}}
+  ideal: {policy: ideal}
+baseline: [vDNN, ideal]
+published:
+  - {run: fast, value: 1.5, source: section 1}
+  - {run: fast, of: max, value: 2, source: section 1, note: doubtful}
+  - {run: fast, of: min, without: [long], value: 0.5, measure: time_saved, source: figure 2}
+  - {run: plain, over: ideal, value: 1, source: figure 2, note: doubtful}
+  - {run: plain, of: long, value: 3, source: figure 3}
+"""
+SHORT, LONG = [100_000, 200_000], [100_000, 200_000, 300_000, 400_000, 400_000]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    for name, sizes in (("short", SHORT), ("long", LONG)):
+        forward = [20_000 * (at + 1) for at in range(len(sizes))]
+        write_trace(chain(forward, [2 * each for each in forward], sizes), tmp_path / name)
+    file = tmp_path / "try.yaml"
+    file.write_text(FILE, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def result(path: Path) -> StudyResult:
+    return run_study(load_study(path))
+
+
+def test_a_cell_is_what_training_under_that_policy_gives() -> None:
+    changes = {"epochs": [0, 48], "traces": {"VGG": {"zoo": "vgg16", "batch": 8, "epochs": 50}}, "published": []}
+    study = load_study("cswap-6a", changes)
+    study_run = {run.label: run for run in study.runs}["CSWAP"]
+    found = run_study(study).cells["VGG", "CSWAP"]
+    training = train(study.traces["VGG"], study_run.node, "cswap", parameters={"launch": "grid_search"}, epochs=[0, 48])
+    assert found.samples_per_s == training.samples_per_s
+    assert found.iteration_ns == tuple(epoch.result.iteration_ns for epoch in training.epochs)
+    assert found.compressed == training.counts
+    assert found.steady is True
+
+
+def test_ratios_are_of_the_throughputs_that_simulate_gives(path: Path, result: StudyResult) -> None:
+    slow = {"gpu.memory": "1 MB", "link.d2h_bandwidth": "1 GB/s"}
+    fast = {**slow, "link.d2h_bandwidth": "100 GB/s", "link.h2d_bandwidth": "100 GB/s"}
+    for label in ("short", "long"):
+        trace = read_trace(path.parent / label)
+        times = [simulate(trace, load_node("v100", changes), "vdnn").iteration_ns for changes in (fast, slow)]
+        assert result.ratio(label, "fast", "vDNN") == pytest.approx(times[1] / times[0])
+        assert times[0] < times[1]
+
+
+def test_the_mean_is_arithmetic_over_the_ratios(result: StudyResult) -> None:
+    ratios = [result.ratio(label, "fast", "vDNN") for label in ("short", "long")]
+    assert None not in ratios
+    assert result.mean("fast", "vDNN") == pytest.approx(sum(filter(None, ratios)) / 2)
+    assert result.mean("vDNN", "vDNN") == 1.0
+
+
+def test_a_run_without_memory_leaves_its_cell_empty_and_the_others_as_they_are(result: StudyResult) -> None:
+    cell = result.cells["long", "plain"]
+    assert cell.samples_per_s is None
+    assert cell.out_of_memory.startswith("out of device memory")
+    assert result.ratio("long", "plain", "vDNN") is None
+    assert result.mean("plain", "vDNN") == result.ratio("short", "plain", "vDNN")
+    assert not result.nothing_fitted
+
+
+def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
+    mean, largest, saved, plain, missing = result.beside()
+    ratios = {label: result.ratio(label, "fast", "vDNN") or math.nan for label in ("short", "long")}
+    assert mean.ours == result.mean("fast", "vDNN")
+    assert mean.difference == pytest.approx(sum(ratios.values()) / 2 - 1.5)
+    assert largest.ours == max(ratios.values())
+    assert saved.ours == pytest.approx(1 - 1 / ratios["short"])
+    assert (mean.traces, largest.traces, saved.traces) == (2, 2, 1)
+    assert (plain.ours, plain.traces) == (result.ratio("short", "plain", "ideal"), 1)
+    assert (missing.ours, missing.difference, missing.traces) == (None, None, 0)
+
+
+def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
+    frame = result.frame()
+    document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert document["schema"] == "simgpu.study-report/1"
+    assert document["traces"]["short"]["origin"] == "modelled"
+    assert len(frame) == len(document["results"]) == 10
+    for row in document["results"]:
+        told = frame.loc[(row["trace"], row["run"])]
+        assert row["over"]["vDNN"] == result.ratio(row["trace"], row["run"], "vDNN")
+        if row["samples_per_s"] is None:
+            assert math.isnan(told["over_vDNN"])
+        else:
+            assert told["over_vDNN"] == row["over"]["vDNN"]
+    assert document["mean_of_ratios"]["ideal"]["vDNN"] == result.mean("vDNN", "ideal")
+    assert [row["ours"] for row in document["published"]] == [row.ours for row in result.beside()]
+
+
+def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(path: Path) -> None:
+    done = simgpu("study", path, "-q")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "origin  modelled, not recorded, for hand-made, by simgpu.trace.chain" in lines
+    for title in ("throughput over vDNN", "throughput over ideal"):
+        table = lines[lines.index(title) + 1 :][:4]
+        assert table[0].split() == ["batch", "vDNN", "conv", "plain", "fast", "ideal"]
+        assert [line.split()[0] for line in table[1:]] == ["short", "long", "mean"]
+        assert "no memory" in table[2]
+    assert "mean: arithmetic, of the ratios above; of the networks on which both runs fit" in lines
+    assert any(line.startswith("plain over ideal, mean (of 1)") and line.endswith("figure 2 [1]") for line in lines)
+    assert any(line.startswith("plain over vDNN, long") and "3.000" in line and " - " in line for line in lines)
+    assert lines[-1] == "[1] doubtful"
+    assert done.stderr.startswith("\nlong, plain: out of device memory")
+
+
+def test_it_prints_itself_as_those_tables(result: StudyResult) -> None:
+    shown = repr(result)
+    assert shown.startswith("study       try\n")
+    assert "no memory" in shown
+    assert "throughput over ideal" in shown
+    assert shown.endswith("[1] doubtful")
+
+
+def test_what_json_prints_is_the_result(path: Path, result: StudyResult) -> None:
+    document = json.loads(simgpu("study", path, "-q", "--json").stdout)
+    document.pop("simgpu")
+    assert document == json.loads(json.dumps(result.to_dict()))
+
+
+def test_it_ends_with_3_when_nothing_fits(path: Path) -> None:
+    done = simgpu("study", path, "-q", "--set", "node.gpu.memory=50 kB")
+    assert done.exit_code == 3
+    assert done.stdout.count("no memory") == 2 * 2 * 4
+    assert "Traceback" not in done.stderr
+
+
+def test_cells_whose_iterations_still_differ_are_marked(result: StudyResult) -> None:
+    fast = result.cells["long", "fast"]
+    other = StudyResult(result.study, {**result.cells, ("long", "fast"): replace(fast, steady=False)})
+    assert "unsteady" not in repr(result)
+    (marked, _) = (line for line in repr(other).splitlines() if line.endswith("*") or " * " in line)
+    assert marked.startswith("long")
+    assert "\n* unsteady: the last two iterations still differ; run more of them" in repr(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cswap-6e"], "no shipped scenario or study is called 'cswap-6e'; did you mean"),
+        (["quickstart"], "is a scenario, not a study; use: simgpu run quickstart"),
+        (["missing.yaml"], "missing.yaml: no such file"),
+        (["try.yaml", "--set", "epochs"], "override: 'epochs' is not KEY=VALUE"),
+        (["try.yaml", "--set", "baseline=no"], "override: baseline: False is not a list"),
+        (["try.yaml", "--set", "runs.fast.policy=cswap"], "the trace tells no sparsity and no compressed sizes, which"),
+        ([], "Missing argument 'STUDY'"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_a_message(
+    arguments: list[str], message: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    done = simgpu("study", *arguments, "-q")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trace_that_lacks_what_a_policy_needs_is_named(path: Path) -> None:
+    with pytest.raises(InputError, match=r"short: sparsity: the trace tells no sparsity"):
+        run_study(load_study(path, {"runs.vDNN.policy": "cswap"}))
+
+
+def test_scenarios_and_studies_are_listed_apart() -> None:
+    lines = simgpu("scenarios").stdout.splitlines()
+    at = lines.index("studies: simgpu study NAME")
+    assert any(line.startswith("quickstart ") for line in lines[:at])
+    assert any(line.startswith("cswap-6a ") for line in lines[at:])
+    assert max(map(len, lines)) <= 80

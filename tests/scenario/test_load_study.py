@@ -1,0 +1,202 @@
+"""Studies: what a good one becomes, and every mistake of every file it leads to told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simgpu.cli.schema import json_schema
+from simgpu.errors import InputError
+from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
+from simgpu.scenario.load import load_scenario
+from simgpu.scenario.load_study import load_study
+from simgpu.scenario.model import PolicyChoice
+from simgpu.scenario.study import Published
+from simgpu.shipped import shipped_names
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+
+GOOD = """\
+schema: simgpu.study/1
+node: v100
+overrides: {node.gpu.memory: 8 GiB, node.link.d2h_bandwidth: 10 GB/s}
+traces:
+  chain: chain
+  AlexNet: {zoo: alexnet, batch: 16, epochs: 3}
+runs:
+  vDNN: {policy: {vdnn: {mode: conv}}}
+  small: {policy: vdnn, overrides: {node.gpu.memory: 4 GiB}}
+  other: {policy: none, node: titan-xp}
+  oracle: {policy: ideal}
+baseline: vDNN
+epochs: [0, 2]
+published:
+  - {run: small, value: 1.2, source: section 1}
+  - run: other
+    over: oracle
+    of: max
+    without: [chain]
+    measure: time_saved
+    value: 0.3
+    source: figure 2
+    note: it is said so
+"""
+
+
+def study_file(folder: Path, text: str = GOOD) -> Path:
+    if not (folder / "chain").exists():
+        write_trace(chain([5, 7], [10, 14], [100, 200]), folder / "chain")
+    path = folder / "try.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load_study(path, overrides)
+    return [str(problem).replace(str(path.parent) + "/", "") for problem in caught.value.problems]
+
+
+def test_what_is_loaded(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path))
+    assert (study.name, study.baseline, study.epochs, study.iterations, study.seed) == ("try", ("vDNN",), (0, 2), 3, 0)
+    assert [(label, trace.name) for label, trace in study.traces.items()] == [
+        ("chain", "chain"),
+        ("AlexNet", "alexnet-b16-v100"),
+    ]
+    assert [(run.label, run.policy) for run in study.runs] == [
+        ("vDNN", PolicyChoice("vdnn", {"mode": "conv"})),
+        ("small", PolicyChoice("vdnn", {})),
+        ("other", PolicyChoice("none", {})),
+        ("oracle", PolicyChoice("ideal", {})),
+    ]
+    assert study.published == (
+        Published("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
+        Published("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
+    )
+
+
+def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: Path) -> None:
+    gib, path = 2**30, study_file(tmp_path)
+
+    def memory(overrides: dict[str, object]) -> list[int]:
+        return [run.node.budget // gib for run in load_study(path, overrides).runs]
+
+    assert memory({}) == [8, 4, 8, 8]
+    assert memory({"node.gpu.memory": "2 GiB"}) == [2, 2, 2, 2]
+    nodes = [run.node for run in load_study(path).runs]
+    assert [node.gpu.name for node in nodes] == ["Tesla V100 PCIe", "Tesla V100 PCIe", "Titan Xp", "Tesla V100 PCIe"]
+    assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
+
+
+def test_one_baseline_needs_no_list_and_several_are_kept_in_order(tmp_path: Path) -> None:
+    text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
+    study = load_study(study_file(tmp_path, text))
+    assert study.baseline == ("oracle", "vDNN")
+    assert study.published[0].over == "oracle"
+
+
+def test_any_value_can_be_changed(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"epochs": [1], "runs.small.policy": "none", "traces.AlexNet.batch": 8}
+    study = load_study(study_file(tmp_path), changes)
+    assert study.epochs == (1,)
+    assert study.runs[1].policy == PolicyChoice("none", {})
+    assert study.traces["AlexNet"].info.batch == 8
+
+
+def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
+    lines = repr(load_study(study_file(tmp_path))).splitlines()
+    assert lines[0].split() == ["study", "try"]
+    assert "origin      modelled, not recorded, for Tesla V100 PCIe, by simgpu zoo 0.1.0, sparsity too" in lines
+    assert any(line.startswith("run         epochs 0, 2, weighted equally") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("baseline: vDNN", "baseline: vDN", "line 12, baseline: there is no run 'vDN'; did you mean 'vDNN'?"),
+        ("baseline: vDNN", "baseline: []", "line 12, baseline: [] is too short"),
+        ("epochs: [0, 2]", "epochs: [-1]", "line 13, epochs[0]: -1 is too small; write at least 0"),
+        ("epochs: [0, 2]", "epochs: 2", "line 13, epochs: 2 is not a list"),
+        ("node: v100", "node: v10", "line 2, node: no shipped node is called 'v10'"),
+        ("  chain: chain", "  mean: chain", "line 5, traces.mean: 'mean' stands for all traces together"),
+        ("  chain: chain", "  chain: chian", "line 5, traces.chain: no shipped trace is called 'chian'"),
+        ("  chain: chain", "  chain: 5", "line 5, traces.chain: 5 is not a text, nor a mapping"),
+        ("batch: 16", "batch: 0", "line 6, traces.AlexNet.batch: 0 is too small"),
+        ("policy: none", "policy: nune", "line 10, runs.other.policy: unknown policy 'nune'; did you mean 'none'?"),
+        ("{mode: conv}", "{mod: conv}", "line 8, runs.vDNN.policy.vdnn.mod: policy 'vdnn' has no such parameter"),
+        ("policy: none", "polcy: none", "line 10, runs.other.polcy: unknown key; did you mean 'policy'?"),
+        ("{policy: none, node: titan-xp}", "none", "line 10, runs.other: 'none' is not a mapping"),
+        (
+            "titan-xp",
+            "titanxp",
+            "line 10, runs.other.node: no shipped node is called 'titanxp'; did you mean 'titan-xp",
+        ),
+        ("memory: 4 GiB", "memory: 4", "line 9, runs.small.overrides.node.gpu.memory: 4 has no unit"),
+        ("memory: 4 GiB", "memry: 4 GiB", "line 9, runs.small.overrides.node.gpu.memry: unknown key"),
+        ("node.gpu.memory: 4", "gpu.memory: 4", "line 9, runs.small.overrides.gpu.memory: is not of the node"),
+        ("memory: 8 GiB", "memory: -8 GiB", "line 3, overrides.node.gpu.memory: '-8 GiB' is negative"),
+        ("run: small", "run: smal", "line 15, published[0].run: there is no run 'smal'; did you mean 'small'?"),
+        ("run: small", "run: vDNN", "line 15, published[0].run: 'vDNN' is compared with itself"),
+        (
+            "over: oracle",
+            "over: orcale",
+            "line 17, published[1].over: there is no run 'orcale'; did you mean 'oracle'?",
+        ),
+        ("of: max", "of: median", "line 18, published[1].of: there is no trace 'median'; did you mean 'mean'?"),
+        ("of: max", "of: AlexNet", "line 19, published[1].without: 'AlexNet' is one trace, of which none can be left"),
+        ("[chain]", "[chan]", "line 19, published[1].without[0]: there is no trace 'chan'; did you mean 'chain'?"),
+        ("[chain]", "[chain, AlexNet]", "line 19, published[1].without: leaves no trace"),
+        ("time_saved", "time_lost", "line 20, published[1].measure: 'time_lost' is not one of the choices"),
+        ("value: 0.3", "value: some", "line 21, published[1].value: 'some' should be a valid number"),
+        ("    source: figure 2\n", "", "line 16, published[1].source: is missing; add it"),
+        ("epochs: [0, 2]", "epoch: 2", "line 13, epoch: unknown key; did you mean 'epochs'?"),
+    ],
+)
+def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+    told = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
+    assert len(told) == len(set(told))
+
+
+def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("v100", "v10").replace("policy: none", "policy: nune").replace("run: small", "run: smal")
+    told = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
+    places = [line.split(": ")[1] for line in told]
+    assert places == ["seed", "line 2, node", "line 10, runs.other.policy"]
+    told = problems_of(study_file(tmp_path, GOOD.replace("run: small", "run: smal")), {"traces.AlexNet.zoo": "alex"})
+    assert [line.split(": ")[1] for line in told] == ["traces.AlexNet.zoo", "line 15, published[0].run"]
+
+
+def test_a_study_is_no_scenario_and_the_message_names_the_command() -> None:
+    with pytest.raises(InputError, match=r"cswap-6a\.yaml: schema: is a study, not a scenario; use: simgpu study csw"):
+        load_scenario("cswap-6a")
+    with pytest.raises(InputError, match=r"quickstart\.yaml: schema: is a scenario, not a study; use: simgpu run qui"):
+        load_study("quickstart")
+    with pytest.raises(InputError, match="no shipped scenario or study is called 'cswap-6e'; did you mean 'cswap-6"):
+        load_study("cswap-6e")
+
+
+def test_what_ships_is_a_scenario_or_a_study() -> None:
+    assert sorted([*shipped_scenarios(), *shipped_studies()]) == list(shipped_names("scenarios"))
+
+
+@pytest.mark.parametrize("name", shipped_studies())
+def test_shipped_studies_load_and_name_themselves(name: str) -> None:
+    study = load_study(name)
+    assert study.name == name
+    assert study.description
+    assert study.paper
+    assert study.published
+
+
+def test_the_json_schema_knows_its_parts() -> None:
+    schema = json_schema("study")
+    assert schema["required"] == ["schema", "node", "traces", "runs", "baseline"]
+    assert schema["additionalProperties"] is False
+    name, modelled = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
+    assert (name["type"], modelled["required"]) == ("string", ["zoo", "batch"])
+    run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
+    assert "cswap" in run["policy"]["anyOf"][0]["enum"]
+    assert published["measure"]["enum"] == ["throughput", "time_saved"]
