@@ -35,6 +35,11 @@ def read_text(path: str | Path, what: str = "a text file", if_empty: str = "writ
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
+    return text_of(raw, path, what, if_empty)
+
+
+def text_of(raw: bytes, path: str | Path, what: str = "a text file", if_empty: str = "write it again") -> str:
+    """The text of a file's bytes, however they were read; see `read_text`."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from simgpu.trace.model import Trace
 
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
 
-_NAMED = 8
+_NAMED = 20
+#: Folders of folders are looked into so far down: recordings of one kind, of one device.
+_DEPTH = 2
 
 
 @click.command("import", epilog=f"Formats: {_FORMATS}.")
@@ -52,7 +55,12 @@ def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
-    lines = [("read", f"{path}, a {recognised}"), *trace.facts(), ("runs", policies_that_run(trace))]
+    lines = [
+        ("read", f"{path}, a {recognised}"),
+        *trace.facts(),
+        *([("notes", trace.info.notes)] if trace.info.notes else []),
+        ("runs", policies_that_run(trace)),
+    ]
     Screen().print(facts(lines))
     show_written(output, "NODE")
 
@@ -74,7 +82,7 @@ def _look_inside(folder: Path) -> None:
     try:
         detect(folder)
     except InputError:
-        inside = [part.name for part in sorted(folder.iterdir()) if _is_recording(part)]
+        inside = [str(part.relative_to(folder)) for part in _recordings(folder)]
         if not inside:
             raise
         count, one = ("a recording", "it") if len(inside) == 1 else (f"{len(inside)} recordings", "one of them")
@@ -83,6 +91,19 @@ def _look_inside(folder: Path) -> None:
         raise InputError.single(
             folder, "", f"is no recording but a folder that holds {count}: {named}", remedy
         ) from None
+
+
+def _recordings(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The recordings below a folder, in the order of their names; a folder that is one is not looked into."""
+    try:
+        parts = sorted(folder.iterdir())
+    except OSError:
+        return
+    for part in parts:
+        if _is_recording(part):
+            yield part
+        elif depth and part.is_dir() and not part.is_symlink():
+            yield from _recordings(part, depth - 1)
 
 
 def _is_recording(path: Path) -> bool:

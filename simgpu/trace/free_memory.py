@@ -30,12 +30,17 @@ def require_memory(path: Path, files: Iterable[Path], factor: int) -> None:
     free = available_memory()
     if free is None or size * factor <= free:
         return
+    raise too_large(path, size, factor, free)
+
+
+def too_large(path: Path, size: int, factor: int, free: int) -> InputError:
+    """What is said of a file whose bytes, `size` of them or more, take `factor` times as much as is free."""
     what = (
         f"is larger than this machine's memory: reading its {format_bytes(size)} takes about "
         f"{format_bytes(size * factor)}, with {format_bytes(free)} free"
     )
     remedy = "give a shorter one, such as a single iteration, or a machine or a limit with more memory"
-    raise InputError.single(path, "", what, remedy)
+    return InputError.single(path, "", what, remedy)
 
 
 def _size(file: Path) -> int:

@@ -132,16 +132,19 @@ def test_trace_check_lists_every_problem(tmp_path: Path) -> None:
     assert "row 3, column duration_ns" in done.stderr
 
 
-@pytest.mark.parametrize("names", [("a",), ("a", "b"), tuple("abcdefghij")], ids=len)
+@pytest.mark.parametrize(
+    "names", [("a",), ("a", "b"), ("a", "b/c", "b/d", "e/f/g"), tuple("abcdefghijklmnopqrstu")], ids=len
+)
 def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tuple[str, ...]) -> None:
     (tmp_path / "all").mkdir()
     for name in names:
+        (tmp_path / "all" / name).mkdir(parents=True)
         written(tmp_path / "all" / name)
     (tmp_path / "all" / "notes.txt").write_text("not one of them")
     done = simgpu("import", tmp_path / "all", "-o", tmp_path / "out")
     assert done.exit_code == 2
     count = "a recording" if len(names) == 1 else f"{len(names)} recordings"
-    told = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    told = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     assert done.stderr == (
         f"Error: {tmp_path / 'all'}: is no recording but a folder that holds {count}: {told}; "
         f"name {'it' if len(names) == 1 else 'one of them'}: simgpu import {tmp_path / 'all' / 'a'}\n"

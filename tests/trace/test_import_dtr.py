@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
+from simgpu.trace import free_memory
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, detect, import_trace
+from simgpu.trace.importers.dtr import MEMORY_FACTOR
 from simgpu.trace.model import BlockKind, Origin, Phase
 from simgpu.trace.stats import trace_stats
 
@@ -252,3 +255,52 @@ def test_nothing_there(tmp_path):
         detect(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"known formats: TrioSim CSV .*; DTR log"):
         detect(tmp_path)
+
+
+def small_log(path: Path) -> bytes:
+    instructions = [
+        {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+        {"INSTRUCTION": "CONSTANT", "NAME": "x"},
+        {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "64"},
+        {"INSTRUCTION": "CALL", "NAME": "relu", "ARGS": ["x"], "RESULT": ["y"], "TIME": "5"},
+        {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": "64"},
+        {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "-1"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in instructions).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return text
+
+
+def test_a_log_in_gzip_is_the_same_trace(tmp_path: Path) -> None:
+    for name in ("net-b4.log", "net-b4.log.gz"):
+        small_log(tmp_path / name)
+    assert detect(tmp_path / "net-b4.log.gz").name == "DTR log"
+    plain, zipped = (import_trace(tmp_path / name)[0] for name in ("net-b4.log", "net-b4.log.gz"))
+    assert zipped == plain
+    assert zipped.info.batch == 4
+
+
+def test_a_damaged_log_in_gzip_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "net-b4.log.gz"
+    small_log(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="the gzip file is cut off"):
+        import_trace(path)
+
+
+def test_a_log_in_gzip_counts_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net-b4.log.gz"
+    lines = small_log(path)
+    path.write_bytes(gzip.compress(lines + b"\n" * 10**6))
+    free = 10**6 * MEMORY_FACTOR
+    assert path.stat().st_size * MEMORY_FACTOR < free
+    monkeypatch.setattr(free_memory, "available_memory", lambda: free)
+    with pytest.raises(InputError, match="is larger than this machine's memory"):
+        import_trace(path)
+
+
+def test_a_batch_that_is_guessed_is_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "net-b4.log"
+    small_log(path)
+    assert "The batch of 4 is a guess from the file's name" in import_trace(path)[0].info.notes
+    assert "guess" not in import_trace(path, Told(batch=8))[0].info.notes

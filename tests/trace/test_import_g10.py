@@ -17,9 +17,11 @@ from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, detect, import_trace
 from simgpu.trace.model import NOT_RECORDED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
+from simgpu.units import format_bytes
 
 FOLDERS = Path(__file__).parents[3] / "shared" / "data" / "a100-g10"
 
+FLAG_AND_SIZE = re.compile(r"\?: ([01]), Size in byte: (\d+),")
 #: Kernels and their time in all, ns.
 FACTS = {"bert-256": (1369, 7_285_466_083), "vit-256": (1489, 2_124_911_616)}
 PLENTY = NodeSpec("bench", GpuSpec("a GPU", 10**12), LinkSpec("a link", 10**10, 10**10))
@@ -48,6 +50,16 @@ def test_what_is_told_and_what_is_not(name):
     assert (info.model, info.batch, info.device, info.dtype) == (name[:-4], 256, NOT_RECORDED, NOT_RECORDED)
     assert "1.2 GHz against the measured times, with which they agree to the cycle" in info.notes
     assert "Lifetimes are not recorded." in info.notes
+    assert "The batch is that in the name of cudnn256.txt." in info.notes
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_is_flagged_as_weights_is_said_to_be_the_files_word(name):
+    trace, text = recorded(name), (FOLDERS / name / "tensors.config").read_text()
+    sizes = [int(size) for flag, size in FLAG_AND_SIZE.findall(text) if flag == "1"]
+    assert sum(block.bytes for block in trace.blocks if block.kind == "weight") == sum(sizes)
+    told = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
+    assert f"{told}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
 
 
 @pytest.mark.parametrize("name", FACTS)

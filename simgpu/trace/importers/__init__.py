@@ -67,11 +67,11 @@ IMPORTERS: tuple[Importer, ...] = (
     ),
     Importer(
         "DTR log",
-        "lines of JSON, each with an INSTRUCTION",
+        "lines of JSON, each with an INSTRUCTION, plain or gzip",
         dtr.recognises,
         dtr.load,
         read_whole=("",),
-        memory_factor=14,
+        memory_factor=dtr.MEMORY_FACTOR,
     ),
     Importer(
         "G10 folder",

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.textfile import read_text
+from simgpu.textfile import text_of
+from simgpu.trace.importers.json_stream import head, read_unzipped
 from simgpu.trace.importers.names import kernel_ids
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import shown, whole
@@ -33,6 +34,10 @@ from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase,
 from simgpu.trace.purity import purity
 
 _TOOL = "DTR prototype log"
+
+#: Bytes of memory that a byte of a log takes at the peak of an import; measured (see `Importer.memory_factor`).
+MEMORY_FACTOR = 14
+_FIRST_LINE = 4096
 
 _INSTRUCTIONS = ("CONSTANT", "MEMORY", "ALIAS", "CALL", "MUTATE", "COPY", "COPY_FROM", "RELEASE", "ANNOTATE")
 
@@ -50,13 +55,12 @@ _ARGUMENTS: dict[str, dict[int, BlockKind]] = {
 
 
 def recognises(path: Path) -> bool:
-    """Whether the file's first line is a JSON object with an INSTRUCTION."""
+    """Whether the first line of the file, plain or gzip, is a JSON object with an INSTRUCTION."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        first = file.readline(4096)
+    first, _, _ = head(path).partition(b"\n")
     try:
-        line = json.loads(first)
+        line = json.loads(first[:_FIRST_LINE])
     except (ValueError, RecursionError):
         return False
     return isinstance(line, dict) and "INSTRUCTION" in line
@@ -71,9 +75,12 @@ def load(path: Path, told: Told) -> Trace:
     walk.require_finished()
     if not walk.operators:
         raise InputError.single(path, "", "holds no operator after ANNOTATE START", "record an iteration")
-    named = re.fullmatch(r"(.*?)-b?(\d+)", path.stem)
-    model, batch = (named[1], int(named[2])) if named else (path.stem, None)
-    notes = "One iteration after START; the batch is read from the file's name unless it was given."
+    name = Path(path.name.removesuffix(".gz")).stem
+    named = re.fullmatch(r"(.*?)-b?(\d+)", name)
+    model, batch = (named[1], int(named[2])) if named else (name, None)
+    notes = "One iteration after START."
+    if told.batch is None:
+        notes += f" The batch of {batch} is a guess from the file's name: the log does not tell it."
     info = told.info(path, _TOOL, model, batch, notes)
     return Trace(info, _kernels(walk.operators), _blocks(walk.storages, walk.operators))
 
@@ -131,7 +138,7 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The lines after ANNOTATE START, with their numbers."""
     kept: list[tuple[int, dict[str, Any]]] = []
     started = False
-    text = read_text(path, if_empty="record it again")
+    text = text_of(read_unzipped(path, MEMORY_FACTOR), path, if_empty="record it again")
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

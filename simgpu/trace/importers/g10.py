@@ -26,7 +26,7 @@ Does not live here: the lines of tensors.config and kernels.config (`simgpu.trac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from simgpu.trace.importers.g10_graph import GraphKernel, Tensor, read_kernels, 
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import nanoseconds, shown, whole
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.units import format_bytes
 
 _TOOL = "G10 simulator files"
 _TIMES = re.compile(r"cudnn(\d+)\.txt")
@@ -88,7 +89,10 @@ def load(path: Path, told: Told) -> Trace:
         raise InputError(problems)
     batch = int(times_file.stem.removeprefix("cudnn"))
     model = path.resolve().name
-    info = told.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, _notes(kernels, durations, bool(workspaces)))
+    notes = _notes(kernels, durations, bool(workspaces)) + _on_weights(tensors.values())
+    if told.batch is None:
+        notes += f" The batch is that in the name of {times_file.name}."
+    info = told.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
     return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
 
 
@@ -260,6 +264,17 @@ def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKern
     if any(_phase(kernel.name) is Phase.OPTIMIZER for kernel in readers):
         return BlockKind.WEIGHT_GRADIENT
     return BlockKind.GRADIENT
+
+
+def _on_weights(tensors: Iterable[Tensor]) -> str:
+    """Results of kernels may be flagged too, which makes for more weights than the network has."""
+    sizes = [tensor.bytes for tensor in tensors if tensor.is_global]
+    if not sizes:
+        return ""
+    return (
+        f" The files flag {len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
+        f"{format_bytes(max(sizes))}; that is taken on their word."
+    )
 
 
 def _notes(kernels: Sequence[GraphKernel], durations: Sequence[int], has_workspaces: bool) -> str:

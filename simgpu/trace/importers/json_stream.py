@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.trace import free_memory
 
 _GZIP = b"\x1f\x8b"
 
 #: What is looked at to recognise a file: more than any recording writes before its first event.
 _HEAD_BYTES = 1 << 16
+
+_PIECE = 1 << 20
 
 #: So many digits in a row are no number of a recording.
 _DIGITS = 1000
@@ -33,6 +36,22 @@ def open_plain(path: Path) -> gzip.GzipFile | BufferedReader:
         return file
     file.close()
     return gzip.open(path, "rb")
+
+
+def read_unzipped(path: Path, factor: int) -> bytes:
+    """All bytes of a file, read through gzip.
+
+    factor: bytes of memory that the reader takes for each. Raises `InputError` for a damaged file, and for one that
+    unpacks to more than the free memory allows, of which the file's own size says nothing.
+    """
+    free, pieces, size = free_memory.available_memory(), [], 0
+    with _reading(path, lambda: ""), open_plain(path) as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if free is not None and size * factor > free:
+                raise free_memory.too_large(path, size, factor, free)
+    return b"".join(pieces)
 
 
 class _Text:
