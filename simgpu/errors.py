@@ -173,8 +173,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     >>> did_you_mean("vdn", ["ideal", "none", "vdnn"])
     "did you mean 'vdnn'? known: ideal, none, vdnn"
+    >>> did_you_mean("vgg61", ["vgg11", "vgg16"]), did_you_mean("V1OO", ["k40", "v100"])
+    ("did you mean 'vgg16'? known: vgg11, vgg16", "did you mean 'v100'? known: k40, v100")
     """
     words = sorted(known)
-    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
+    close = _closest(name, words)
     listing = f"known: {', '.join(words)}" if words else "none are known"
-    return f"did you mean '{close[0]}'? {listing}" if close else listing
+    return f"did you mean '{close}'? {listing}" if close else listing
+
+
+#: Letters that pass for digits.
+_LOOKS_LIKE = str.maketrans("oil", "011")
+
+
+def _closest(name: str, words: Iterable[str]) -> str | None:
+    """The word that looks most like a name; one of the same characters in another order before all others."""
+    wanted = name.casefold().translate(_LOOKS_LIKE)
+    by_look = {word.casefold().translate(_LOOKS_LIKE): word for word in words}
+    transposed = [look for look in by_look if sorted(look) == sorted(wanted)]
+    close = difflib.get_close_matches(wanted, transposed or list(by_look), n=1, cutoff=0.6)
+    return by_look[close[0]] if close else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
 import click
 
@@ -59,13 +58,12 @@ def show_node(screen: Screen, file: NodeFile) -> None:
 
 
 def _list(specs: list[NodeSpec]) -> Iterator[tuple[str, ...]]:
-    """Rows grouped by GPU, its name in a group's first; within a group by number of GPUs, then by speed of link."""
+    """Rows with nodes of one GPU together; of these by number of GPUs, then by speed of link."""
     first = {spec.gpu.name: number for number, spec in reversed(list(enumerate(specs)))}
     ordered = sorted(specs, key=lambda spec: (first[spec.gpu.name], spec.gpus, spec.link.d2h_bandwidth))
-    for name, group in groupby(ordered, key=lambda spec: spec.gpu.name):
-        for number, spec in enumerate(group):
-            speeds = " / ".join(f"{speed / 10**9:.4g}" for speed in (spec.link.d2h_bandwidth, spec.link.h2d_bandwidth))
-            yield spec.name, format_bytes(spec.gpu.memory), speeds, str(spec.gpus), "" if number else name
+    for spec in ordered:
+        speeds = " / ".join(f"{speed / 10**9:.4g}" for speed in (spec.link.d2h_bandwidth, spec.link.h2d_bandwidth))
+        yield spec.name, format_bytes(spec.gpu.memory), speeds, str(spec.gpus), spec.gpu.name
 
 
 def _rows(node: NodeSpec) -> list[Row]:

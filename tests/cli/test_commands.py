@@ -69,12 +69,28 @@ def test_the_version_is_the_packages() -> None:
 
 def test_nodes_and_one_node_with_its_sources() -> None:
     listed = simgpu("nodes").stdout
-    assert all(any(line.startswith(f"{name} ") for line in listed.splitlines()) for name in node_names())
+    for name in node_names():
+        (row,) = (line for line in listed.splitlines() if line.startswith(f"{name} "))
+        gpu = load_node(name).gpu.name
+        assert " ".join(row.split()).rpartition(" ")[2] in gpu.split(), "every row names its GPU"
     shown = simgpu("nodes", "k40").stdout
     assert "Microway" in shown
     (copy_out,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
     assert copy_out.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
     assert "GPU 0" in listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("nodes", "v1oo"), "v100"),
+        (("nodes", "2O80Ti"), "2080ti"),
+        (("zoo", "build", "vgg61", "--batch", 1, "--gpu", "v100"), "vgg16"),
+        (("zoo", "build", "resnet05", "--batch", 1, "--gpu", "v100"), "resnet50"),
+    ],
+)
+def test_what_was_meant_is_told_of_a_slip_of_the_fingers(arguments: tuple[object, ...], meant: str) -> None:
+    assert f"did you mean '{meant}'?" in simgpu(*arguments).stderr
 
 
 @pytest.mark.parametrize("name", node_names())
