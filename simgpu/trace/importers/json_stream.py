@@ -44,8 +44,11 @@ def read_unzipped(path: Path, factor: int) -> bytes:
     factor: bytes of memory that the reader takes for each. Raises `InputError` for a damaged file, and for one that
     unpacks to more than the free memory allows, of which the file's own size says nothing.
     """
-    free, pieces, size = free_memory.available_memory(), [], 0
+    free = free_memory.available_memory()
+    pieces, size = list[bytes](), 0
     with _reading(path, lambda: ""), open_plain(path) as file:
+        if not isinstance(file, gzip.GzipFile):
+            return file.read()
         while piece := file.read(_PIECE):
             pieces.append(piece)
             size += len(piece)
