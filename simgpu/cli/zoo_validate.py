@@ -1,4 +1,4 @@
-"""``simgpu zoo validate``: the time model beside published and recorded iterations.
+"""``simgpu zoo validate``: the time model beside published and recorded iterations, and peaks beside recorded ones.
 
 Does not live here: the comparison (`simgpu.trace.calibration.validation`).
 """
@@ -11,11 +11,14 @@ from pathlib import Path
 import click
 
 from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.trace.calibration.memory import MemoryRow
 from simgpu.trace.calibration.samples import Use
 from simgpu.trace.calibration.validation import Row, Summary, Validation, validate
-from simgpu.units import format_time
+from simgpu.units import format_bytes, format_time
 
 _HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
+
+_MEMORY_HEADINGS = ("network", "GPU", "batch", "recorded", "modelled", "error", "recorded by")
 
 
 @click.command("validate")
@@ -30,7 +33,7 @@ def validate_(recordings: Path | None, parts: bool) -> None:
     """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
     Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
-    simgpu/trace/calibration/published.yaml. No GPU is held out.
+    simgpu/trace/calibration/published.yaml. No GPU is held out. Given recordings, peaks of memory are compared too.
 
     \b
     simgpu zoo validate
@@ -56,6 +59,11 @@ def validate_(recordings: Path | None, parts: bool) -> None:
         screen.print(
             f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
         )
+    if found.memory:
+        screen.print("\npeak memory, as recorded and as modelled (nothing is fitted to it)")
+        screen.print(table(_MEMORY_HEADINGS, [_memory_row(row) for row in found.memory], left=(0, 1, 6)))
+        screen.print("\nwhat differs between the two, as far as it is known")
+        screen.print(facts((row.recording.name, row.recording.differs or "nothing known") for row in found.memory))
     screen.print("\nnot compared")
     screen.print(facts([*((each.what, each.why) for each in found.skipped), ("no measurement", _unmeasured(found))]))
 
@@ -74,6 +82,19 @@ def _row(row: Row) -> tuple[str, ...]:
         format_time(row.modelled_ns),
         f"{row.error:+.1%}",
         sample.use.value,
+    )
+
+
+def _memory_row(row: MemoryRow) -> tuple[str, ...]:
+    recording = row.recording
+    return (
+        recording.network,
+        recording.gpu,
+        str(recording.batch),
+        format_bytes(row.recorded),
+        format_bytes(row.modelled),
+        f"{row.error:+.1%}",
+        row.counted,
     )
 
 

@@ -31,23 +31,33 @@ _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("p
 
 
 def recorded_samples(folder: Path, recordings: Iterable[Recording]) -> Iterator[Sample | Skipped]:
-    """Samples from these recordings in a folder; a recording that is not there is skipped, and told by its path.
+    """Samples from these recordings in a folder; see `recorded_traces`."""
+    for found in recorded_traces(folder, recordings):
+        yield from [found] if isinstance(found, Skipped) else samples_of(*found)
+
+
+def recorded_traces(folder: Path, recordings: Iterable[Recording]) -> Iterator[tuple[Recording, Trace] | Skipped]:
+    """These recordings in a folder, one after another; one that is not there is skipped, and told by its path.
 
     A recording's importer raises `InputError` for a damaged file.
     """
     for recording in recordings:
         path = folder / recording.path
-        if not path.exists():
+        if path.exists():
+            yield recording, import_trace(path)[0]
+        else:
             yield Skipped(recording.name, f"{path} is not there")
-            continue
-        trace, _ = import_trace(path)
-        reader = _READERS.get(recording.operators)
-        yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
+
+
+def samples_of(recording: Recording, trace: Trace) -> Iterator[Sample | Skipped]:
+    """What a recording tells of durations."""
+    reader = _READERS.get(recording.operators)
+    yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
 
 
 def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
     """A recording of a network that the zoo has: phases, and sorts of kernels within them."""
-    modelled = operations_by_phase(recording.network, recording.batch, adam=True)
+    modelled = operations_by_phase(recording.network, recording.batch, adam=recording.optimizer == "adam")
     everything = [operation for phase in Phase for _, operation in modelled[phase]]
     yield _sample(recording, "iteration", everything, sum(kernel.duration_ns for kernel in trace.kernels))
     if not all(kernel.writes for kernel in trace.kernels):  # a profile without operators: phases are not told apart

@@ -36,6 +36,9 @@ class Recording(FileModel):
     operators: Literal["zoo", "dtr", "g10"]
     source: Text
     tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
+    input: Text | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    differs: str = ""
 
     @property
     def name(self) -> str:

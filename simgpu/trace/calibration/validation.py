@@ -1,5 +1,7 @@
 """The time model beside what was measured: one row a measurement, and how far off it is in the mean and at worst.
 
+Beside the times, the peaks of memory of recordings.
+
 Lives here: that comparison as a plain value. Does not live here: printing it (``simgpu zoo validate``), or the
 measurements (`published.yaml`, `recordings.yaml`).
 """
@@ -10,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from simgpu.trace.calibration.memory import MemoryRow, compare_memory
 from simgpu.trace.calibration.published import load_published
 from simgpu.trace.calibration.published_samples import published_samples
-from simgpu.trace.calibration.recorded_samples import recorded_samples
+from simgpu.trace.calibration.recorded_samples import recorded_traces, samples_of
 from simgpu.trace.calibration.recordings import load_recordings, require_folder
 from simgpu.trace.calibration.samples import Sample, Skipped, Use
 from simgpu.trace.zoo.catalogue import NETWORKS
@@ -43,10 +46,14 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All measurements that could be compared, by GPU and network, and those that could not."""
+    """All measurements that could be compared, by GPU and network, and those that could not.
+
+    memory: peaks, in the order of the list of recordings.
+    """
 
     rows: tuple[Row, ...]
     skipped: tuple[Skipped, ...]
+    memory: tuple[MemoryRow, ...] = ()
 
     def summary(self, use: Use, *, gpu: str | None = None, network: str | None = None) -> Summary | None:
         """Of the phases and iterations (sorts of kernels do not count) of one use; on one GPU, of one network or all.
@@ -90,16 +97,22 @@ def validate(recordings: Path | None = None) -> Validation:
     """
     if recordings is not None:
         require_folder(recordings)
-    found = list(_samples(recordings))
+    found = list(_compared(recordings))
     rows = [Row(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
     rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
-    return Validation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)))
+    memory = tuple(each for each in found if isinstance(each, MemoryRow))
+    return Validation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)), memory)
 
 
-def _samples(recordings: Path | None) -> Iterator[Sample | Skipped]:
+def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]:
     yield from published_samples(load_published())
     if recordings is not None:
         listed = load_recordings()
-        yield from recorded_samples(recordings, listed.recordings)
-        for each in listed.not_compared:
-            yield Skipped(each.path, each.why)
+        for each in recorded_traces(recordings, listed.recordings):
+            if isinstance(each, Skipped):
+                yield each
+            else:
+                yield from samples_of(*each)
+                yield compare_memory(*each)
+        for left in listed.not_compared:
+            yield Skipped(left.path, left.why)
