@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.trace_folder import folder_options, refuse_another
+from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.codecs.recording import sizes_in
 from simgpu.codecs.registry import codec_names
 from simgpu.trace.folder import write_trace
@@ -28,6 +29,11 @@ def _listed(title: str, described: Mapping[str, str]) -> str:
 
 _MODELS = _listed("Built-in models", BUILT_IN_MODELS)
 _OPTIMIZERS = _listed("Built-in optimizers", BUILT_IN_OPTIMIZERS)
+
+_ROUGH = (
+    "Warning: the times of its kernels vary widely between repetitions; record again while nothing else runs, "
+    "with more --warmup and --repetitions"
+)
 
 
 @click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")
@@ -70,7 +76,7 @@ def record(
     """Run one training iteration of MODEL for real and write its trace; or with --gpu, model it without running it.
 
     MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module, or (module,
-    inputs, labels, loss), or these and batches to train on. Needs PyTorch: pip install 'simgpu[record]'.
+    inputs, labels, loss), or these and batches to train on. Needs PyTorch (the extra 'record').
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
@@ -103,6 +109,8 @@ def record(
         say(f"writing {output}")
         write_trace(trace, output)
     Screen().print(facts(trace.facts()))
-    click.echo(f"\nwritten to {output}")
+    show_written(output, gpu or "NODE")
     if save_maps is not None:
         click.echo(f"feature maps in {save_maps}")
+    if trace.is_rough:
+        click.echo(f"\n{wrapped(_ROUGH, before=0)}", err=True)

@@ -10,6 +10,7 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,9 @@ class Origin(StrEnum):
 
 #: Value of `Block.release` for a block that the framework still held when the iteration ended.
 RELEASED_AT_END = "end"
+
+#: A larger relative spread of the median kernel is told with every result.
+_WIDE_SPREAD = 0.2
 
 #: Stands for the device or the number format where neither the recording nor the user says.
 NOT_RECORDED = "not recorded"
@@ -213,6 +217,30 @@ class Trace:
         return sum(kernel.duration_ns for kernel in self.kernels)
 
     @property
+    def relative_spread(self) -> float | None:
+        """How far the repetitions of a kernel lie apart, as a share of its duration: the median over the kernels of
+        which it is recorded, None where it is of none.
+
+        >>> from dataclasses import replace
+        >>> from simgpu.trace.chain import chain
+        >>> trace = chain([100], [100], [4])
+        >>> one, two = trace.kernels
+        >>> replace(trace, kernels=(replace(one, spread_ns=30), replace(two, spread_ns=50))).relative_spread
+        0.4
+        """
+        shares = [
+            kernel.spread_ns / kernel.duration_ns
+            for kernel in self.kernels
+            if kernel.spread_ns is not None and kernel.duration_ns
+        ]
+        return median(shares) if shares else None
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether repetitions lie so far apart that times are to be read with care."""
+        return (self.relative_spread or 0.0) > _WIDE_SPREAD
+
+    @property
     def tells_reads(self) -> bool:
         """Whether it is known what kernels read; an imported recording may have blocks with lifetimes alone."""
         return self.info.origin is not Origin.IMPORTED or any(kernel.reads for kernel in self.kernels)
@@ -243,8 +271,13 @@ class Trace:
         return f"{self.name}: {what}" if self.name not in ("", info.model) else what
 
     def facts(self) -> list[tuple[str, str]]:
-        """What was recorded and where it comes from, as names and texts."""
-        return [("trace", self.summary), ("origin", f"{self.info.provenance}, by {self.info.tool}")]
+        """What was recorded, where it comes from, and whether its times are rough, as names and texts."""
+        spread = f"{self.relative_spread or 0:.0%} between repetitions of the median kernel: times are rough"
+        return [
+            ("trace", self.summary),
+            ("origin", f"{self.info.provenance}, by {self.info.tool}"),
+            *([("spread", spread)] if self.is_rough else []),
+        ]
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:<8}{text}" for name, text in self.facts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -204,6 +205,18 @@ def test_record_refuses_another_trace_before_it_records(tmp_path: Path, monkeypa
     assert (recorded, read_trace(trace)) == ([], before)
     assert simgpu("record", "mlp", "--batch", "4", "-o", trace, "--force").exit_code == 0
     assert (recorded, read_trace(trace)) == (["mlp"], chain([1], [1], [1]))
+
+
+@pytest.mark.parametrize("rough", [True, False])
+def test_record_warns_of_times_that_vary_widely(rough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steady = chain([100], [100], [1])
+    kernels = tuple(dataclasses.replace(kernel, spread_ns=21 if rough else 20) for kernel in steady.kernels)
+    trace = dataclasses.replace(steady, kernels=kernels)
+    monkeypatch.setattr("simgpu.cli.record.record_model", lambda model, **_: trace)
+    done = simgpu("record", "mlp", "--batch", "4", "-o", tmp_path / "out")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("\nWarning: the times of its kernels vary widely") is rough
+    assert ("spread " in done.stdout) is rough
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings in ../shared/data")

@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from simgpu.experiments import compare as experiment
 from simgpu.scenario.load import load_scenario
+from simgpu.trace.folder import read_trace, write_trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
 
 
@@ -38,6 +40,20 @@ def test_run_says_what_was_run_and_where_the_numbers_come_from(study: Path) -> N
     ):
         assert expected in done.stdout
     assert not done.stderr
+
+
+@pytest.mark.parametrize(("spreads", "told"), [((2_000, 1_000), True), ((400, 9_000), False)])
+def test_times_that_vary_widely_are_told_with_every_run(study: Path, spreads: tuple[int, int], told: bool) -> None:
+    """Most kernels of the study take 9 to 15 us; the median share decides, not single kernels that vary much."""
+    trace = read_trace(study.with_name("chain"))
+    most, last = spreads
+    kernels = [replace(kernel, spread_ns=kernel.duration_ns * most // 5_000) for kernel in trace.kernels[:-1]]
+    kernels.append(replace(trace.kernels[-1], spread_ns=last))
+    write_trace(replace(trace, kernels=tuple(kernels)), study.with_name("chain"))
+    for command in ("run", "compare"):
+        lines = simgpu(command, study).stdout.splitlines()
+        spread = [line for line in lines if line.startswith("spread ")]
+        assert spread == (["spread  40% between repetitions of the median kernel: times are rough"] if told else [])
 
 
 def test_the_numbers_printed_are_those_of_the_result(study: Path) -> None:
