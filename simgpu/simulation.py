@@ -23,7 +23,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import make_policy
-from simgpu.program.instructions import Program
+from simgpu.program.instructions import CopyOut, Program
 from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
 from simgpu.trace.check import check_trace
@@ -287,10 +287,14 @@ class _Shared:
         notes, cdma = [], self.node.gpu.cdma
         changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
         used = {encoding.codec for change in changes for encoding in change.chosen}
-        if cdma is not None:
+        if cdma is not None and _copies(program):
             used.add(cdma.codec)
             smaller = self.graph.copy_sizes != tuple(block.bytes for block in self.graph.blocks)
-            what = f"compresses copies ({cdma.codec})" if smaller else "compresses nothing: the trace tells no sparsity"
+            what = (
+                f"compresses copies ({cdma.codec})"
+                if smaller
+                else f"compresses nothing: no size in {cdma.codec} is known"
+            )
             notes.append(f"the DMA engine of {self.node.name} {what}")
         if isinstance(self.graph.costs, NodeCosts):
             modelled = sorted(used & set(self.graph.costs.modelled_codecs))
@@ -336,6 +340,12 @@ class _Shared:
             notes=notes,
             epoch=self.epoch,
         )
+
+
+def _copies(program: Program) -> bool:
+    return any(
+        isinstance(i, CopyOut) for segment in program.segments for code in segment.streams.values() for i in code
+    )
 
 
 __all__ = ["OutOfMemoryError", "Result", "simulate"]

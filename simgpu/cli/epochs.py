@@ -6,7 +6,8 @@ Does not live here: the training (`simgpu.experiments.training`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -14,12 +15,14 @@ from rich.text import Text
 
 from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
+from simgpu.cli.group import OUT_OF_MEMORY, show_error
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
+from simgpu.errors import OutOfMemoryError
 from simgpu.experiments.outputs import check_outputs, trainings_document, write_trainings
 from simgpu.experiments.training import Training, train
 from simgpu.policies.registry import make_policy
-from simgpu.scenario.model import Scenario
+from simgpu.scenario.model import PolicyChoice, Scenario
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_time
 
@@ -50,7 +53,8 @@ def epochs(
 ) -> None:
     """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
 
-    One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch.
+    One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch. Ends
+    with 3 when every policy ran out of memory.
 
     \b
     simgpu epochs --trace vgg16-b128-v100 --node v100 --policy "vdnn: {mode: conv}" --policy cswap
@@ -61,32 +65,48 @@ def epochs(
         check_outputs(output, ())
     about = {"simgpu": __version__, "scenario": scenario.name, "description": scenario.description}
     numbers = parse_epochs(chosen) if chosen is not None else epochs_of(scenario.trace)
+    trainings, failures = [], []
     with progress(quiet) as say:
-        trainings = [
-            train(
-                scenario.trace,
-                scenario.node,
-                make_policy(*policy),
-                epochs=numbers,
-                iterations_per_epoch=iterations_per_epoch,
-                progress=say,
-                budget=scenario.budget,
-                iterations=scenario.iterations,
-                seed=scenario.seed,
-                pool=scenario.pool,
-                alignment=scenario.alignment,
-            )
-            for policy in scenario.policies
-        ]
-        if output is not None:
+        for policy in scenario.policies:
+            try:
+                trainings.append(_train(scenario, policy, numbers, iterations_per_epoch, say))
+            except OutOfMemoryError as error:
+                failures.append(f"{', '.join(error.__notes__)}: {error}")
+        if output is not None and trainings:
             say("writing the outputs")
             write_trainings(trainings, output, about=about)
     if as_json:
         click.echo(json.dumps(trainings_document(trainings, about), indent=2, allow_nan=False))
-    else:
+    elif trainings:
         _show(scenario, trainings, numbers)
         if output is not None:
             click.echo(f"\nwritten to {output}")
+    for failure in failures:
+        show_error(failure)
+    if not trainings:
+        sys.exit(OUT_OF_MEMORY)
+
+
+def _train(
+    scenario: Scenario,
+    policy: PolicyChoice,
+    numbers: Sequence[int],
+    iterations_per_epoch: int,
+    say: Callable[[str], None],
+) -> Training:
+    return train(
+        scenario.trace,
+        scenario.node,
+        make_policy(*policy),
+        epochs=numbers,
+        iterations_per_epoch=iterations_per_epoch,
+        progress=say,
+        budget=scenario.budget,
+        iterations=scenario.iterations,
+        seed=scenario.seed,
+        pool=scenario.pool,
+        alignment=scenario.alignment,
+    )
 
 
 def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[int]) -> None:
@@ -101,6 +121,10 @@ def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[i
         if any(training.counts):
             screen.print()
             show_decisions(screen, training)
+    notes = [(training.label, note) for training in trainings for note in training.notes]
+    if notes:
+        screen.print()
+        screen.print(facts(notes))
 
 
 def _row(training: Training, first: Training) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from simgpu.codecs.patterns import FORMAT_OF, MODELLED, modelled_bytes
 from simgpu.codecs.registry import codec_class
 from simgpu.codecs.sizes import FROM_SPARSITY, compressed_bytes
+from simgpu.codecs.zvc import zvc_bytes
 from simgpu.errors import InputError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.epochs import sizes_at, sparsity_at
@@ -53,11 +54,18 @@ class NodeCosts:
         }
 
     def sparsity(self, block: Block) -> float | None:
-        """Share of zeros in a block; None where it is not known."""
-        return self._zeros.get(block.id)
+        """Share of zeros in a block, as told or as its measured size in ZVC tells it; None where neither is known."""
+        rows = [row for row in self._measured.get(block.id, ()) if row.codec == "zvc"]
+        if block.id in self._zeros or not rows or not block.bytes:
+            return self._zeros.get(block.id)
+        dense = zvc_bytes(-(-block.bytes // self._itemsize(block)), 0, self._itemsize(block))
+        nonzero_bytes = sum(row.bytes * row.entries for row in rows) - dense
+        return min(max(1 - nonzero_bytes / block.bytes, 0.0), 1.0)
 
     def is_known(self, block: Block, codec: str) -> bool:
-        """Whether it is known what a codec makes of a block."""
+        """Whether it is known what a codec makes of a block; codecs take elements of 1, 2 or 4 bytes."""
+        if self._itemsize(block) not in (1, 2, 4):
+            return False
         known = block.id in self._zeros and codec in FROM_SPARSITY
         return known or self._is_measured(block, codec) or self.is_modelled(block, codec)
 
@@ -111,7 +119,7 @@ class NodeCosts:
             return self._on_host_ns(block)
         surface = self._response
         timed = surface.decode_ns if decoding else surface.encode_ns
-        sparsity = self._zeros.get(block.id, 0.0)
+        sparsity = self.sparsity(block) or 0.0
         return timed(encoding.codec, block.bytes, sparsity, encoding.grid, encoding.threads)
 
     def _on_host_ns(self, block: Block) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import InputError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
@@ -61,6 +61,12 @@ class Training:
         """Samples per second over all epochs."""
         samples = self.trace.batch * sum(epoch.iterations for epoch in self.epochs)
         return samples * 10**9 / self.total_ns if self.total_ns else float("inf")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the policy and the runs have to say, each once; how many blocks are compressed is in `counts`."""
+        said = [note for epoch in self.epochs for note in epoch.result.notes]
+        return tuple(dict.fromkeys(note for note in said if "sparse tensors are compressed" not in note))
 
     @cached_property
     def decisions(self) -> dict[str, tuple[str | None, ...]]:
@@ -165,6 +171,10 @@ def train(
     if progress:
         progress(f"{policy_label(chosen)}, {len(numbers)} epochs")
     for number in numbers:
-        result = simulate(trace, node, chosen, epoch=number, carried=carried, **settings)
+        try:
+            result = simulate(trace, node, chosen, epoch=number, carried=carried, **settings)
+        except OutOfMemoryError as error:
+            error.add_note(f"{policy_label(chosen)}, epoch {number}")
+            raise
         runs.append(Epoch(number, iterations_per_epoch, result))
     return Training(policy_label(chosen), trace.info, trace.name, tuple(runs))

@@ -86,6 +86,8 @@ class GpuSection(FileModel):
             raise ValueError("reserved is not smaller than memory: nothing is left for the program")
         if self.cdma is not None and self.dram_bandwidth is None:
             raise ValueError("cdma needs dram_bandwidth: what kernels leave of it is what the engine can read")
+        if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):
+            raise ValueError("cdma.kernel_bandwidth is more than dram_bandwidth: kernels take a part of it")
         return self
 
     def spec(self) -> GpuSpec:

@@ -44,7 +44,7 @@ class ReadRate:
         """Rate at which a block of `raw` bytes can be sent as `size` bytes, bytes per second on the link.
 
         link: the link's own rate. A plain copy has its share of DRAM whatever kernels take, so the engine, too, has at
-        least that much to read from.
+        least that much to read from. Copies in both directions at once each have all that kernels leave.
 
         >>> maxwell = GpuSpec("Titan X", 12 * 2**30, dram_bandwidth=336 * 10**9)
         >>> engine = CdmaSpec("zvc", 200 * 10**9, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * 10**9)
@@ -54,5 +54,5 @@ class ReadRate:
         """
         if not raw:
             return link
-        reading = max(min(self.peak, self.dram - self.taken), link)
+        reading = min(self.peak, max(self.dram - self.taken, link))
         return max(min(link, reading * size // raw), 1)

@@ -186,5 +186,6 @@ def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Spac
                     sign = times if isinstance(instruction, Acquire) else -times
                     for b in instruction.blocks:
                         held[b] += sign
-    blocks = ((graph.blocks[b].id, graph.sizes[b]) for b, count in held.items() if count > 0 and graph.sizes[b])
+    sizes = graph.sizes if space is Space.DEVICE else graph.copy_sizes
+    blocks = ((graph.blocks[b].id, sizes[b]) for b, count in held.items() if count > 0 and sizes[b])
     return tuple(sorted(blocks, key=lambda holder: (-holder[1], holder[0])))

@@ -19,12 +19,17 @@ Readings of what the paper leaves open:
 * Equations 3 and 4 count the non-zeros alone. So does the advisor for ZVC (`sizes: equations`); with `sizes: format`
   and for other codecs it counts what the format really takes. The machine always charges the real size.
 * Which codec: the cheapest by the equations among those whose compressed size is known.
+* Where several tensors leave with one layer they share the computation beside them by their bytes; the equations are
+  for one tensor a layer. The promise never to be slower than vDNN or static compression is theirs alone.
+* What travels uncompressed costs what the node makes of it: on one with a compressing DMA engine that is less.
+* Where the uncompressed iteration does not fit, the profile is taken from the recorded times and the node's link.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -37,12 +42,13 @@ from simgpu.codecs.gpu.setting import LaunchSetting
 from simgpu.codecs.gpu.tensors import SparseTensor, synthetic_tensors
 from simgpu.codecs.gpu.timemodel import CodecTimeModel
 from simgpu.codecs.gpu.tuner import LaunchTuner
+from simgpu.errors import OutOfMemoryError
 from simgpu.graph.encodings import Encoding, EncodingCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec
 from simgpu.memory.transfer import stream_ns
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.sparse import encoded_offloading, offloads, sparse_swaps
+from simgpu.policies.sparse import encoded_offloading, nothing_to_compress, offloads, sparse_swaps
 from simgpu.program.instructions import Program
 from simgpu.program.placement import Swap
 from simgpu.timeline.model import SpanKind, Timeline
@@ -87,24 +93,39 @@ class TensorProfiler:
     context: PlanContext
 
     def profile(self, swaps: Iterable[Swap]) -> NetworkProfile:
-        """Runs it once; raises `OutOfMemoryError` where it does not fit."""
-        graph, swaps = self.context.graph, tuple(swaps)
-        timeline = self.context.trial(encoded_offloading(graph, swaps, {})).timeline
-        took = _kernel_times(timeline)
-        layers = graph.layers
-        step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
-        hidden = {
-            swap.block: (step_ns[layers.step_of[swap.after]], step_ns[layers.step_of[swap.fetch_with]])
-            for swap in swaps
-        }
-        link = self.context.node.link
-        return NetworkProfile(
-            (
-                _effective(timeline, SpanKind.COPY_OUT, link.d2h_bandwidth),
-                _effective(timeline, SpanKind.COPY_IN, link.h2d_bandwidth),
-            ),
-            hidden,
+        """Runs it once, or goes by the recording where it does not fit."""
+        graph, swaps, link = self.context.graph, tuple(swaps), self.context.node.link
+        took = dict(zip((kernel.id for kernel in graph.kernels), graph.durations, strict=True))
+        bandwidth = link.d2h_bandwidth, link.h2d_bandwidth
+        with suppress(OutOfMemoryError):
+            timeline = self.context.trial(encoded_offloading(graph, swaps, {})).timeline
+            took = _kernel_times(timeline)
+            kinds = SpanKind.COPY_OUT, SpanKind.COPY_IN
+            out, back = (_effective(timeline, kind, rate) for kind, rate in zip(kinds, bandwidth, strict=True))
+            bandwidth = out, back
+        return NetworkProfile(bandwidth, _hidden(graph, swaps, took))
+
+
+def _hidden(graph: TaskGraph, swaps: tuple[Swap, ...], took: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """Computation beside each tensor's copies; tensors of one step share it by their bytes."""
+    layers = graph.layers
+    step_ns = [sum(took[graph.kernels[k].id] for k in range(step.first, step.stop)) for step in layers.steps]
+    beside = {swap: (layers.step_of[swap.after], layers.step_of[swap.fetch_with]) for swap in swaps}
+    out, back = Counter[int](), Counter[int]()
+    for swap, (leaves, returns) in beside.items():
+        out[leaves] += graph.copy_sizes[swap.block]
+        back[returns] += graph.copy_sizes[swap.block]
+    return {
+        swap.block: (
+            _share(step_ns[leaves], graph.copy_sizes[swap.block], out[leaves]),
+            _share(step_ns[returns], graph.copy_sizes[swap.block], back[returns]),
         )
+        for swap, (leaves, returns) in beside.items()
+    }
+
+
+def _share(ns: int, size: int, together: int) -> int:
+    return ns * size // together if together else ns
 
 
 def _kernel_times(timeline: Timeline) -> dict[str, int]:
@@ -147,15 +168,15 @@ class Advice:
 class ExecutionAdvisor:
     """Equations 1-4 for every sparse tensor.
 
-    codec_ns: nanoseconds to encode and decode a block in a codec, as far as the advisor knows. by_format: compressed
-    sizes as the formats make them, also for ZVC.
+    codec_ns: nanoseconds to encode and decode a block in a codec, as far as the advisor knows, by default none.
+    by_format: compressed sizes as the formats make them, also for ZVC.
     """
 
     graph: TaskGraph
     costs: EncodingCosts
     profile: NetworkProfile
     codecs: tuple[str, ...]
-    codec_ns: Callable[[int, str], int]
+    codec_ns: Callable[[int, str], int] = lambda _b, _codec: 0
     by_format: bool = False
 
     def advise(self, swap: Swap) -> Advice:
@@ -167,7 +188,7 @@ class ExecutionAdvisor:
             for codec in self.codecs
             if self.costs.is_known(block, codec)
         }
-        return Advice(swap.block, swapping_cost_ns(block.bytes, hidden, rates), compressed)
+        return Advice(swap.block, swapping_cost_ns(self.graph.copy_sizes[swap.block], hidden, rates), compressed)
 
     def _size(self, block: Block, codec: str) -> int:
         sparsity = self.costs.sparsity(block)
@@ -200,6 +221,23 @@ class SwappingExecutor:
         if chosen:
             notes.append(f"codec times on {self.surface.gpu}: {self.surface.told}")
         return replace(program, notes=(*program.notes, *notes))
+
+
+def contenders(
+    context: PlanContext, advisor: ExecutionAdvisor, sparse: Iterable[Swap], codecs: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The first codec, and the others that could be the cheapest for some tensor at the best of all launch settings.
+
+    A search takes seconds for each codec, and no search finds more than the best setting.
+    """
+    best = executor_of(context, sparse, advisor.costs, codecs, "grid_search")
+
+    def fastest_ns(b: int, codec: str) -> int:
+        block, encoding = advisor.graph.blocks[b], best.encoding(b, codec)
+        return advisor.costs.encode_ns(block, encoding) + advisor.costs.decode_ns(block, encoding)
+
+    advice = [replace(advisor, codec_ns=fastest_ns).advise(swap) for swap in sparse]
+    return tuple(c for c in codecs if c == codecs[0] or any(found.codec == c for found in advice))
 
 
 def executor_of(
@@ -259,7 +297,7 @@ class Cswap(Policy):
     launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(
         "tuned", "launch setting of the codec: by Bayesian search, by an expert's rule, at random, or by trying all"
     )
-    times: Literal["predicted", "true"] = parameter(
+    times: Literal["predicted", "exact"] = parameter(
         "predicted", "codec times that the advisor goes by: of the regression, or those that the machine will charge"
     )
     sizes: Literal["equations", "format"] = parameter(
@@ -274,18 +312,19 @@ class Cswap(Policy):
         wanted = CODECS if self.codec == "best" else (self.codec,)
         codecs = known_codecs(graph, sparse, costs, wanted)
         if not codecs:
-            return encoded_offloading(graph, swaps, {})
+            return nothing_to_compress(graph, swaps, f"no sparse tensor's size in {' or '.join(wanted)} is known")
+        profile = profile_of(context, swaps)
+        advisor = ExecutionAdvisor(graph, costs, profile, codecs, by_format=self.sizes == "format")
+        codecs = contenders(context, advisor, sparse, codecs)
         executor = executor_of(context, sparse, costs, codecs, self.launch)
 
         def codec_ns(b: int, codec: str) -> int:
             block, encoding = graph.blocks[b], executor.encoding(b, codec)
-            if self.times == "true":
+            if self.times == "exact":
                 return costs.encode_ns(block, encoding) + costs.decode_ns(block, encoding)
             model = _time_model(context.node.gpu, codec, executor.settings[codec])
             return sum(model.predict_ns(codec, block.bytes, costs.sparsity(block) or 0.0))
 
-        profile = profile_of(context, swaps)
-        advisor = ExecutionAdvisor(graph, costs, profile, codecs, codec_ns, by_format=self.sizes == "format")
-        advice = [advisor.advise(swap) for swap in sparse]
+        advice = [replace(advisor, codecs=codecs, codec_ns=codec_ns).advise(swap) for swap in sparse]
         chosen = {found.block: found.codec for found in advice if found.codec is not None}
         return executor.program(graph, swaps, chosen, len(sparse))

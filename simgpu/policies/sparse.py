@@ -6,6 +6,7 @@ here: which of them should (each policy's own decision), or where vDNN swaps (`s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -19,7 +20,10 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.trace.ops import OpClass, op_class
 
-_MAKES_ZEROS = (OpClass.ACTIVATION, OpClass.POOLING)
+#: Operators whose results are the sparse tensors of CSWAP: ReLU, which PyTorch also calls threshold, and max pooling.
+_MAKES_ZEROS = re.compile(r"(?<!leaky_)(?<!p)relu|threshold|max_?pool|maxpool", re.IGNORECASE)
+#: Operators that only move values, so that the zeros of what they read are in what they make.
+_KEEPS_ZEROS = re.compile(r"(^|[^a-z])(cat|concat|stack|clone|contiguous|copy_?|flatten|reshape|view)([^a-z]|$)")
 
 
 def offloads(graph: TaskGraph, policy: str, *, convolutions_only: bool) -> tuple[tuple[Swap, ...], EncodingCosts]:
@@ -36,16 +40,28 @@ def offloads(graph: TaskGraph, policy: str, *, convolutions_only: bool) -> tuple
     return place(graph, convolutions_only=convolutions_only), graph.costs
 
 
-def carries_zeros(graph: TaskGraph, swap: Swap) -> bool:
-    """Whether what is swapped is the output of a ReLU or a pooling layer (CSWAP, section IV-A)."""
-    writers = [k for k in graph.uses[swap.block] if k <= swap.after and swap.block in graph.writes[k]]
-    return bool(writers) and op_class(graph.kernels[writers[-1]].op) in _MAKES_ZEROS
+def carries_zeros(graph: TaskGraph, b: int, before: int) -> bool:
+    """Whether a block holds, before a kernel, the output of ReLU or max pooling (CSWAP, section IV-A).
+
+    Also what dropout makes of one, and what moves such outputs together, such as the concatenation of a fire module.
+    """
+    writers = [k for k in graph.uses[b] if k < before and b in graph.writes[k]]
+    if not writers:
+        return False
+    op = graph.kernels[writers[-1]].op
+    if _MAKES_ZEROS.search(op) and op_class(op) in (OpClass.ACTIVATION, OpClass.POOLING):
+        return True
+    if op_class(op) is not OpClass.DROPOUT and not _KEEPS_ZEROS.search(op.lower()):
+        return False
+    return any(carries_zeros(graph, other, writers[-1]) for other in graph.reads[writers[-1]])
 
 
 def sparse_swaps(graph: TaskGraph, swaps: Iterable[Swap], costs: EncodingCosts) -> tuple[Swap, ...]:
-    """The swaps of outputs of ReLU and pooling layers whose sparsity the trace tells."""
+    """The swaps of what carries the zeros of ReLU and max pooling, where the trace tells how many."""
     return tuple(
-        swap for swap in swaps if carries_zeros(graph, swap) and costs.sparsity(graph.blocks[swap.block]) is not None
+        swap
+        for swap in swaps
+        if carries_zeros(graph, swap.block, swap.after + 1) and costs.sparsity(graph.blocks[swap.block]) is not None
     )
 
 
@@ -63,3 +79,9 @@ def encoded_offloading(
     travelling = tuple(replace(swap, form=form.get(swap.block), on_host=on_host) for swap in swaps)
     program = lower(changed, Placement(travelling, layer_barrier=True))
     return replace(program, transforms=transforms)
+
+
+def nothing_to_compress(graph: TaskGraph, swaps: Iterable[Swap], why: str) -> Program:
+    """vDNN's program as it is, with a note that says why nothing is compressed."""
+    program = encoded_offloading(graph, swaps, {})
+    return replace(program, notes=(*program.notes, f"nothing is compressed: {why}"))

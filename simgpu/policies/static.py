@@ -11,7 +11,7 @@ from typing import Literal
 
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.cswap import executor_of, known_codecs
-from simgpu.policies.sparse import offloads, sparse_swaps
+from simgpu.policies.sparse import nothing_to_compress, offloads, sparse_swaps
 from simgpu.program.instructions import Program
 
 
@@ -33,5 +33,7 @@ class Static(Policy):
         swaps, costs = offloads(graph, self.name, convolutions_only=True)
         sparse = sparse_swaps(graph, swaps, costs)
         codecs = known_codecs(graph, sparse, costs, ("zvc",))
+        if not codecs:
+            return nothing_to_compress(graph, swaps, "no sparse tensor's size in zvc is known")
         executor = executor_of(context, sparse, costs, codecs, self.launch)
         return executor.program(graph, swaps, dict.fromkeys((swap.block for swap in sparse), "zvc"), len(sparse))

@@ -5,7 +5,8 @@ is. That saves pinned memory and no time on the link, and the decoding stands on
 with it the layer step, waits for it. How fast the host's cores work together is the node's `host.codec_bandwidth`.
 
 Of the published system only the compression is here, as in CSWAP's comparison; its other two techniques do not depend
-on it. CSWAP ran it with 64 threads and on tensors with more than 60% zeros.
+on it. What a node's DMA engine has compressed already the host leaves alone. CSWAP ran it with 64 threads and on
+tensors with more than 60% zeros.
 """
 
 from __future__ import annotations
@@ -40,5 +41,6 @@ class VdnnPlusPlus(Policy):
             swap.block: Encoding(swap.block, "zvc", Encoder.HOST)
             for swap in sparse_swaps(graph, swaps, costs)
             if (costs.sparsity(graph.blocks[swap.block]) or 0.0) > self.threshold
+            and graph.copy_sizes[swap.block] == graph.blocks[swap.block].bytes
         }
         return encoded_offloading(graph, swaps, encodings, on_host=True)

@@ -54,3 +54,20 @@ def test_a_trace_without_epochs_is_refused(tmp_path: Path) -> None:
     done = simgpu("epochs", make_study(tmp_path))
     assert done.exit_code == 2
     assert "no epoch" in done.stderr
+
+
+def test_a_policy_that_runs_out_of_memory_leaves_the_others_their_means() -> None:
+    done = simgpu("epochs", *SHORT, *POLICIES, "--policy", "none", "-q", "--memory", "10300 MiB")
+    assert done.exit_code == 0
+    assert "static(launch=expert)" in done.stdout
+    assert "none, epoch 0" in done.stderr and "out of" in done.stderr
+
+
+def test_where_nothing_fits_it_ends_with_3() -> None:
+    done = simgpu("epochs", *SHORT, "--policy", "none", "-q", "--memory", "2 GiB")
+    assert done.exit_code == 3
+    assert "none, epoch 0" in done.stderr
+
+
+def test_what_is_fitted_is_said() -> None:
+    assert "fitted to figures 5 and 12" in " ".join(simgpu("epochs", *SHORT, *POLICIES, "-q").stdout.split())

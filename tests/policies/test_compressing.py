@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.codecs.costs import NodeCosts
-from simgpu.errors import InputError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import CdmaSpec, HostSpec, NodeSpec
@@ -20,6 +20,7 @@ from simgpu.simulation import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, Origin, SparsitySample, Trace
+from tests.policies.networks import Layer, network
 from tests.semantics.hand_made import GB, node
 
 VGG = "vgg16-b128-v100"
@@ -125,7 +126,7 @@ def test_static_pays_for_every_sparse_tensor() -> None:
 def test_the_advisor_compresses_what_equations_1_to_4_say() -> None:
     """Independently for each tensor of VGG-16, from the trace alone."""
     trace = load_trace(VGG)
-    result = simulate(trace, V100, "cswap", parameters={"launch": "expert", "times": "true", "codec": "zvc"}, epoch=9)
+    result = simulate(trace, V100, "cswap", parameters={"launch": "expert", "times": "exact", "codec": "zvc"}, epoch=9)
     costs = NodeCosts(trace, V100, 9)
     compressed = {n.removesuffix(":zvc") for n in _encoded(result)}
     graph_layers = _step_times(trace)
@@ -210,7 +211,7 @@ def test_cswap_is_never_slower_than_static_or_vdnn_and_the_oracle_bounds_it(net:
     """Under its own cost model: true codec times, no latency, sizes as the equations have them, one tensor a layer."""
     trace = with_convolutions(sparse_chain(net.forward, net.backward, net.sizes, net.zeros))
     on = v100(link)
-    own = {"launch": "expert", "times": "true", "codec": "zvc", "sizes": "format"}
+    own = {"launch": "expert", "times": "exact", "codec": "zvc", "sizes": "format"}
     cswap = simulate(trace, on, "cswap", parameters=own, iterations=2).iteration_ns
     static = simulate(trace, on, "static", parameters={"launch": "expert"}, iterations=2).iteration_ns
     vdnn = simulate(trace, on, "vdnn", parameters={"mode": "conv"}, iterations=2).iteration_ns
@@ -290,3 +291,102 @@ def test_a_result_says_that_the_node_compresses_its_copies() -> None:
 def test_a_result_says_that_sizes_are_modelled() -> None:
     rle = load_node("titan-x-maxwell-cdma", {"gpu.cdma.codec": "rle"})
     assert "sizes in rle are modelled from sparsity, not measured" in simulate(load_trace(VGG), rle).notes
+
+
+def test_ideal_copies_nothing_so_nothing_is_said_of_the_engine() -> None:
+    assert not any(
+        "DMA engine" in note for note in simulate(load_trace(VGG), load_node("titan-xp-cdma"), "ideal").notes
+    )
+
+
+# --- where the equations are not alone ------------------------------------------------------------------------
+
+
+def fire(zeros: float = 0.8, writer: str = "cat") -> Trace:
+    """Two ReLUs joined by an operator that only moves their values, then a convolution; a fire module in small."""
+    layers = (
+        Layer("expand1", "relu", ("x",), "a", 400_000_000, forward_ns=20_000_000),
+        Layer("expand3", "relu", ("x",), "b", 400_000_000, forward_ns=20_000_000),
+        Layer("join", writer, ("a", "b"), "c", 800_000_000, saved=(), forward_ns=5_000_000),
+        Layer("next", "conv2d", ("c",), "d", 8, forward_ns=20_000_000, backward_ns=20_000_000),
+        Layer("last", "conv2d", ("d",), "e", 8, forward_ns=20_000_000, backward_ns=20_000_000),
+        Layer("end", "linear", ("e",), "f", 8, forward_ns=20_000_000, backward_ns=20_000_000),
+    )
+    return replace(network(*layers), sparsity=tuple(SparsitySample(b, 0, zeros) for b in "abc"))
+
+
+@pytest.mark.parametrize(
+    ("writer", "is_sparse"),
+    [("cat", True), ("aten::native_dropout", True), ("add", False), ("gelu", False), ("avg_pool2d", False)],
+)
+def test_zeros_stay_with_what_only_moves_values(writer: str, is_sparse: bool) -> None:
+    result = simulate(fire(writer=writer), v100(), "static", parameters={"launch": "expert"})
+    assert ("c:zvc" in _encoded(result)) == is_sparse
+
+
+def test_on_a_node_that_compresses_copies_the_advisor_knows_what_they_cost() -> None:
+    trace, on = load_trace(VGG), load_node("titan-x-maxwell-cdma", {"gpu.memory": "64 GiB"})
+    own = {"launch": "expert", "times": "exact", "codec": "zvc", "sizes": "format"}
+    cswap = simulate(trace, on, "cswap", parameters=own)
+    assert cswap.iteration_ns <= simulate(trace, on, "vdnn", parameters={"mode": "conv"}).iteration_ns
+
+
+def test_where_the_profile_does_not_fit_the_recorded_times_stand_for_it() -> None:
+    trace, tight = load_trace(VGG), "10150 MiB"
+    with pytest.raises(OutOfMemoryError):
+        simulate(trace, V100, "vdnn", parameters={"mode": "conv"}, budget=tight)
+    parameters = {"launch": "expert", "times": "exact"}
+    assert simulate(trace, V100, "oracle", budget=tight).metrics.device_peak_bytes <= 10150 * 2**20
+    assert _encoded(simulate(trace, V100, "cswap", parameters=parameters)) >= {"conv1_1:zvc"}
+
+
+def test_measured_sizes_alone_are_enough() -> None:
+    told = layers(zeros=0.8)
+    alone = replace(told, sparsity=())
+    for policy in ("oracle", "static"):
+        parameters = {"launch": "expert"} if policy == "static" else {}
+        assert _encoded(simulate(alone, v100(), policy, parameters=parameters)) == {"x2:zvc", "x3:zvc", "x4:zvc"}
+
+
+def test_a_block_of_eight_byte_numbers_is_left_alone() -> None:
+    trace = layers(zeros=0.8)
+    blocks = tuple(replace(b, dtype="int64") if b.id == "x3" else b for b in trace.blocks)
+    rows = tuple(row for row in trace.compressibility if row.block != "x3")
+    assert _encoded(simulate(replace(trace, blocks=blocks, compressibility=rows), v100(), "oracle")) == {
+        "x2:zvc",
+        "x4:zvc",
+    }
+
+
+def test_a_codec_of_unknown_sizes_compresses_nothing_and_says_so() -> None:
+    trace = layers(zeros=0.8)
+    trace = replace(trace, info=replace(trace.info, origin=Origin.RECORDED), compressibility=())
+    result = simulate(trace, v100(), "cswap", parameters={"codec": "rle", "launch": "expert"})
+    assert "nothing is compressed: no sparse tensor's size in rle is known" in result.notes
+
+
+def test_tensors_of_one_layer_share_the_computation_beside_them() -> None:
+    """Four inputs of one convolution: apart each would seem to be hidden, together they are not."""
+    size, ns = 200_000_000, 20_000_000
+    makers = [Layer(f"relu{n}", "relu", ("x",), f"a{n}", size, forward_ns=ns, backward_ns=ns) for n in range(4)]
+    joined = Layer("conv", "conv2d", tuple(f"a{n}" for n in range(4)), "b", 8, forward_ns=ns, backward_ns=ns)
+    rest = [
+        Layer("conv2", "conv2d", ("b",), "c", 8, forward_ns=ns, backward_ns=ns),
+        Layer("fc", "linear", ("c",), "d", 8, forward_ns=ns, backward_ns=ns),
+    ]
+    trace = network(*makers, joined, *rest)
+    trace = replace(trace, sparsity=tuple(SparsitySample(f"a{n}", 0, 0.8) for n in range(4)))
+    own = {"launch": "expert", "times": "exact", "codec": "zvc", "sizes": "format"}
+    vdnn = simulate(trace, v100(), "vdnn", parameters={"mode": "conv"}).iteration_ns
+    static = simulate(trace, v100(), "static", parameters={"launch": "expert"}).iteration_ns
+    cswap = simulate(trace, v100(), "cswap", parameters=own).iteration_ns
+    oracle = simulate(trace, v100(), "oracle").iteration_ns
+    assert oracle <= cswap <= min(vdnn, static)
+    assert cswap < vdnn
+
+
+def test_out_of_pinned_memory_tells_what_is_really_held() -> None:
+    on = load_node("titan-x-maxwell-cdma", {"host.pinned_memory": "1 GB"})
+    with pytest.raises(OutOfMemoryError) as caught:
+        simulate(load_trace(VGG), on, "cdma")
+    assert sum(size for _, size in caught.value.holders) + caught.value.free == 10**9

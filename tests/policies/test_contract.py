@@ -44,7 +44,7 @@ class TestCswap(PolicyContract):
     parameter_sets = (
         {"launch": "grid_search"},
         {"launch": "expert", "codec": "csr"},
-        {"launch": "expert", "times": "true", "sizes": "format"},
+        {"launch": "expert", "times": "exact", "sizes": "format"},
     )
 
 
