@@ -14,11 +14,12 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
+from simgpu.analysis.labels import policy_label
 from simgpu.cli.choice import ScenarioChoice, choice_options
-from simgpu.cli.group import OUT_OF_MEMORY, show_error
+from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY, show_error
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.outputs import check_outputs, trainings_document, write_trainings
 from simgpu.experiments.training import Training, train
 from simgpu.policies.registry import make_policy
@@ -54,7 +55,7 @@ def epochs(
     """Run the policies of SCENARIO in every epoch of a training and show their means and decisions.
 
     One steady iteration stands for each epoch. Needs a trace that tells sparsity or compressed sizes by epoch. Ends
-    with 3 when every policy ran out of memory.
+    with 3 when every policy ran out of memory, with 2 when all were refused.
 
     \b
     simgpu epochs --trace vgg16-b128-v100 --node v100 --policy "vdnn: {mode: conv}" --policy cswap
@@ -71,7 +72,9 @@ def epochs(
             try:
                 trainings.append(_train(scenario, policy, numbers, iterations_per_epoch, say))
             except OutOfMemoryError as error:
-                failures.append(f"{', '.join(error.__notes__)}: {error}")
+                failures.append((f"{', '.join(error.__notes__)}: {error}", OUT_OF_MEMORY))
+            except (InputError, MissingExtraError) as error:
+                failures.append((f"{policy_label(make_policy(*policy))}: {error}", BAD_INPUT))
         if output is not None and trainings:
             say("writing the outputs")
             write_trainings(trainings, output, about=about)
@@ -81,10 +84,10 @@ def epochs(
         _show(scenario, trainings, numbers)
         if output is not None:
             click.echo(f"\nwritten to {output}")
-    for failure in failures:
+    for failure, _ in failures:
         show_error(failure)
     if not trainings:
-        sys.exit(OUT_OF_MEMORY)
+        sys.exit(max(code for _, code in failures))
 
 
 def _train(

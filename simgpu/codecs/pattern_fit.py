@@ -1,7 +1,7 @@
 """``python -m simgpu.codecs.pattern_fit MAPS.npz -o FILE``: fits the pattern to feature maps and writes its table.
 
 ``python -m simgpu.codecs.pattern_fit tests/codecs/data/feature_maps.npz -o simgpu/codecs/patterns.yaml`` writes the
-table that ships again, in some minutes; it needs SciPy (``pip install 'simgpu[calibrate]'``). With the versions that
+table that ships again, in some minutes; it needs SciPy (``simgpu with its extra 'calibrate'``). With the versions that
 the table names it is the same to the byte.
 
 Two numbers of the pattern (channels, length) are those with the least sum of squared residuals over the layers, codecs

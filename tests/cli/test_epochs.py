@@ -71,3 +71,14 @@ def test_where_nothing_fits_it_ends_with_3() -> None:
 
 def test_what_is_fitted_is_said() -> None:
     assert "fitted to figures 5 and 12" in " ".join(simgpu("epochs", *SHORT, *POLICIES, "-q").stdout.split())
+
+
+def test_a_policy_that_is_refused_leaves_the_others_their_means() -> None:
+    done = simgpu("epochs", *SHORT, *POLICIES, "--policy", "cdma", "-q")
+    assert done.exit_code == 0
+    assert "static(launch=expert)" in done.stdout
+    assert "cdma: " in done.stderr and "no compressing DMA engine" in done.stderr
+
+
+def test_where_all_are_refused_it_ends_with_2() -> None:
+    assert simgpu("epochs", *SHORT, "--policy", "cdma", "-q").exit_code == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 import torch
 from torch import nn

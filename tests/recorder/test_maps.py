@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ CODECS = ("zvc", "rle", "zlib")
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
     """The network on real digits, trained for two epochs, small enough that six digits tell shares of zeros exactly."""
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'simgpu[record]'")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: simgpu with its extra 'record'")
     maps = tmp_path_factory.mktemp("digits") / "maps"
     measure = sizes_in(CODECS)
     return record("digits-cnn", batch=8, repetitions=1, epochs=2, measure=measure, save_maps=maps), maps

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 import torch
 from torch.profiler import ProfilerActivity, profile

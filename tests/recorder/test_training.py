@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 import torch
 from torch import nn
@@ -201,6 +201,6 @@ def test_the_digits_need_scikit_learn_and_are_so_many(monkeypatch: pytest.Monkey
         )
         with pytest.raises(MissingExtraError, match=r"needs scikit-learn.*simgpu with its extra 'record'"):
             record("digits-cnn", batch=4)
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'simgpu[record]'")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: simgpu with its extra 'record'")
     with pytest.raises(InputError, match="1798 is more than the 1797 digits there are"):
         record("digits-cnn", batch=1798)

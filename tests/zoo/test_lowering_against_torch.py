@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'simgpu[record]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import BlockKind, Phase, Trace

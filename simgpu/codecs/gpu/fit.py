@@ -2,7 +2,7 @@
 
 Lives here: what is fitted, what is chosen, and the words for both. Does not live here: the formula (`response`) or the
 published figures (`paper`). ``python -m simgpu.codecs.gpu.fit -o simgpu/codecs/gpu/response.yaml`` writes the file that
-comes with simgpu again and prints the figures beside it; it needs SciPy (``pip install 'simgpu[calibrate]'``).
+comes with simgpu again and prints the figures beside it; it needs SciPy (``simgpu with its extra 'calibrate'``).
 
 Five coefficients of the V100 are free, and six numbers are fitted: the four times of figure 12, and the two ratios of
 figure 5. That they come out nearly right says little, then; what can be judged is whether the coefficients make sense.
