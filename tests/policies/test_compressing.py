@@ -16,6 +16,7 @@ from simgpu.hardware.spec import CdmaSpec, HostSpec, NodeSpec
 from simgpu.policies.cswap import swapping_cost_ns
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.load import load_trace
+from simgpu.shipped import shipped_names
 from simgpu.simulation import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
@@ -222,11 +223,17 @@ def test_cswap_is_never_slower_than_static_or_vdnn_and_the_oracle_bounds_it(net:
     assert oracle <= cswap + tolerance
 
 
+SPARSE = [name for name in shipped_names("traces") if load_trace(name).sparsity]
+
+
 @pytest.mark.parametrize("epoch", [0, 10, 48])
-def test_the_oracle_bounds_cswap_on_what_ships(epoch: int) -> None:
-    trace = load_trace(VGG)
-    cswap = simulate(trace, V100, "cswap", parameters={"launch": "grid_search"}, epoch=epoch)
-    assert simulate(trace, V100, "oracle", epoch=epoch).iteration_ns <= cswap.iteration_ns
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_oracle_bounds_cswap_on_what_ships(name: str, epoch: int) -> None:
+    trace = load_trace(name)
+    oracle = simulate(trace, V100, "oracle", epoch=epoch).iteration_ns
+    for policy in ("cswap", "static"):
+        bound = simulate(trace, V100, policy, parameters={"launch": "grid_search"}, epoch=epoch)
+        assert oracle <= bound.iteration_ns
 
 
 def test_the_oracle_takes_no_time_for_its_codecs() -> None:

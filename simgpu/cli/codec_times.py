@@ -1,0 +1,58 @@
+"""``simgpu codec times``: how well regressions predict a codec's times.
+
+Does not live here: the comparison (`simgpu.codecs.gpu.compare`).
+"""
+
+from __future__ import annotations
+
+import click
+
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.codecs.gpu.compare import COUNT, compare_models, mean_errors
+from simgpu.codecs.gpu.response import response_of
+from simgpu.codecs.gpu.samples import NOISE
+from simgpu.codecs.gpu.timemodel import PIECES
+from simgpu.hardware.nodes import load_node
+
+_NAMES = {
+    "linear": "linear, by ranges of sparsity",
+    "linear_whole": "linear, one for all",
+    "bayesian_ridge": "Bayesian ridge",
+    "svm": "support vector machine",
+    "decision_tree": "decision tree",
+}
+
+
+@click.command("times")
+@click.option("--node", default="v100", show_default=True, metavar="NAME", help="A node, whose GPU it is.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the samples.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def times(node: str, seed: int, quiet: bool) -> None:
+    """Compare regressions that predict the time of encoding and decoding, on samples that they did not see.
+
+    Errors are relative absolute ones, means over all codecs and both directions (CSWAP, section V-C and figure 10).
+
+    \b
+    simgpu codec times
+    simgpu codec times --node 2080ti --seed 1
+    """
+    surface = response_of(load_node(node).gpu)
+    with progress(quiet) as say:
+        say("training")
+        errors = compare_models(surface, seed=seed)
+    rows = [(_NAMES[model], f"{near:.1%}", f"{wide:.1%}") for model, (near, wide) in mean_errors(errors).items()]
+    noise = f"{COUNT} to train and {COUNT} for each test, 20 to 2000 MB, with {NOISE:.0%} noise (assumed)"
+    screen = Screen()
+    screen.print(
+        facts(
+            [
+                ("GPU", surface.gpu),
+                ("codecs", ", ".join(surface.codecs)),
+                ("times", surface.told),
+                ("samples", noise),
+                ("ranges", f"{PIECES}, from 20% to 80% zeros"),
+            ]
+        )
+    )
+    screen.print()
+    screen.print(table(("regression", "20-80% zeros", "20-90% zeros"), rows))

@@ -1,0 +1,79 @@
+"""``simgpu codec tune``: launch settings of a codec on a GPU, found in four ways.
+
+Does not live here: the ways (`simgpu.codecs.gpu.tuner`).
+"""
+
+from __future__ import annotations
+
+import click
+
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.codecs.gpu.paper import FIGURE_12
+from simgpu.codecs.gpu.response import response_of
+from simgpu.codecs.gpu.tensors import SparseTensor
+from simgpu.codecs.gpu.tuner import LaunchTuner, expert_setting
+from simgpu.codecs.registry import codec_class
+from simgpu.hardware.nodes import load_node
+from simgpu.scenario.load import load_trace
+from simgpu.trace.epochs import sparsity_at
+from simgpu.trace.model import BlockKind
+from simgpu.units import format_bytes, format_time
+
+_NAMES = {"random": "at random", "expert": "expert", "bayesian": "Bayesian search", "grid_search": "all tried"}
+
+
+@click.command("tune")
+@click.option("--node", default="v100", show_default=True, metavar="NAME", help="A node, whose GPU it is.")
+@click.option("--codec", default="zvc", show_default=True, metavar="NAME", help="zvc, csr, rle or lz4.")
+@click.option("--trace", metavar="NAME", help="Its sparse feature maps. Without: VGG-16's, as in CSWAP's figure 12.")
+@click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Of that trace.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of both draws.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet: bool) -> None:
+    """Find grid and block size of a codec's kernels: at random, by an expert's rule, by search, and by trying all.
+
+    Times are those of encoding and decoding every tensor once (CSWAP, section IV-D and figure 12).
+
+    \b
+    simgpu codec tune
+    simgpu codec tune --node 2080ti --trace vgg16-b128-v100 --epoch 20
+    """
+    codec_class(codec)
+    gpu = load_node(node).gpu
+    tensors = FIGURE_12 if trace is None else _tensors(trace, epoch)
+    tuner = LaunchTuner(response_of(gpu), codec, tensors)
+    with progress(quiet) as say:
+        say("searching")
+        found = (tuner.random(seed), tuner.expert(gpu), tuner.bayesian(seed), tuner.grid_search())
+    best = found[-1].total_ns
+    rows = [
+        (
+            _NAMES[way.method],
+            str(way.setting),
+            format_time(way.total_ns),
+            f"{way.total_ns / best:.2f}x" if best else "-",
+            str(way.evaluations or "-"),
+        )
+        for way in found
+    ]
+    size = sum(tensor.bytes for tensor in tensors)
+    screen = Screen()
+    screen.print(
+        facts(
+            [
+                ("GPU", gpu.name),
+                ("tensors", f"{len(tensors)}, {format_bytes(size)}"),
+                ("times", tuner.surface.told),
+                ("expert", f"{expert_setting(gpu)}: blocks of 128 threads, all threads at once"),
+            ]
+        )
+    )
+    screen.print()
+    screen.print(table(("way", "(grid, block)", codec, "over best", "settings tried"), rows))
+
+
+def _tensors(trace: str, epoch: int) -> tuple[SparseTensor, ...]:
+    loaded = load_trace(trace)
+    zeros = sparsity_at(loaded, epoch)
+    maps = [block for block in loaded.blocks if block.kind is BlockKind.FEATURE_MAP and zeros.get(block.id)]
+    return tuple(SparseTensor(block.bytes, zeros[block.id]) for block in maps)

@@ -1,0 +1,52 @@
+"""``simgpu codec tune`` and ``simgpu codec times``: CSWAP's figures 12 and 10 on the screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.cli_helpers import simgpu
+
+
+def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
+    done = simgpu("codec", "tune", "-q")
+    assert done.exit_code == 0, done.stderr
+    ways = [line for line in done.stdout.splitlines() if line.endswith(("-", "35", "8192"))]
+    assert [line.split("  ")[0] for line in ways] == ["at random", "expert", "Bayesian search", "all tried"]
+    over = [float(line.rsplit("x", 1)[0].split()[-1]) for line in ways]
+    assert over[-1] == 1.0 == min(over)
+    assert "fitted to figures 5 and 12" in " ".join(done.stdout.split())
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_the_sparse_feature_maps_of_a_trace() -> None:
+    done = simgpu("codec", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
+    assert done.exit_code == 0, done.stderr
+    assert "scaled from the fitted GPU" in " ".join(done.stdout.split())
+
+
+def test_regressions_beside_each_other() -> None:
+    done = simgpu("codec", "times", "-q")
+    assert done.exit_code == 0, done.stderr
+    errors = {
+        line[:30].strip(): float(line.split("%")[-2].split()[-1])
+        for line in done.stdout.splitlines()
+        if line.endswith("%")
+    }
+    assert min(errors, key=lambda name: errors[name]) == "linear, by ranges of sparsity"
+    assert len(errors) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--codec", "zvx"], "did you mean 'zvc'"),
+        (["--codec", "zlib"], "no times on a GPU are known"),
+        (["--node", "v1oo"], "did you mean 'v100'"),
+        (["--trace", "nowhere"], "nowhere"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_mistakes_end_in_a_message(arguments: list[str], word: str) -> None:
+    done = simgpu("codec", "tune", *arguments)
+    assert done.exit_code == 2
+    assert word in done.stderr
