@@ -3,7 +3,8 @@
 cDMA (HPCA 2018), sections V and VI. The engine reads a block uncompressed and sends it compressed, so its copies move
 fewer bytes over the link and may be held up by what they read: at most what the engine, its buffer and its policy
 allow, and what running kernels leave of the DRAM's bandwidth. Kernels are not slowed. A copy back is the same the
-other way.
+other way. A block's compression windows are taken together, by their sizes in sum, as section VI does with a layer's
+ratio: windows that compress well and badly lie side by side, and the buffer evens them out.
 
 Lives here: the rate, the demand of kernels, and the bytes that blocks take on the link. Does not live here: links and
 engines (`simgpu.machine.engines`), or how small blocks become (`simgpu.codecs`).
