@@ -27,6 +27,7 @@ from simgpu.program.instructions import CopyOut, Program
 from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
 from simgpu.trace.check import check_trace
+from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Phase, Trace, TraceInfo
 from simgpu.units import format_bytes, format_time, parse_bytes
 
@@ -282,6 +283,14 @@ class _Shared:
     pool: str | None
     epoch: int
 
+    def _on_epoch(self) -> list[str]:
+        """Where the trace tells nothing of the epoch itself."""
+        known = epochs_of(self.trace)
+        if not known or known[0] <= self.epoch <= known[-1]:
+            return []
+        nearest = known[0] if self.epoch < known[0] else known[-1]
+        return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {self.epoch}"]
+
     def _on_compression(self, program: Program) -> list[str]:
         """What copies are compressed without the policy's doing, and which sizes nobody measured."""
         notes, cdma = [], self.node.gpu.cdma
@@ -310,7 +319,7 @@ class _Shared:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
-        notes = (*notes, *self._on_compression(program))
+        notes = (*notes, *self._on_epoch(), *self._on_compression(program))
         if self.node.gpus > 1:
             notes = (*notes, f"one of the node's {self.node.gpus} GPUs runs, with a link of its own")
         alignment = self.node.gpu.alignment

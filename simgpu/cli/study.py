@@ -13,7 +13,7 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.group import OUT_OF_MEMORY
+from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_settings
 from simgpu.experiments.study import StudyResult, run_study
@@ -43,8 +43,8 @@ from simgpu.scenario.load_study import load_study
 def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
 
-    Its cells are throughput over a baseline; where a run is out of memory they say so. Ends with 3 when every run
-    with limited memory was out of it.
+    Its cells are throughput over a baseline; where a run is out of memory or its policy refuses the network, they
+    say so. Ends with 3 when every run with limited memory was out of it, with 2 when every such run was refused.
 
     \b
     simgpu study cswap-6a
@@ -59,10 +59,10 @@ def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> 
     else:
         show_study(Screen(), result)
     for (trace, run), cell in result.cells.items():
-        if cell.out_of_memory:
-            click.echo(f"\n{trace}, {run}: {cell.out_of_memory}", err=True)
+        if failure := cell.out_of_memory or cell.refused:
+            click.echo(f"\n{trace}, {run}: {failure}", err=True)
     if result.nothing_fitted:
-        sys.exit(OUT_OF_MEMORY)
+        sys.exit(OUT_OF_MEMORY if any(cell.out_of_memory for cell in result.cells.values()) else BAD_INPUT)
 
 
 def show_study(screen: Screen, result: StudyResult) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,13 +87,13 @@ def write_outputs(
     folder = folder.absolute()
     check_outputs(folder, timeline)
     with whole_folder(folder, _not_ours) as part:
-        for run in comparison:
+        for run, name in zip(comparison, _folders(run.label for run in comparison), strict=True):
             if run.result is not None:
-                home = part / folder_name(run.label)
+                home = part / name
                 home.mkdir()
                 for form in timeline:
-                    name, write = _TIMELINES[form]
-                    write(run.result, home / name)
+                    file, write = _TIMELINES[form]
+                    write(run.result, home / file)
                 for plot in plots:
                     _write_plot(run.result, plot, home / f"{plot}.{image}")
         report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
@@ -102,13 +102,13 @@ def write_outputs(
 
 def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:
     """Writes trainings as one folder, whole or not at all, as `write_outputs` does."""
+    from simgpu.analysis.plots import save_figure
+
     folder = folder.absolute()
     check_outputs(folder, ())
     with whole_folder(folder, _not_ours) as part:
-        for training in trainings:
-            from simgpu.analysis.plots import save_figure
-
-            home = part / folder_name(training.label)
+        for training, name in zip(trainings, _folders(training.label for training in trainings), strict=True):
+            home = part / name
             home.mkdir()
             training.frame().to_csv(home / "epochs.csv", lineterminator="\n")
             save_figure(training.plot(), home / "decisions.png")
@@ -129,10 +129,21 @@ def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[st
 def folder_name(label: str) -> str:
     """A policy's label as a name of a folder on any system.
 
-    >>> folder_name("vdnn(mode=conv)")
-    'vdnn-mode-conv'
+    >>> folder_name("vdnn(mode=conv)"), folder_name("vdnn++")
+    ('vdnn-mode-conv', 'vdnn-plus-plus')
     """
-    return re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", label.replace("+", "-plus")).strip("-.")
+
+
+def _folders(labels: Iterable[str]) -> list[str]:
+    """A folder name for each label, told apart by a number where they would be the same."""
+    names: list[str] = []
+    for label in labels:
+        name, number = folder_name(label), 2
+        while name in names:
+            name, number = f"{folder_name(label)}-{number}", number + 1
+        names.append(name)
+    return names
 
 
 def _write_plot(result: Result, word: PlotKind, path: Path) -> None:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.training import train
 from simgpu.policies.registry import make_policy
 
@@ -31,9 +31,10 @@ _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min
 class Cell:
     """One trace under one run.
 
-    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory, of which
-    out_of_memory tells. iteration_ns: of each epoch. compressed: blocks that leave compressed, of each epoch. steady:
-    whether the last two iterations were equal in every epoch. limited: whether memory has an end.
+    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy
+    refused the trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks
+    that leave compressed, of each epoch. steady: whether the last two iterations were equal in every epoch.
+    limited: whether memory has an end.
     """
 
     samples_per_s: float | None
@@ -42,6 +43,7 @@ class Cell:
     steady: bool | None = None
     limited: bool = True
     out_of_memory: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +159,8 @@ class StudyResult:
 def run_study(study: Study, *, progress: Callable[[str], None] | None = None) -> StudyResult:
     """Every run of a study on every trace.
 
-    A run that is out of memory on a trace leaves that cell without a number. progress: called with a line before each
-    trace.
-    Raises `InputError` for a trace that lacks what a policy needs.
+    A run that is out of memory on a trace, or whose policy refuses it, leaves that cell without a number. progress:
+    called with a line before each trace.
 
     >>> from simgpu.scenario.load_study import load_study
     >>> result = run_study(load_study("cswap-6a", {"epochs": [48]}))
@@ -189,6 +190,8 @@ def _cell(study: Study, trace: Trace, run: StudyRun) -> Cell:
         )
     except OutOfMemoryError as error:
         return Cell(None, out_of_memory=str(error))
+    except (InputError, MissingExtraError) as error:
+        return Cell(None, refused=str(error))
     results = [epoch.result for epoch in training.epochs]
     steady = [result.steady for result in results]
     return Cell(

@@ -14,7 +14,7 @@ from simgpu.analysis.tables import facts_text, table_text
 if TYPE_CHECKING:
     from simgpu.experiments.study import Beside, StudyResult
 
-NO_MEMORY = "no memory"
+NO_MEMORY, REFUSED = "no memory", "refused"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
 MEAN = "mean"
 _ABSENT = "-"
@@ -45,7 +45,7 @@ def ratio_rows(result: StudyResult, over: str) -> list[tuple[str, ...]]:
 def ratio_notes(result: StudyResult) -> list[str]:
     """What to know before reading the table."""
     fits = all(cell.samples_per_s is not None for cell in result.cells.values())
-    told = ["mean: arithmetic, of the ratios above" + ("" if fits else "; of the networks on which both runs fit")]
+    told = ["mean: arithmetic, of the ratios above" + ("" if fits else "; of the networks on which both ran")]
     if any(cell.steady is False for cell in result.cells.values()):
         told.append("* unsteady: the last two iterations still differ; run more of them")
     return told
@@ -81,7 +81,7 @@ def _parts(result: StudyResult) -> Iterator[str]:
 def _cell(result: StudyResult, trace: str, run: str, over: str) -> str:
     cell = result.cells[trace, run]
     if cell.samples_per_s is None:
-        return NO_MEMORY
+        return REFUSED if cell.refused else NO_MEMORY
     ratio = result.ratio(trace, run, over)
     return (_ABSENT if ratio is None else f"{ratio:.3f}") + (_UNSTEADY if cell.steady is False else "")
 

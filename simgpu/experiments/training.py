@@ -6,6 +6,7 @@ answer, and the map of decisions. Does not live here: one iteration (`simgpu.sim
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,9 +65,9 @@ class Training:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the policy and the runs have to say, each once; how many blocks are compressed is in `counts`."""
-        said = [note for epoch in self.epochs for note in epoch.result.notes]
-        return tuple(dict.fromkeys(note for note in said if "sparse tensors are compressed" not in note))
+        """What the policy and the runs have to say, each once; of what changes with the epochs the last."""
+        last = {re.sub(r"\d+", "", note): note for epoch in self.epochs for note in epoch.result.notes}
+        return tuple(last.values())
 
     @cached_property
     def decisions(self) -> dict[str, tuple[str | None, ...]]:

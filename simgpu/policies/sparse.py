@@ -35,7 +35,7 @@ def offloads(graph: TaskGraph, policy: str, *, convolutions_only: bool) -> tuple
     require_one_stream(graph, policy)
     if graph.costs is None:
         what = f"the trace tells no sparsity and no compressed sizes, which {policy} goes by"
-        remedy = "record it with --epochs, or model it with simgpu zoo build"
+        remedy = "record it with --epochs, or model it with epochs (simgpu zoo build --epochs, epochs: in a scenario)"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "sparsity", what, remedy)
     return place(graph, convolutions_only=convolutions_only), graph.costs
 

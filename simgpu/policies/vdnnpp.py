@@ -11,7 +11,7 @@ tensors with more than 60% zeros.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
@@ -37,10 +37,13 @@ class VdnnPlusPlus(Policy):
             raise InputError.single("", "parameters.threshold", what, "give a number from 0 to 1")
         graph = context.graph
         swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        sparse = sparse_swaps(graph, swaps, costs)
         encodings = {
             swap.block: Encoding(swap.block, "zvc", Encoder.HOST)
-            for swap in sparse_swaps(graph, swaps, costs)
+            for swap in sparse
             if (costs.sparsity(graph.blocks[swap.block]) or 0.0) > self.threshold
             and graph.copy_sizes[swap.block] == graph.blocks[swap.block].bytes
         }
-        return encoded_offloading(graph, swaps, encodings, on_host=True)
+        program = encoded_offloading(graph, swaps, encodings, on_host=True)
+        told = f"the host compresses {len(encodings)} of {len(sparse)} sparse tensors: above {self.threshold:.0%} zeros"
+        return replace(program, notes=(*program.notes, told))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
@@ -57,6 +57,12 @@ class PublishedSection(FileModel):
     )
     source: Text = Field(description="section, figure or table")
     note: str = Field(default="", description="what to know before believing it")
+
+    @model_validator(mode="after")
+    def _is_a_share(self) -> PublishedSection:
+        if self.measure == "time_saved" and self.value >= 1:
+            raise ValueError(f"value {self.value:g} is no share of a time: write 20% as 0.2")
+        return self
 
 
 class StudyFile(FileModel):

@@ -82,7 +82,7 @@ def test_an_engine_never_slows_and_nothing_is_faster_than_hidden_transfers(name:
     result = ends(name)
     for trace in result.study.traces:
         for run in ("RL", "ZV", "ZL", "BW"):
-            for slow, fast in (("vDNN", run), (run, "oracle")):
+            for slow, fast in (("vDNN", run), (run, "ideal")):
                 ratio = result.ratio(trace, fast, slow)
                 assert ratio is not None
                 assert ratio >= 1
@@ -120,7 +120,7 @@ def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> No
     for name, claim in zip(CDMA, ("cdma.gain.maxwell", "cdma.gain.pascal"), strict=True):
         gains = [stated(name, "ZV", "vDNN", of) for of in ("mean", "max")]
         assert gains == pytest.approx([1 + gain for gain in claims[claim]])
-        left = [stated(name, "vDNN", "oracle", of) for of in ("mean", "min")]
+        left = [stated(name, "vDNN", "ideal", of) for of in ("mean", "min")]
         assert left == pytest.approx([1 - loss for loss in claims["cdma.vdnn.loss"]])
         zlib = [stated(name, "ZL", "ZV", of) for of in ("mean", "GoogLeNet")]
         assert zlib == pytest.approx([1 + gain for gain in claims["cdma.gain.zlib"]])

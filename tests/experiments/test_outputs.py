@@ -10,7 +10,7 @@ import pytest
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments import outputs
 from simgpu.experiments.compare import Comparison, compare
-from simgpu.experiments.outputs import check_outputs, write_outputs
+from simgpu.experiments.outputs import check_outputs, folder_name, write_outputs
 from tests.experiments.test_compare import ROOMY, TIGHT, TRACE
 
 
@@ -103,3 +103,7 @@ def test_parquet_without_pyarrow_is_told_before_the_run(tmp_path: Path, monkeypa
     with pytest.raises(MissingExtraError, match="simgpu with its extra 'parquet'"):
         check_outputs(tmp_path / "out", ["parquet"])
     check_outputs(tmp_path / "out", ["csv"])
+
+
+def test_policies_whose_names_differ_in_signs_alone_have_folders_of_their_own() -> None:
+    assert len({folder_name(label) for label in ("vdnn", "vdnn++", "vdnn+", "vdnn(mode=conv)")}) == 4

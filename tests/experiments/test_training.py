@@ -91,3 +91,15 @@ def test_a_trace_without_epochs_is_refused() -> None:
 def test_an_epoch_has_iterations() -> None:
     with pytest.raises(InputError, match="iterations_per_epoch"):
         train(TRACE, NODE, "vdnn", epochs=[0], iterations_per_epoch=0)
+
+
+def test_an_epoch_beyond_the_trace_is_told() -> None:
+    (epoch,) = train(TRACE, NODE, "oracle", epochs=[60]).epochs
+    assert "the trace tells of epochs 0 to 49: epoch 49 stands for 60" in epoch.result.notes
+
+
+def test_of_what_changes_with_the_epochs_the_last_is_told() -> None:
+    notes = train(TRACE, NODE, "vdnn++", epochs=[0, 40]).notes
+    (last,) = train(TRACE, NODE, "vdnn++", epochs=[40]).counts
+    told = [note for note in notes if "the host compresses" in note]
+    assert told == [f"the host compresses {last} of 12 sparse tensors: above 60% zeros"]
