@@ -244,9 +244,10 @@ def test_the_report_on_disk_is_the_one_on_stdout_and_the_same_every_time(study: 
 
 
 def test_ctrl_c_ends_with_130(study: Path) -> None:
+    # Jobs in the background inherit that the signal is ignored, so the child takes it up anew.
     code = (
         "import os, signal; from simgpu.cli import main; import simgpu.cli.choice as choice\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # jobs in the background inherit that it is ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "choice.load_scenario = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
         f"main(['run', {str(study)!r}], prog_name='simgpu')"
     )
