@@ -19,6 +19,8 @@ COMPUTE = StreamId(0, "compute")
 D2H = StreamId(0, "d2h")
 H2D = StreamId(0, "h2d")
 HOST = StreamId(0, "host")
+#: The one stream for copies both ways that some policies use in place of the two above.
+DATA = StreamId(0, "data")
 
 
 class Space(StrEnum):
@@ -69,9 +71,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Provide:
-    """The host puts a block's initial value into its device memory at no cost (the next batch, a constant)."""
+    """The host puts a block's initial value into memory that it holds, at no cost (the next batch, a constant)."""
 
     blocks: tuple[int, ...]
+    space: Space = Space.DEVICE
 
 
 @dataclass(frozen=True, slots=True)

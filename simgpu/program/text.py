@@ -82,8 +82,8 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
             return f"acquire{_of(space)} {_blocks(blocks, graph)}{places}"
         case Release(blocks, space):
             return f"release{_of(space)} {_blocks(blocks, graph)}"
-        case Provide(blocks):
-            return f"provide {_blocks(blocks, graph)}"
+        case Provide(blocks, space):
+            return f"provide{_of(space)} {_blocks(blocks, graph)}"
         case Encode(b, into, space):
             return f"encode{_of(space)} {graph.blocks[b].id} into {graph.blocks[into].id}"
         case Decode(b, source, space):
@@ -159,7 +159,7 @@ def _segment(segment: Mapping[str, Any]) -> Segment:
 def _read(value: list[Any]) -> Any:
     kind = _KINDS[value[0]]
     values = [_tuples(part) for part in value[1:]]
-    if kind in (Acquire, Release):
+    if kind in (Acquire, Release, Provide):
         values[1] = Space(values[1])
     elif kind in (Encode, Decode):
         values[2] = Space(values[2])

@@ -340,15 +340,16 @@ class _Walk:
             memory.back_by[b], memory.back_at[b] = me, clock[me]
 
     def _provide(self, instruction: Provide, me: int, clock: list[int]) -> None:
+        memory = self._space(instruction.space)
         for b in instruction.blocks:
             block = self.graph.blocks[b]
             if not block.persistent and block.born is None:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
-            self._hold(self.device, b, me, clock)
-            self._quiet(self.device, b, me, clock, "provided")
+            self._hold(memory, b, me, clock)
+            self._quiet(memory, b, me, clock, "provided")
             # A given value is one more write, which the trace counts as version 0.
             self.written[b] += 1
-            self._set(self.device, b, self.written[b] - self.earlier[b], me, clock)
+            self._set(memory, b, self.written[b] - self.earlier[b], me, clock)
 
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
         b = instruction.block

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 #: What streams are for, in the order in which they come.
-ROLES = ("compute", "d2h", "h2d", "host")
+ROLES = ("compute", "data", "d2h", "h2d", "host")
 
 _NAME = re.compile(r"(?:gpu(\d+)\.)?([a-z0-9]*[a-z])(\d*)")
 
@@ -43,7 +43,7 @@ class StreamId(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, str, int]:
-        """Sort key: by GPU, then compute before copy-out before copy-in before host before the rest, then number."""
+        """Sort key: by GPU, then compute, copies both ways, copy-out, copy-in, host, the rest, then number."""
         place = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
         return self.gpu, place, self.role, self.number
 
