@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithEncodings
+from simgpu.graph.transforms import WithEncodings, transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.policies.base import PlanContext, Policy
@@ -207,9 +207,13 @@ def simulate(
 def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
 
-    It is what a policy plans on, and a program is verified against.
+    It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
+    model of the node's GPU.
     """
-    graph = TaskGraph.of(trace)
+    graph = replace(
+        TaskGraph.of(trace),
+        rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, node.gpu), node, epoch)),
+    )
     if not trace.sparsity and not trace.compressibility:
         return graph
     costs = NodeCosts(trace, node, epoch)
@@ -345,7 +349,7 @@ class _Shared:
             program=program,
             timeline=run.timeline,
             label=policy_label(self.policy),
-            phases={kernel.id: kernel.phase for kernel in self.trace.kernels},
+            phases={kernel.id: kernel.phase for kernel in transformed(self.graph, program.transforms).kernels},
             notes=notes,
             epoch=self.epoch,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +34,14 @@ class Gap(NamedTuple):
     before: int
 
 
+class Round(NamedTuple):
+    """Kernels from `first` up to `stop` that run together `repeat` times before the next round begins."""
+
+    first: int
+    stop: int
+    repeat: int
+
+
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """One iteration as tasks. Everything is indexed by position: kernel k, block b.
@@ -44,7 +52,8 @@ class TaskGraph:
     moves over the link and the host holds. They may differ from the recorded values, by transforms and by what the
     hardware does; the rest of what was recorded is in `kernels` and `blocks`.
     costs: what encoding blocks costs on the node, None where nobody said. encoded[b]: of which block b is an encoded
-    form, and the times to make and to undo it.
+    form, and the times to make and to undo it. rounds: which kernels repeat, in order; one round of all of them where
+    the batch is not split. rescaled: tells the tasks at another batch size on the node, None where nobody said.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -65,6 +74,8 @@ class TaskGraph:
     last_version: tuple[int, ...]
     costs: EncodingCosts | None = None
     encoded: Mapping[int, EncodedForm] = field(default_factory=dict)
+    rounds: tuple[Round, ...] = ()
+    rescaled: Callable[[int], TaskGraph] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, trace: Trace) -> TaskGraph:
@@ -96,7 +107,16 @@ class TaskGraph:
             write_versions=tuple(write_versions),
             uses=tuple(map(tuple, uses)),
             last_version=tuple(version),
+            rounds=(Round(0, len(trace.kernels), 1),),
         )
+
+    def at_batch(self, batch: int) -> TaskGraph:
+        """The same tasks with another number of samples. Raises `InputError` where that cannot be told."""
+        if batch == self.trace.info.batch:
+            return self
+        if self.rescaled is not None:
+            return self.rescaled(batch)
+        return TaskGraph.of(self.trace.at_batch(batch))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -234,16 +254,19 @@ class TaskGraph:
         """Iteration time with unlimited memory and no transfers, nanoseconds.
 
         On one compute stream the sum of the durations; on several, every kernel starts as soon as its stream is
-        free and its predecessors have ended.
+        free and its predecessors have ended. A round begins when the one before has ended.
         """
         if len(self.compute_streams) <= 1:
-            return sum(self.durations)
-        ends = [0] * len(self.durations)
+            return sum(part.repeat * sum(self.durations[part.first : part.stop]) for part in self.rounds)
+        return sum(part.repeat * self._makespan(part) for part in self.rounds)
+
+    def _makespan(self, part: Round) -> int:
+        ends: dict[int, int] = {}
         free = dict.fromkeys(self.compute_streams, 0)
-        for k, before in enumerate(self.predecessors):
-            start = max([free[self.streams[k]], *(ends[p] for p in before)])
+        for k in range(part.first, part.stop):
+            start = max([free[self.streams[k]], *(ends.get(p, 0) for p in self.predecessors[k])])
             ends[k] = free[self.streams[k]] = start + self.durations[k]
-        return max(ends, default=0)
+        return max(ends.values(), default=0)
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The dependencies as a networkx graph over kernel ids; nodes carry op, phase, duration_ns and layer."""

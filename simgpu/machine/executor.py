@@ -6,7 +6,7 @@ Lives here: what happens at one instant and in which order. Does not live here: 
 
 Only work takes time, and only work is an event of SimPy: a stream that runs a kernel or a copy has one timer under way,
 a stream that waits has none. When the last timer of an instant has fired, the instant is settled: completions, then
-releases, then signals, then acquires, then starts; within each by GPU, compute before data before d2h before h2d before host.
+releases, then signals, then acquires, then starts; within each by GPU, then compute, data, d2h, h2d, host.
 Nothing depends on the order in which SimPy happens to fire timers of one instant.
 
 This is the loop that a simulation spends its time in. It therefore keeps to plain attributes, and notes what happened

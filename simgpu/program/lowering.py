@@ -8,11 +8,11 @@ order between several compute streams (`simgpu.program.streams`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, ProgramError
-from simgpu.graph.taskgraph import BEFORE, TaskGraph
+from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
 from simgpu.program.instructions import (
     COMPUTE,
     HOST,
@@ -37,8 +37,8 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
 
     A block takes memory just before the kernel that first writes it and gives it back after its last use, or, with
     `recorded_lifetimes`, where the recorded framework let go of it (a note says where that was not recorded).
-    Persistent blocks that are let go in mid-iteration are provided anew at the next iteration's start; what else
-    survives is released at its end.
+    Persistent blocks that are let go in mid-iteration are provided anew at the start of the round that uses them; what
+    else survives is released at its end. Each round of the graph becomes a segment.
 
     Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams;
     `InputError` where last uses are asked for and the recording does not tell what kernels read.
@@ -115,20 +115,46 @@ class _Lowering:
             leaving[place(swap.after)].append(swap)
             fetched[place(swap.fetch_with)].append(swap)
             awaited[place(swap.before)].append(swap)
-        self._begin(reborn, order)
-        for k in range(len(graph.kernels)):
-            stream = compute_stream(graph.streams[k])
+        segments = []
+        for part in graph.rounds:
+            self._begin([b for b in reborn if self._round_of(b) == part], order)
+            self._run(part, births, deaths, order, leaving, fetched, awaited)
+            self._end([b for b in survivors if self._round_of(b) == part], order)
+            segments.append(self._segment(part.repeat))
+        notes = _open_lifetimes(graph) if self.recorded_lifetimes else ()
+        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
+        return Program(tuple(segments), resident=resident, notes=notes)
+
+    def _round_of(self, b: int) -> Round:
+        """The round in which a block is first used, the first one for a block that is not."""
+        k = self.graph.uses[b][0] if self.graph.uses[b] else 0
+        return next(part for part in self.graph.rounds if k < part.stop or part is self.graph.rounds[-1])
+
+    def _segment(self, repeat: int) -> Segment:
+        """What has been written since the last segment."""
+        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        self.code.clear()
+        return Segment(streams, repeat)
+
+    def _run(
+        self,
+        part: Round,
+        births: list[list[int]],
+        deaths: list[list[int]],
+        order: StreamOrder,
+        leaving: Mapping[int, list[Swap]],
+        fetched: Mapping[int, list[Swap]],
+        awaited: Mapping[int, list[Swap]],
+    ) -> None:
+        """The kernels of a round."""
+        for k in range(part.first, part.stop):
+            stream = compute_stream(self.graph.streams[k])
             for event in order.before[k]:
                 self.code[stream].append(Await(event))
             if self.placement.layer_barrier:
                 self._launch_with_barrier(k, births[k], deaths[k], leaving, fetched, awaited[k])
             else:
                 self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
-        self._end(survivors, order)
-        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
-        notes = _open_lifetimes(graph) if self.recorded_lifetimes else ()
-        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
-        return Program((Segment(streams),), resident=resident, notes=notes)
 
     # --- lifetimes ------------------------------------------------------------------------------------------
 
@@ -242,8 +268,8 @@ class _Lowering:
         k: int,
         births: list[int],
         deaths: list[int],
-        leaving: dict[int, list[Swap]],
-        fetched: dict[int, list[Swap]],
+        leaving: Mapping[int, list[Swap]],
+        fetched: Mapping[int, list[Swap]],
         awaited: list[Swap],
     ) -> None:
         """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy.

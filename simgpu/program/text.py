@@ -12,6 +12,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.program.instructions import (
@@ -35,7 +36,7 @@ from simgpu.timeline.streams import StreamId
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, WithAlgorithms, WithEncodings)}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, Split, WithAlgorithms, WithEncodings)}
 
 
 def listing(program: Program, graph: TaskGraph) -> str:

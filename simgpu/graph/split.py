@@ -1,0 +1,171 @@
+"""Sub-batches: one iteration as several rounds of forward and backward over parts of the batch (moDNN, section 5.1.2).
+
+Lives here: `Split`. Does not live here: which sub-batch to take (`simgpu.policies.subbatch`), or how a trace looks at
+another batch size (`simgpu.trace.rescale`). A split graph has other kernels and blocks than the graph it was made of,
+so this transform comes before all others.
+
+A round runs forward and backward of one sub-batch. Where the sub-batch does not divide the batch, a smaller round of
+its own kernels and blocks follows; then the optimizer runs once. Gradients of weights are summed over the rounds: each
+kernel that begins such a sum adds to what the rounds before have left, at no cost (cuBLAS and cuDNN can), so these
+blocks stay in memory as the weights do. Inputs and labels are given anew in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import Round, TaskGraph
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace
+
+#: What the host gives anew for each sub-batch.
+GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Run the iteration in sub-batches of `batch` samples: see `split`."""
+
+    batch: int
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph of the same iteration in rounds."""
+        return split(graph, self.batch)
+
+
+def split(graph: TaskGraph, batch: int) -> TaskGraph:
+    """The same iteration in sub-batches of `batch` samples, the last of which may be smaller.
+
+    Kernels and blocks of the smaller last round are called ``<id>@<samples>``. What encoding would cost is not known
+    of a split graph. Raises `InputError` for a sub-batch that is no part of the batch, and for a trace that cannot be
+    told at another batch or whose optimizer does not come last.
+
+    >>> from simgpu.trace.chain import chain
+    >>> whole = chain([50, 70], [100, 140], [100, 200])
+    >>> graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=5)))
+    >>> parts = split(graph, 2)
+    >>> parts.rounds
+    (Round(first=0, stop=4, repeat=2), Round(first=4, stop=8, repeat=1))
+    >>> parts.durations, parts.blocks[-1].id
+    ((20, 28, 56, 40, 10, 14, 28, 20), 'g1@1')
+    """
+    whole = graph.trace.info.batch
+    if not 1 <= batch <= whole:
+        raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {whole}", f"give 1 to {whole}")
+    end = _end_of_backward(graph)
+    count, rest = divmod(whole, batch)
+    full = graph.at_batch(batch)
+    lasting = _lasting(full, end)
+    rounds = [_round(full, end, lasting, "")]
+    if rest:
+        rounds.append(_round(graph.at_batch(rest), end, lasting, f"@{rest}"))
+    return _joined(graph, full, rounds, lasting, count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The kernels of one round, the blocks that live in it alone, and what graph arrays tell of both."""
+
+    kernels: tuple[Kernel, ...]
+    blocks: tuple[Block, ...]
+    algorithms: tuple[AlgorithmChoice, ...]
+    copy_sizes: tuple[int, ...]
+
+
+def _end_of_backward(graph: TaskGraph) -> int:
+    """Position of the first kernel of the optimizer, which must come after everything else."""
+    phases = [kernel.phase for kernel in graph.kernels]
+    end = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
+    if any(phase is not Phase.OPTIMIZER for phase in phases[end:]):
+        what = f"kernel '{graph.kernels[end].id}' of the optimizer runs before backward has ended"
+        remedy = "a batch can be split where the optimizer comes last"
+        raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.phase", what, remedy)
+    return end
+
+
+def _lasting(graph: TaskGraph, end: int) -> frozenset[str]:
+    """Blocks that outlive a round: what is persistent, but what the host gives; and what the optimizer reads."""
+    found = set()
+    for block, uses, released in zip(graph.blocks, graph.uses, graph.recorded_releases, strict=True):
+        passing = released is not None or block.kind in GIVEN
+        used_by_both = bool(uses) and uses[0] < end <= uses[-1]
+        if used_by_both or (block.persistent and not (uses and passing)):
+            found.add(block.id)
+    return frozenset(found)
+
+
+def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> _Part:
+    """The first `end` kernels as a round of their own; ids of what is not lasting get the suffix."""
+    new = {block.id: block.id if block.id in lasting else block.id + suffix for block in graph.blocks}
+    kernels = graph.kernels[:end]
+    last = kernels[-1].id + suffix if kernels else None
+    begun: set[str] = set()
+    made = []
+    for kernel in kernels:
+        sums = [b for b in dict.fromkeys(kernel.writes) if b in lasting and not graph.trace.block_by_id[b].persistent]
+        reads = (*kernel.reads, *(b for b in sums if b not in begun and b not in kernel.reads))
+        begun.update(sums)
+        made.append(
+            replace(
+                kernel,
+                id=kernel.id + suffix,
+                reads=tuple(new[b] for b in reads),
+                writes=tuple(new[b] for b in kernel.writes),
+                start_ns=None,
+            )
+        )
+    names = {kernel.id for kernel in kernels}
+    own = [b for b, uses in enumerate(graph.uses) if graph.blocks[b].id not in lasting and uses and uses[0] < end]
+    blocks = [_passing(graph, b, new, names, suffix, last) for b in own]
+    algorithms = [replace(choice, kernel=choice.kernel + suffix) for choice in graph.trace.algorithms]
+    return _Part(
+        tuple(made),
+        tuple(blocks),
+        tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
+        tuple(graph.copy_sizes[b] for b in own),
+    )
+
+
+def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], suffix: str, last: str | None) -> Block:
+    """A block of a round: what the framework held longer is let go with the round's last kernel.
+
+    What the host gives for each sub-batch is let go after its last use.
+    """
+    block = graph.blocks[b]
+    if block.kind in GIVEN and block.persistent:
+        release: str | None = graph.kernels[graph.uses[b][-1]].id + suffix
+    elif block.release is None:
+        release = None
+    else:
+        release = block.release + suffix if block.release in names else last
+    born = None if block.born is None else block.born + suffix
+    return replace(block, id=new[block.id], release=release, born=born)
+
+
+def _joined(
+    whole: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
+) -> TaskGraph:
+    """The graph of all rounds and the optimizer."""
+    in_round = {kernel.id for kernel in rounds[0].kernels}
+    update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
+    of_round = {block.id for block in rounds[0].blocks}
+    others = [b for b, block in enumerate(full.blocks) if block.id not in of_round]
+    kept = [full.blocks[b] for b in others]
+    kept = [replace(each, persistent=True, release=RELEASED_AT_END) if each.id in lasting else each for each in kept]
+    trace = Trace(
+        whole.trace.info,
+        (*(kernel for part in rounds for kernel in part.kernels), *update),
+        (*kept, *(block for part in rounds for block in part.blocks)),
+        (
+            *(choice for part in rounds for choice in part.algorithms),
+            *(choice for choice in full.trace.algorithms if choice.kernel not in in_round),
+        ),
+        name=whole.trace.name,
+    )
+    size = len(rounds[0].kernels)
+    spans = [Round(0, size, count), *(Round(size, 2 * size, 1) for _ in rounds[1:])]
+    if update:
+        spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
+    copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
+    return replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans))
