@@ -7,7 +7,7 @@ which blocks grow (`simgpu.trace.rescale.samples`), or what kernels take (`simgp
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simgpu.errors import InputError
@@ -56,11 +56,12 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {told}."
     notes = " ".join((notes, *_exceptions(rescaler))).strip()
     info = replace(trace.info, batch=batch, origin=Origin.MODELLED, notes=notes, framework_peak_bytes=None)
-    workspaces = {kernel.id: _workspaces(trace, kernel, found[kernel.id]) for kernel in trace.kernels}
+    had = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
+    workspaces = {kernel.id: _workspaces(had, kernel, found[kernel.id]) for kernel in trace.kernels}
     return replace(
         trace,
         info=info,
-        kernels=tuple(_kernel(trace, kernel, found[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
+        kernels=tuple(_kernel(had, kernel, found[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
         blocks=_blocks(rescaler, {block.id: block for made in workspaces.values() for block in made}),
         algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
         compressibility=(),
@@ -92,8 +93,8 @@ def _exceptions(rescaler: Rescaler) -> list[str]:
     return told
 
 
-def _kernel(trace: Trace, kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
-    kept = [name for name in kernel.writes if not _is_workspace(trace, name)]
+def _kernel(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
+    kept = [name for name in kernel.writes if name not in had]
     writes = (*kept, *(block.id for block in workspaces))
     return replace(
         kernel,
@@ -106,28 +107,27 @@ def _kernel(trace: Trace, kernel: Kernel, rescaled: Rescaled, workspaces: Sequen
     )
 
 
-def _is_workspace(trace: Trace, name: str) -> bool:
-    return trace.block_by_id[name].kind is BlockKind.WORKSPACE
+def _workspaces(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled) -> list[Block]:
+    """The kernel's workspaces at the new batch; none where it needs none then, a new one where it had none.
 
-
-def _workspaces(trace: Trace, kernel: Kernel, rescaled: Rescaled) -> list[Block]:
-    """The kernel's workspaces at the new batch; none where it needs none then, a new one where it had none."""
-    table = trace.block_by_id
-    had = [table[name] for name in kernel.writes if table[name].kind is BlockKind.WORKSPACE]
-    before = sum(block.bytes for block in had)
+    had: all workspaces of the trace, by id.
+    """
+    own = [had[name] for name in kernel.writes if name in had]
+    before = sum(block.bytes for block in own)
     if rescaled.workspace == before:
-        return had
+        return own
     if not rescaled.workspace:
         return []
-    if not had:
+    if not own:
         name = f"workspace:{kernel.id}"
         return [Block(name, rescaled.workspace, BlockKind.WORKSPACE, release=kernel.id, layer=kernel.layer)]
-    return [replace(block, bytes=scaled(block.bytes, rescaled.workspace, before)) for block in had]
+    return [replace(block, bytes=scaled(block.bytes, rescaled.workspace, before)) for block in own]
 
 
 def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ...]:
     """All blocks in the trace's order; a new workspace stands behind that of the last kernel before that had one."""
     trace = rescaler.trace
+    recorded = {block.id for block in trace.blocks}
     kept = [
         workspaces[block.id] if block.kind is BlockKind.WORKSPACE else _grown(rescaler, block)
         for block in trace.blocks
@@ -137,7 +137,7 @@ def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ..
     new: defaultdict[str | None, list[Block]] = defaultdict(list)
     before = None
     for block in workspaces.values():
-        if block.id in trace.block_by_id:
+        if block.id in recorded:
             before = block.id
         else:
             new[before].append(block)

@@ -9,9 +9,9 @@ for the recorded one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from simgpu.errors import InputError
 from simgpu.trace.itemsize import ITEMSIZE
@@ -63,6 +63,16 @@ class Rescaler:
     @cached_property
     def _blocks(self) -> dict[str, Block]:
         return dict(self.trace.block_by_id)
+
+    @cached_property
+    def _duration_ns(self) -> Callable[[Operation], int]:
+        """What the model says of an operation, asked once: networks repeat their layers."""
+        return cache(self.prices.duration_ns)
+
+    @cached_property
+    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[Way]]:
+        """The model's ways to run a kernel of such operations, asked once."""
+        return cache(lambda work: ways(self.prices, work))
 
     @cached_property
     def _choices(self) -> dict[str, list[AlgorithmChoice]]:
@@ -183,7 +193,7 @@ class Rescaler:
         if kernel.flops is None and kernel.id in self.unknown:
             return self.batch, self.trace.info.batch
         try:
-            one, other = (sum(self.prices.duration_ns(each) for each in work) for work in (new, old))
+            one, other = (sum(self._duration_ns(each) for each in work) for work in (new, old))
         except InputError:  # No rate is known for products of this number format.
             self.unknown.add(kernel.id)
             return self.batch, self.trace.info.batch
@@ -225,7 +235,7 @@ class Rescaler:
 
     def _ways(self, work: Sequence[Operation]) -> list[Way]:
         try:
-            return ways(self.prices, work)
+            return self._ways_of(tuple(work))
         except InputError:
             return []
 
