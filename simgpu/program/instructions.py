@@ -125,11 +125,25 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """Blocks that one memory holds when an iteration starts, in the order in which they took it.
+
+    gpu: whose memory, None for the host's.
+    """
+
+    gpu: int | None
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One training iteration, as the machine runs it again and again.
 
-    segments: in order. resident: blocks that are in device memory when an iteration starts, in the order in which
-    they took it. transforms: what the policy changed about the graph it was given (convolution algorithms, say), in
+    A stream's instructions speak of the device memory of its own GPU; the host is one. A kernel that a host stream
+    launches runs on the host's cores and uses the blocks in host memory.
+
+    segments: in order. resident: blocks that are in the memory of GPU 0 when an iteration starts, in the order in which
+    they took it; elsewhere: those in other memories. transforms: what the policy changed about the graph it was given (convolution algorithms, say), in
     order; verify and machine apply them before anything else. unlimited_memory: run without a budget.
     pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
     """
@@ -140,6 +154,17 @@ class Program:
     unlimited_memory: bool = False
     pool: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+    elsewhere: tuple[Holding, ...] = ()
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """What each memory holds when an iteration starts, that of GPU 0 first."""
+        return (Holding(0, self.resident), *self.elsewhere)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the program uses."""
+        return 1 + max((stream.gpu for segment in self.segments for stream in segment.streams), default=0)
 
     @property
     def streams(self) -> tuple[StreamId, ...]:

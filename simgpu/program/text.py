@@ -22,6 +22,7 @@ from simgpu.program.instructions import (
     CopyOut,
     Decode,
     Encode,
+    Holding,
     Instruction,
     Launch,
     Program,
@@ -58,6 +59,9 @@ def listing(program: Program, graph: TaskGraph) -> str:
     """
     graph = transformed(graph, program.transforms)
     lines = [f"resident: {_blocks(program.resident, graph)}".rstrip()]
+    for holding in program.elsewhere:
+        where = "the host" if holding.gpu is None else f"GPU {holding.gpu}"
+        lines.append(f"on {where}: {_blocks(holding.blocks, graph)}".rstrip())
     for index, segment in enumerate(program.segments):
         lines.append(f"segment {index}, {'once' if segment.repeat == 1 else f'{segment.repeat} times'}")
         for stream, code in segment.streams.items():
@@ -116,6 +120,8 @@ def to_json(program: Program) -> str:
         "pool": program.pool,
         "notes": program.notes,
     }
+    if program.elsewhere:
+        document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.elsewhere]
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
@@ -145,6 +151,7 @@ def from_json(text: str) -> Program:
             unlimited_memory=document["unlimited_memory"],
             pool=document["pool"],
             notes=tuple(document["notes"]),
+            elsewhere=tuple(Holding(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError.single(
