@@ -1,0 +1,169 @@
+"""How much memory an iteration needs: at least under any schedule, and where everything stays (moDNN, TPDS 2019).
+
+Lives here: equations 6 and 7 of section 5.1.1, the variant in which weights leave too, the ideal memory of section 7,
+and refusing a budget below the bound. Does not live here: the tasks and their data (`simgpu.graph.tdfg`), or which
+sub-batch suits a budget (`simgpu.policies.subbatch`).
+
+The paper bounds the graph without its weight updates (BP3). Here they are tasks like the others, since what an
+optimizer makes on the way needs memory too, in one kernel for all weights where the trace has it so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Role, Tdfg, Way
+from simgpu.trace.model import BlockKind
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An amount of memory, and what it is made of.
+
+    bytes: with padding. kernel: position of the task that sets it, None where no task does. shares: bytes of it by
+    kind of block, largest first, the workspace among them; kinds of no bytes are left out.
+    """
+
+    bytes: int
+    kernel: int | None
+    shares: Mapping[BlockKind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBounds:
+    """What an iteration needs where everything stays, and at least.
+
+    ideal: at the iteration's own batch. bound: equation 7. offloaded: the same where what always resides may leave too,
+    and without_updates: that for the paper's tasks alone, without BP3. The last three are for `batch` samples at a
+    time: 1, or the whole batch where nobody can tell the iteration at another, for the reason in `why_whole`.
+    graph: the iteration at that batch, whose kernels the bounds name.
+    """
+
+    ideal: Bound
+    bound: Bound
+    offloaded: Bound
+    without_updates: Bound
+    batch: int
+    graph: TaskGraph
+    why_whole: str = ""
+
+
+def task_bytes(tdfg: Tdfg, k: int, way: Way) -> int:
+    """Equation 6: bytes that task k needs, run this way, beside what always resides.
+
+    >>> from simgpu.trace.chain import chain
+    >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))
+    >>> [task_bytes(tdfg, k, tdfg.smallest(k)) for k in range(4)]
+    [300, 200, 200, 100]
+    """
+    return tdfg.bytes_of(tdfg.data(k)) + way.workspace
+
+
+def lower_bound(tdfg: Tdfg) -> Bound:
+    """Equation 7 at the graph's own batch: what always resides and the largest need of a task, least workspaces.
+
+    >>> from simgpu.trace.chain import chain
+    >>> bound = lower_bound(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))))
+    >>> bound.bytes, bound.kernel, {kind.value: size for kind, size in bound.shares.items()}
+    (300, 0, {'feature_map': 200, 'input': 100})
+    """
+    k = max(range(len(tdfg.kinds)), key=lambda k: task_bytes(tdfg, k, tdfg.smallest(k)))
+    return _bound(tdfg, k, (*tdfg.resident, *tdfg.data(k)), tdfg.smallest(k).workspace)
+
+
+def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
+    """The lower bound where weights and all else that resides can leave too (end of section 5.1.1).
+
+    updates: whether BP3 counts. Left out, as in the published graph, weights may be updated one at a time. A graph of
+    nothing but updates needs no bytes then.
+    """
+    tasks = range(len(tdfg.kinds)) if updates else tdfg.tasks
+    needs = {k: tdfg.bytes_of(_touched(tdfg, k)) + tdfg.smallest(k).workspace for k in tasks}
+    if not needs:
+        return _bound(tdfg, None, (), 0)
+    k = max(needs, key=lambda k: needs[k])
+    return _bound(tdfg, k, _touched(tdfg, k), tdfg.smallest(k).workspace)
+
+
+def ideal_memory(tdfg: Tdfg) -> Bound:
+    """Ideal memory (section 7): all data beside each other, and the largest workspace of the fastest algorithms.
+
+    It is not the peak of what lives at once. kernel: the task of that workspace, None where no task has any.
+
+    >>> from simgpu.trace.chain import chain
+    >>> ideal_memory(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))).bytes
+    300
+    """
+    data = [b for b, role in enumerate(tdfg.roles) if role is not Role.WORKSPACE and _exists(tdfg.graph, b)]
+    k = max(range(len(tdfg.kinds)), key=lambda k: tdfg.fastest(k).workspace)
+    workspace = tdfg.fastest(k).workspace
+    return _bound(tdfg, k if workspace else None, data, workspace)
+
+
+def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
+    """All bounds of an iteration, those from below at one sample at a time where it can be told at that batch.
+
+    alignment: each block takes a multiple of so many bytes.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> whole = chain([50, 70], [100, 140], [100, 200])
+    >>> bounds = memory_bounds(TaskGraph.of(replace(whole, info=replace(whole.info, batch=5))))
+    >>> bounds.ideal.bytes, bounds.bound.bytes, bounds.batch
+    (300, 60, 1)
+    """
+    one, why = graph, ""
+    try:
+        one = graph.at_batch(1)
+    except InputError as error:
+        why = "; ".join(problem.what for problem in error.problems)
+    whole = Tdfg.of(graph, alignment)
+    tdfg = whole if one is graph else Tdfg.of(one, alignment)
+    return MemoryBounds(
+        ideal_memory(whole),
+        lower_bound(tdfg),
+        lower_bound_offloaded(tdfg),
+        lower_bound_offloaded(tdfg, updates=False),
+        one.trace.info.batch,
+        one,
+        why,
+    )
+
+
+def check_bound(graph: TaskGraph, budget: int, alignment: int = 1) -> None:
+    """Raise `OutOfMemoryError` naming the task where `budget` bytes are below the bound at the graph's own batch."""
+    tdfg = Tdfg.of(graph, alignment)
+    bound = lower_bound(tdfg)
+    if bound.kernel is None or bound.bytes <= budget:
+        return
+    k = bound.kernel
+    kernel = graph.kernels[k]
+    held = [(graph.blocks[b].id, tdfg.sizes[b]) for b in (*tdfg.resident, *tdfg.data(k))]
+    if workspace := tdfg.smallest(k).workspace:
+        held.append((f"workspace of {kernel.id}", workspace))
+    holders = tuple(sorted((each for each in held if each[1]), key=lambda each: (-each[1], each[0])))
+    waiting = f"kernel {kernel.id} ({kernel.op}) beside what always resides"
+    raise OutOfMemoryError(waiting, "device", bound.bytes, budget, budget, budget, 0, holders, kernel.id)
+
+
+def _touched(tdfg: Tdfg, k: int) -> tuple[int, ...]:
+    """All blocks of a task but its workspace, those that reside among them."""
+    graph = tdfg.graph
+    return tuple(b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if tdfg.roles[b] is not Role.WORKSPACE)
+
+
+def _exists(graph: TaskGraph, b: int) -> bool:
+    return bool(graph.uses[b]) or graph.births[b] is not None
+
+
+def _bound(tdfg: Tdfg, k: int | None, blocks: Iterable[int], workspace: int) -> Bound:
+    shares: Counter[BlockKind] = Counter()
+    for b in blocks:
+        shares[tdfg.graph.blocks[b].kind] += tdfg.sizes[b]
+    shares[BlockKind.WORKSPACE] += workspace
+    ordered = sorted(((kind, size) for kind, size in shares.items() if size), key=lambda each: (-each[1], each[0]))
+    return Bound(sum(shares.values()), k, dict(ordered))

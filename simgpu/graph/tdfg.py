@@ -1,0 +1,260 @@
+"""The task and data flow graph of moDNN (Chen et al., TPDS 2019, section 3.2) as a view of a task graph.
+
+Lives here: which step of training each kernel is, what role each block has, what a task takes in and gives out beside
+what always resides, and the workspace that each way to run it needs. Does not live here: how much memory follows from
+it (`simgpu.graph.bounds`), or any decision.
+
+The published graph is one of a tidy network. Of a trace this is how it is read:
+
+* A task is a kernel. Forward kernels are FP, those of the optimizer BP3. A backward kernel is BP2 where it writes a
+  gradient of a weight, BP1 where it writes anything else, and both where it writes both.
+* What always resides (weights and their gradients in the paper) is what is persistent but for inputs and labels, what
+  backward leaves to the optimizer, and gradients of weights but for those that backward itself adds to others.
+  Persistent blocks that the recording lets go of in mid-iteration do not reside.
+* A workspace is a block of that kind that one kernel alone touches. One that several share is data.
+* A block that is changed in place counts once. A kernel that writes a block that has a value already, without reading
+  it, may leave some of that value as it is (a piece of a concatenation), so it takes that value in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import algorithm_choices
+from simgpu.trace.model import BlockKind, Phase
+
+if TYPE_CHECKING:
+    import networkx
+
+_GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
+
+
+class TaskKind(StrEnum):
+    """The step of training that a task is (section 3.1)."""
+
+    FP = "FP"
+    BP1 = "BP1"
+    BP2 = "BP2"
+    BP1_BP2 = "BP1+BP2"
+    BP3 = "BP3"
+
+
+class Role(StrEnum):
+    """What a block of data is. `STATE` is persistent beside the weights, `OTHER` passes with the iteration."""
+
+    ACTIVATION = "X/Y"
+    DELTA = "delta"
+    WEIGHT_GRADIENT = "dW"
+    WEIGHT = "W"
+    STATE = "state"
+    WORKSPACE = "workspace"
+    OTHER = "other"
+
+
+_ROLES = {
+    BlockKind.INPUT: Role.ACTIVATION,
+    BlockKind.LABEL: Role.ACTIVATION,
+    BlockKind.FEATURE_MAP: Role.ACTIVATION,
+    BlockKind.GRADIENT: Role.DELTA,
+    BlockKind.WEIGHT: Role.WEIGHT,
+    BlockKind.WEIGHT_GRADIENT: Role.WEIGHT_GRADIENT,
+    BlockKind.OPTIMIZER_STATE: Role.STATE,
+}
+
+
+class Way(NamedTuple):
+    """One way to run a task: an algorithm, None for the way of the graph; duration (ns), workspace (bytes, padded)."""
+
+    algorithm: str | None
+    duration_ns: int
+    workspace: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tdfg:
+    """The task and data flow graph: everything indexed by kernel position k and block b, as in the task graph.
+
+    sizes[b]: bytes with padding. kinds[k], roles[b]: see `TaskKind`, `Role`. resident: blocks that always reside.
+    inputs[k], outputs[k]: I(t) and O(t), the blocks that task k takes in and that it writes, without what resides and
+    without its workspace. ways[k]: how task k can be run, fastest first, then by workspace and name.
+
+    >>> from simgpu.trace.chain import chain
+    >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))
+    >>> [kind.value for kind in tdfg.kinds]
+    ['FP', 'FP', 'BP1', 'BP1']
+    >>> [tdfg.graph.blocks[b].id for b in tdfg.inputs[2]], tdfg.bytes_of(tdfg.data(2))
+    (['x2', 'x3'], 200)
+    """
+
+    graph: TaskGraph
+    sizes: tuple[int, ...]
+    kinds: tuple[TaskKind, ...]
+    roles: tuple[Role, ...]
+    resident: frozenset[int]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    ways: tuple[tuple[Way, ...], ...]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, alignment: int = 1) -> Tdfg:
+        """The view of any graph, whole or split. alignment: each block takes a multiple of so many bytes."""
+        sizes = tuple(padded(size, alignment) for size in graph.sizes)
+        resident = _resident(graph)
+        roles = _roles(graph, resident)
+        inputs, outputs = [], []
+        for k, (reads, writes) in enumerate(zip(graph.reads, graph.writes, strict=True)):
+            taken = [*reads, *_kept(graph, k)]
+            inputs.append(_data(taken, resident, roles))
+            outputs.append(_data(writes, resident, roles))
+        return cls(
+            graph,
+            sizes,
+            tuple(_kind(graph, roles, k) for k in range(len(graph.kernels))),
+            roles,
+            resident,
+            tuple(inputs),
+            tuple(outputs),
+            _ways(graph, sizes, roles, alignment),
+        )
+
+    def data(self, k: int) -> tuple[int, ...]:
+        """I(t) and O(t) together, each block once."""
+        return tuple(dict.fromkeys((*self.inputs[k], *self.outputs[k])))
+
+    def bytes_of(self, blocks: Iterable[int]) -> int:
+        """Their sizes together."""
+        return sum(self.sizes[b] for b in blocks)
+
+    @cached_property
+    def resident_bytes(self) -> int:
+        """S_W: bytes of what always resides."""
+        return self.bytes_of(self.resident)
+
+    @cached_property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks in order, without BP3, which the published graph leaves out."""
+        return tuple(k for k, kind in enumerate(self.kinds) if kind is not TaskKind.BP3)
+
+    def fastest(self, k: int) -> Way:
+        """The way of task k that takes least time."""
+        return self.ways[k][0]
+
+    def smallest(self, k: int) -> Way:
+        """The way of task k with least workspace, the fastest of these (implicit GEMM, which needs none)."""
+        return min(self.ways[k], key=lambda way: way.workspace)
+
+    def to_networkx(self) -> networkx.DiGraph[tuple[str, ...]]:
+        """Tasks and data blocks as a networkx graph without cycles, BP3 left out as in figure 1.
+
+        Nodes are ``("task", kernel id)`` with kind, op, layer and duration_ns, and ``("data", block id, version)`` with
+        role, bytes and resident: each write makes a version of its own, called ``"0"`` where nobody has written yet.
+        """
+        import networkx
+
+        graph = self.graph
+        found: networkx.DiGraph[tuple[str, ...]] = networkx.DiGraph()
+        for k in self.tasks:
+            kernel = graph.kernels[k]
+            task = ("task", kernel.id)
+            found.add_node(
+                task, kind=self.kinds[k].value, op=kernel.op, layer=kernel.layer, duration_ns=graph.durations[k]
+            )
+            versions = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+            taken = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+            taken |= {b: versions[b] - 1 for b in _kept(graph, k)}
+            for b, version in taken.items():
+                found.add_edge(self._node(found, b, version), task)
+            for b, version in versions.items():
+                found.add_edge(task, self._node(found, b, version))
+        return found
+
+    def _node(self, found: networkx.DiGraph[tuple[str, ...]], b: int, version: int) -> tuple[str, ...]:
+        node = ("data", self.graph.blocks[b].id, str(version))
+        found.add_node(node, role=self.roles[b].value, bytes=self.graph.sizes[b], resident=b in self.resident)
+        return node
+
+
+def padded(size: int, alignment: int) -> int:
+    """Size rounded up to a multiple of the alignment."""
+    return -(-size // alignment) * alignment
+
+
+def _kept(graph: TaskGraph, k: int) -> list[int]:
+    """Blocks that a kernel writes without reading them, though they have a value already."""
+    reads = set(graph.reads[k])
+    return [
+        b
+        for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True)
+        if b not in reads and (version > 1 or graph.blocks[b].persistent or graph.blocks[b].born is not None)
+    ]
+
+
+def _data(blocks: Iterable[int], resident: frozenset[int], roles: tuple[Role, ...]) -> tuple[int, ...]:
+    return tuple(b for b in dict.fromkeys(blocks) if b not in resident and roles[b] is not Role.WORKSPACE)
+
+
+def _resident(graph: TaskGraph) -> frozenset[int]:
+    return frozenset(b for b in range(len(graph.blocks)) if _resides(graph, b))
+
+
+def _resides(graph: TaskGraph, b: int) -> bool:
+    block, uses = graph.blocks[b], graph.uses[b]
+    phases = {graph.kernels[k].phase for k in uses}
+    left_to_optimizer = Phase.OPTIMIZER in phases and len(phases) > 1
+    if block.persistent:
+        passing = block.kind in _GIVEN or graph.recorded_releases[b] is not None
+        return left_to_optimizer or not (uses and passing)
+    return left_to_optimizer or (block.kind is BlockKind.WEIGHT_GRADIENT and not _added_to_another(graph, b))
+
+
+def _added_to_another(graph: TaskGraph, b: int) -> bool:
+    """Whether backward itself reads a gradient last: it is part of the gradient that is written there."""
+    last = graph.uses[b][-1] if graph.uses[b] else None
+    return last is not None and b not in graph.writes[last] and graph.kernels[last].phase is not Phase.OPTIMIZER
+
+
+def _roles(graph: TaskGraph, resident: frozenset[int]) -> tuple[Role, ...]:
+    return tuple(_role(graph, b, b in resident) for b in range(len(graph.blocks)))
+
+
+def _role(graph: TaskGraph, b: int, resides: bool) -> Role:
+    block, uses = graph.blocks[b], graph.uses[b]
+    if block.kind is BlockKind.WORKSPACE and not block.persistent and len(uses) == 1 and b in graph.writes[uses[0]]:
+        return Role.WORKSPACE
+    if block.kind in (BlockKind.GRADIENT, BlockKind.OTHER) and resides and not block.persistent:
+        made_by = next((graph.kernels[k].phase for k in uses if b in graph.writes[k]), None)
+        if made_by is Phase.BACKWARD:
+            return Role.WEIGHT_GRADIENT
+    return _ROLES.get(block.kind, Role.STATE if block.persistent else Role.OTHER)
+
+
+def _kind(graph: TaskGraph, roles: tuple[Role, ...], k: int) -> TaskKind:
+    phase = graph.kernels[k].phase
+    if phase is not Phase.BACKWARD:
+        return TaskKind.FP if phase is Phase.FORWARD else TaskKind.BP3
+    written = {roles[b] for b in graph.writes[k]} - {Role.WORKSPACE}
+    if Role.WEIGHT_GRADIENT not in written:
+        return TaskKind.BP1
+    return TaskKind.BP2 if len(written) == 1 else TaskKind.BP1_BP2
+
+
+def _ways(
+    graph: TaskGraph, sizes: tuple[int, ...], roles: tuple[Role, ...], alignment: int
+) -> tuple[tuple[Way, ...], ...]:
+    choices = algorithm_choices(graph)
+    found = []
+    for k, duration_ns in enumerate(graph.durations):
+        listed = [
+            Way(choice.algorithm, choice.duration_ns, padded(choice.workspace_bytes, alignment))
+            for choice in choices.get(k, ())
+        ]
+        own = Way(None, duration_ns, sum(sizes[b] for b in graph.writes[k] if roles[b] is Role.WORKSPACE))
+        if all((way.duration_ns, way.workspace) != (own.duration_ns, own.workspace) for way in listed):
+            listed.append(own)
+        found.append(tuple(sorted(listed, key=lambda way: (way.duration_ns, way.workspace, way.algorithm or ""))))
+    return tuple(found)
