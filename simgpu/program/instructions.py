@@ -143,9 +143,9 @@ class Program:
     launches runs on the host's cores and uses the blocks in host memory.
 
     segments: in order. resident: blocks that are in the memory of GPU 0 when an iteration starts, in the order in which
-    they took it; elsewhere: those in other memories. transforms: what the policy changed about the graph it was given (convolution algorithms, say), in
-    order; verify and machine apply them before anything else. unlimited_memory: run without a budget.
-    pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
+    they took it; elsewhere: those in other memories. transforms: what the policy changed about the graph it was given
+    (convolution algorithms, say), in order; verify and machine apply them before anything else. unlimited_memory: run
+    without a budget. pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
     """
 
     segments: tuple[Segment, ...]

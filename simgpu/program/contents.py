@@ -1,0 +1,98 @@
+"""What is known of one memory while a program is walked, and the rules by which streams may touch what it holds.
+
+Lives here: `Contents`. Does not live here: instructions and the order in which they are walked (`simgpu.program.walk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.timeline.streams import StreamId
+
+
+class Contents:
+    """Per block: who took or gave back its memory, which value it holds since when, and who touched it last.
+
+    A stamp is a stream (`_by`) and its clock (`_at`); stream -1 stands for the beginning. clock: what the stream that
+    asks has heard of every other.
+    """
+
+    def __init__(self, name: str, graph: TaskGraph, streams: Sequence[StreamId]) -> None:
+        self.name = name
+        self.graph = graph
+        self.streams = streams
+        blocks = len(graph.sizes)
+        self.resident = [False] * blocks
+        self.value = [-1] * blocks
+        self.taken_by, self.taken_at = [-1] * blocks, [-1] * blocks
+        self.ready_by, self.ready_at = [-1] * blocks, [-1] * blocks
+        self.back_by, self.back_at = [-1] * blocks, [-1] * blocks
+        self.touched = [[-1] * blocks for _ in streams]
+
+    def _name(self, b: int) -> str:
+        return self.graph.blocks[b].id
+
+    def begin_with(self, blocks: Sequence[int]) -> None:
+        """These persistent blocks are there from the beginning, with their values."""
+        for b in blocks:
+            if self.resident[b]:
+                raise ProgramError(f"block {self._name(b)} is resident twice at the start")
+            if not self.graph.blocks[b].persistent:
+                raise ProgramError(f"block {self._name(b)} is not persistent but resident at the start")
+            self.resident[b] = True
+            self.value[b] = 0
+
+    def hold(self, b: int, me: int, clock: list[int]) -> None:
+        """The block holds memory, and this stream knows it."""
+        if not self.resident[b]:
+            raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
+        by = self.taken_by[b]
+        if by != me and by >= 0 and self.taken_at[b] > clock[by]:
+            raise ProgramError(f"block {self._name(b)} may not hold {self.name} memory yet")
+
+    def quiet(self, b: int, me: int, clock: list[int], what: str) -> None:
+        """Nobody else may still be touching the block."""
+        for stream, touched in enumerate(self.touched):
+            if stream != me and touched[b] > clock[stream]:
+                other = self.streams[stream]
+                raise ProgramError(f"block {self._name(b)} is {what} while {other} may still be using it")
+
+    def read(self, b: int, me: int, clock: list[int]) -> int:
+        """The value a block holds, if this stream knows that it is there. Whoever set it knew of the memory."""
+        value = self.value[b]
+        if value < 0:
+            self.hold(b, me, clock)
+            raise ProgramError(f"block {self._name(b)} holds no value in {self.name} memory")
+        by = self.ready_by[b]
+        if by != me and by >= 0 and self.ready_at[b] > clock[by]:
+            raise ProgramError(f"block {self._name(b)} may not hold its value in {self.name} memory yet")
+        return value
+
+    def set(self, b: int, value: int, me: int, clock: list[int]) -> None:
+        """The block holds a value from now on."""
+        self.value[b] = value
+        self.ready_by[b] = me
+        self.ready_at[b] = self.touched[me][b] = clock[me]
+
+    def take(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+        """Memory is taken for these blocks, which hold none and no value."""
+        for b in blocks:
+            if self.resident[b]:
+                raise ProgramError(f"block {self._name(b)} already holds {self.name} memory")
+            by = self.back_by[b]
+            if by != me and by >= 0 and self.back_at[b] > clock[by]:
+                raise ProgramError(f"block {self._name(b)} may still hold {self.name} memory")
+            self.resident[b] = True
+            self.value[b] = -1
+            self.taken_by[b], self.taken_at[b] = me, clock[me]
+
+    def give_back(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+        """Memory of these blocks is given back, which nobody may be using."""
+        for b in blocks:
+            self.hold(b, me, clock)
+            self.quiet(b, me, clock, "released")
+            self.resident[b] = False
+            self.value[b] = -1
+            self.back_by[b], self.back_at[b] = me, clock[me]

@@ -1,0 +1,320 @@
+"""Walking a program in an order that its events allow, every access held to happens-before.
+
+Lives here: streams, segments, events and what each instruction does to the memories. Does not live here: what the walk
+stands for (`simgpu.program.verify`), or the rules of one memory (`simgpu.program.contents`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from operator import add
+from typing import Any
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.contents import Contents
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Holding,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+
+
+class Walk:
+    """One program on its way through its instructions."""
+
+    def __init__(self, program: Program, graph: TaskGraph) -> None:
+        self.program = program
+        self.graph = graph
+        self.streams = program.streams
+        self.count = len(self.streams)
+        self.devices = [Contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
+        self.host = Contents("host", graph, self.streams)
+        self.memories = (*self.devices, self.host)
+        #: Per stream: the memory of its GPU, and the one that its kernels use.
+        self.own = [self.devices[stream.gpu] for stream in self.streams]
+        self.used = [self.host if stream.role == "host" else self.devices[stream.gpu] for stream in self.streams]
+        self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
+        self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        self.signalled_in: dict[int, int] = {}
+        self.copies = False
+        self._look_over()
+        # Per block: writes before this repetition, and those of them that the trace has before this segment.
+        self.written = [0] * len(graph.sizes)
+        self.earlier = [0] * len(graph.sizes)
+        self.kernels_reached = (0, 0)
+        self.writes_of = [self._writes(segment) for segment in program.segments]
+        self.launched = bytearray(len(graph.kernels))
+        self.ever_launched = bytearray(len(graph.kernels))
+        self._do: dict[type, Callable[[Any, int, list[int]], None]] = {
+            Launch: self._launch,
+            Acquire: self._acquire,
+            Release: self._release,
+            CopyOut: self._copy_out,
+            CopyIn: self._copy_in,
+            Encode: self._encode,
+            Decode: self._decode,
+            Provide: self._provide,
+        }
+
+    def run(self) -> None:
+        """Walk the program."""
+        holdings = [(self._memory(holding), holding.blocks) for holding in self.program.holdings]
+        for memory, blocks in holdings:
+            memory.begin_with(blocks)
+        plain = self.count == 1 and not self.copies
+        for iteration in range(1 if plain else 2):
+            start = [memory.resident[:] for memory in self.memories]
+            for index, segment in enumerate(self.program.segments):
+                for repetition in range(min(segment.repeat, 2)):
+                    self._repetition(index, segment, iteration * min(segment.repeat, 2) + repetition)
+            missing = self.ever_launched.find(0)
+            if missing >= 0:
+                raise ProgramError(f"kernel {self.graph.kernels[missing].id} is never launched")
+            self._check_residency("the iteration", start)
+            for memory, blocks in holdings:
+                for b in blocks:
+                    value = memory.value[b]
+                    if value != self.written[b]:
+                        state = "no value" if value < 0 else "an older value than its last"
+                        raise ProgramError(f"block {self._name(b)} holds {state} when the iteration ends")
+
+    def _memory(self, holding: Holding) -> Contents:
+        if holding.gpu is None:
+            return self.host
+        if not 0 <= holding.gpu < len(self.devices):
+            raise ProgramError(f"blocks are resident on GPU {holding.gpu}, which the program does not use")
+        return self.devices[holding.gpu]
+
+    def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
+        """How often each block is written before a segment and in it, by the trace's order of kernels."""
+        graph = self.graph
+        kernels = {
+            instruction.kernel
+            for code in segment.streams.values()
+            for instruction in code
+            if type(instruction) is Launch and not instruction.recompute
+        }
+        first, stop = (min(kernels), max(kernels) + 1) if kernels else (self.kernels_reached[1],) * 2
+        if kernels:
+            if len(kernels) < stop - first:
+                missing = next(k for k in range(first, stop) if k not in kernels)
+                raise ProgramError(f"kernel {graph.kernels[missing].id} is never launched")
+            again = first == self.kernels_reached[0] and stop >= self.kernels_reached[1]
+            if first != self.kernels_reached[1] and not again:
+                raise ProgramError(f"a segment begins with kernel {graph.kernels[first].id}, out of order")
+            self.kernels_reached = (first, stop)
+        if (first, stop) == (0, len(graph.kernels)):
+            return [0] * len(graph.sizes), list(graph.last_version)
+        earlier, own = [0] * len(graph.sizes), [0] * len(graph.sizes)
+        for k in range(stop):
+            for b in graph.writes[k]:
+                (own if k >= first else earlier)[b] += 1
+        return earlier, own
+
+    def _look_over(self) -> None:
+        """Every number stands for something, and every event has one place."""
+        for index, segment in enumerate(self.program.segments):
+            for stream, code in segment.streams.items():
+                for position, instruction in enumerate(code):
+                    if isinstance(instruction, Launch):
+                        known = 0 <= instruction.kernel < len(self.graph.kernels)
+                    elif isinstance(instruction, (Acquire, Release, Provide)):
+                        blocks = instruction.blocks
+                        known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
+                    elif isinstance(instruction, (CopyOut, CopyIn)):
+                        known = 0 <= instruction.block < len(self.graph.blocks)
+                        self.copies = True
+                    elif isinstance(instruction, (Encode, Decode)):
+                        form = instruction.into if isinstance(instruction, Encode) else instruction.source
+                        known = form in self.graph.encoded and self.graph.encoded[form].block == instruction.block
+                        self.copies = True
+                    elif isinstance(instruction, Signal):
+                        known = instruction.event not in self.signalled_in
+                        self.signalled_in[instruction.event] = index
+                    else:
+                        continue
+                    if not known:
+                        why = (
+                            "is signalled at a second place"
+                            if isinstance(instruction, Signal)
+                            else "names what the graph does not have"
+                        )
+                        raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
+
+    # --- one repetition of a segment ------------------------------------------------------------------------
+
+    def _repetition(self, index: int, segment: Segment, number: int) -> None:
+        before = [memory.resident[:] for memory in self.memories]
+        self.earlier, writes = self.writes_of[index]
+        self.launched = bytearray(len(self.graph.kernels))
+        positions = [0] * self.count
+        codes = [segment.streams.get(stream, ()) for stream in self.streams]
+        moving = True
+        while moving:
+            moving = False
+            for me, code in enumerate(codes):
+                reached = self._advance(me, code, positions[me], index, number)
+                moving = moving or reached > positions[me]
+                positions[me] = reached
+        for me, code in enumerate(codes):
+            if positions[me] < len(code):
+                stuck = code[positions[me]]
+                raise ProgramError(f"{self.streams[me]}[{positions[me]}]: {stuck} waits for an event that never comes")
+        self.written = list(map(add, self.written, writes))
+        if segment.repeat > 1:
+            self._check_residency(f"segment {index}", before)
+
+    def _check_residency(self, what: str, before: list[list[bool]]) -> None:
+        for held, memory in zip(before, self.memories, strict=True):
+            if held != memory.resident:
+                b = next(b for b, there in enumerate(held) if there != memory.resident[b])
+                verb = "leaves" if memory.resident[b] else "loses"
+                raise ProgramError(f"{what} {verb} block {self._name(b)} in {memory.name} memory at its end")
+
+    def _advance(self, me: int, code: tuple[Instruction, ...], position: int, index: int, number: int) -> int:
+        """Walk a stream until it has to wait; returns where."""
+        clock = self.clock[me]
+        stop = len(code)
+        while position < stop:
+            instruction = code[position]
+            do = self._do.get(type(instruction))
+            if do is not None:
+                try:
+                    do(instruction, me, clock)
+                except ProgramError as error:
+                    raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
+            elif isinstance(instruction, Await):
+                if not self._heard(instruction, clock, index, number):
+                    return position
+            elif isinstance(instruction, Signal):
+                self.signals[instruction.event].append(tuple(clock))
+                clock[me] += 1
+            position += 1
+        return position
+
+    def _heard(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
+        signalled_in = self.signalled_in.get(wait.event)
+        if signalled_in is None:
+            return False
+        if signalled_in == index:
+            target = number + 1 - wait.lag
+        else:
+            repeat = min(self.program.segments[signalled_in].repeat, 2)
+            own = min(self.program.segments[index].repeat, 2)
+            target = (number // own + 1) * repeat - wait.lag
+        if target <= 0:
+            return True
+        heard = self.signals[wait.event]
+        if len(heard) < target:
+            return False
+        for stream, tick in enumerate(heard[target - 1]):
+            if tick > clock[stream]:
+                clock[stream] = tick
+        return True
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def _name(self, b: int) -> str:
+        return self.graph.blocks[b].id
+
+    def _space(self, space: Space, me: int) -> Contents:
+        return self.own[me] if space is Space.DEVICE else self.host
+
+    def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
+        self._space(instruction.space, me).take(instruction.blocks, me, clock)
+
+    def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
+        self._space(instruction.space, me).give_back(instruction.blocks, me, clock)
+
+    def _provide(self, instruction: Provide, me: int, clock: list[int]) -> None:
+        memory = self._space(instruction.space, me)
+        for b in instruction.blocks:
+            block = self.graph.blocks[b]
+            if not block.persistent and block.born is None:
+                raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
+            memory.hold(b, me, clock)
+            memory.quiet(b, me, clock, "provided")
+            # A given value is one more write, which the trace counts as version 0.
+            self.written[b] += 1
+            memory.set(b, self.written[b] - self.earlier[b], me, clock)
+
+    def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
+        b, device = instruction.block, self.own[me]
+        value = device.read(b, me, clock)
+        self.host.hold(b, me, clock)
+        self.host.quiet(b, me, clock, "overwritten on the host")
+        device.touched[me][b] = clock[me]
+        self.host.set(b, value, me, clock)
+
+    def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
+        b, device = instruction.block, self.own[me]
+        value = self.host.read(b, me, clock)
+        device.hold(b, me, clock)
+        device.quiet(b, me, clock, "overwritten")
+        self.host.touched[me][b] = clock[me]
+        device.set(b, value, me, clock)
+
+    def _encode(self, instruction: Encode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space, me), instruction.block, instruction.into, me, clock)
+
+    def _decode(self, instruction: Decode, me: int, clock: list[int]) -> None:
+        self._change(self._space(instruction.space, me), instruction.source, instruction.block, me, clock)
+
+    def _change(self, memory: Contents, of: int, into: int, me: int, clock: list[int]) -> None:
+        """One form of a block is made of another in the same memory; both stand for the same value."""
+        value = memory.read(of, me, clock)
+        memory.hold(into, me, clock)
+        memory.quiet(into, me, clock, "overwritten")
+        memory.touched[me][of] = clock[me]
+        memory.set(into, value, me, clock)
+
+    def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
+        k = instruction.kernel
+        graph, memory = self.graph, self.used[me]
+        self._count_launch(instruction)
+        written, earlier, now = self.written, self.earlier, clock[me]
+        values, ready_by, ready_at, touched = memory.value, memory.ready_by, memory.ready_at, memory.touched[me]
+        for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
+            by = ready_by[b]
+            if by != me and by >= 0 and ready_at[b] > clock[by]:
+                memory.read(b, me, clock)
+            if values[b] != written[b] + version - earlier[b]:
+                memory.read(b, me, clock)
+                raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
+            touched[b] = now
+        for b, version in zip(graph.writes[k], graph.write_versions[k], strict=True):
+            memory.hold(b, me, clock)
+            if self.count > 1:
+                memory.quiet(b, me, clock, "overwritten")
+            values[b] = written[b] + version - earlier[b]
+            ready_by[b], ready_at[b], touched[b] = me, now, now
+
+    def _count_launch(self, instruction: Launch) -> None:
+        kernel = self.graph.kernels[instruction.kernel]
+        ran = self.launched[instruction.kernel]
+        if instruction.recompute:
+            if not ran:
+                raise ProgramError(f"kernel {kernel.id} is recomputed before it ran")
+            if kernel.pure is not True:
+                raise ProgramError(f"kernel {kernel.id} ({kernel.op}) is not known to be pure, it cannot be recomputed")
+        elif ran:
+            raise ProgramError(f"kernel {kernel.id} is launched a second time without being declared a recompute")
+        self.launched[instruction.kernel] = self.ever_launched[instruction.kernel] = 1
+
+
+def _named(gpu: int) -> str:
+    return f"GPU {gpu}'s device" if gpu else "device"
