@@ -1,7 +1,8 @@
 """Physical quantities as text and as whole numbers: the only place where a unit is read or written.
 
 Time is an integer count of nanoseconds, memory of bytes, bandwidth of bytes per second, arithmetic rate of
-operations per second. GB means 1e9 bytes, GiB means 2**30. A quantity whose value is not a whole number of its
+operations per second, power of milliwatts, energy of nanojoules, energy of moved data of femtojoules per byte. GB means
+1e9 bytes, GiB means 2**30. A quantity whose value is not a whole number of its
 base unit is refused rather than rounded.
 """
 
@@ -17,6 +18,8 @@ BYTE_UNITS: dict[str, int] = {f"{prefix}B": factor for prefix, factor in (_DECIM
 BANDWIDTH_UNITS: dict[str, int] = {f"{unit}/s": factor for unit, factor in BYTE_UNITS.items()}
 TIME_UNITS: dict[str, int] = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 RATE_UNITS: dict[str, int] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items() if prefix}
+POWER_UNITS: dict[str, int] = {"mW": 1, "W": 10**3, "kW": 10**6}
+ENERGY_PER_BYTE_UNITS: dict[str, int] = {"fJ/B": 1, "pJ/B": 10**3, "nJ/B": 10**6, "fJ/bit": 8, "pJ/bit": 8 * 10**3}
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ][A-Za-zµ/]*)?\s*$")
 
@@ -77,6 +80,24 @@ def parse_rate(text: object) -> int:
     return _parse(text, RATE_UNITS, "arithmetic rate", "15.7 TFLOP/s")
 
 
+def parse_power(text: object) -> int:
+    """Milliwatts of a power such as ``"235 W"``.
+
+    >>> parse_power("235 W")
+    235000
+    """
+    return _parse(text, POWER_UNITS, "power", "235 W")
+
+
+def parse_energy_per_byte(text: object) -> int:
+    """Femtojoules per byte of an energy of moved data such as ``"14 pJ/bit"``.
+
+    >>> parse_energy_per_byte("14 pJ/bit"), parse_energy_per_byte("112 pJ/B")
+    (112000, 112000)
+    """
+    return _parse(text, ENERGY_PER_BYTE_UNITS, "energy of moved data", "14 pJ/bit")
+
+
 def _shortest(value: int, factor: int) -> str:
     return f"{value / factor:.4g}" if abs(value) < 1000 * factor else f"{value / factor:.0f}"
 
@@ -127,6 +148,36 @@ def format_rate(value: int) -> str:
         if abs(value) >= RATE_UNITS[unit]:
             return f"{_shortest(value, RATE_UNITS[unit])} {unit}"
     return f"{value} FLOP/s"
+
+
+def format_power(value: float) -> str:
+    """Milliwatts for people.
+
+    >>> format_power(235_000), format_power(87_562.5)
+    ('235 W', '87.56 W')
+    """
+    return f"{value / POWER_UNITS['W']:.4g} W"
+
+
+def format_energy(value: int) -> str:
+    """Nanojoules for people, with four digits.
+
+    >>> format_energy(12_345_678_901), format_energy(40_500)
+    ('12.35 J', '40.5 uJ')
+    """
+    for unit, factor in (("kJ", 10**12), ("J", 10**9), ("mJ", 10**6), ("uJ", 10**3)):
+        if abs(value) >= factor:
+            return f"{_shortest(value, factor)} {unit}"
+    return f"{value} nJ"
+
+
+def format_energy_per_byte(value: int) -> str:
+    """Femtojoules per byte for people, as data sheets and papers give them.
+
+    >>> format_energy_per_byte(112_000)
+    '14 pJ/bit'
+    """
+    return f"{value / ENERGY_PER_BYTE_UNITS['pJ/bit']:.4g} pJ/bit"
 
 
 def short_count(count: int) -> str:

@@ -15,7 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.units import parse_bandwidth, parse_bytes, parse_rate, parse_time
+from simgpu.units import parse_bandwidth, parse_bytes, parse_energy_per_byte, parse_power, parse_rate, parse_time
 
 #: Whole numbers above this do not fit the columns of a timeline.
 LARGEST = 2**62
@@ -59,6 +59,8 @@ Alignment = Annotated[int, Quantity(parse_bytes, "size", "512 B")]
 SizeOrZero = Annotated[int, Quantity(parse_bytes, "size", "512 MiB", zero=True)]
 Bandwidth = Annotated[int, Quantity(parse_bandwidth, "bandwidth", "11.7 GB/s")]
 Rate = Annotated[int, Quantity(parse_rate, "arithmetic rate", "15.7 TFLOP/s")]
+Power = Annotated[int, Quantity(parse_power, "power", "235 W")]
+EnergyPerByte = Annotated[int, Quantity(parse_energy_per_byte, "energy of moved data", "14 pJ/bit")]
 TimeOrZero = Annotated[int, Quantity(parse_time, "time", "1.5 us", zero=True)]
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,8 +8,15 @@ import click
 
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import CdmaSpec, LinkSpec, NodeSpec, SwitchSpec
-from simgpu.units import format_bandwidth, format_bytes, format_rate, format_time
+from simgpu.hardware.spec import CdmaSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.units import (
+    format_bandwidth,
+    format_bytes,
+    format_energy_per_byte,
+    format_power,
+    format_rate,
+    format_time,
+)
 
 _FIRST_ALONE = "a run uses GPU 0 with its own link; the others and the switches stand idle"
 _NOT_GIVEN = "not given"
@@ -81,6 +88,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         ("tensor rate", format_rate(gpu.tensor_rate) if gpu.tensor_rate else "", "gpu.tensor_rate"),
         ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else "", "gpu.dram_bandwidth"),
         *(_engine(gpu.cdma) if gpu.cdma else ()),
+        *(_power(gpu.power) if gpu.power else ()),
         ("link", link.kind, "link.kind"),
         *_ways(link, "link"),
         ("  latency", format_time(link.latency_ns), "link.latency"),
@@ -112,6 +120,16 @@ def _engine(cdma: CdmaSpec) -> list[Row]:
         ("  latency", format_time(cdma.latency_ns), "gpu.cdma.latency"),
         ("  kernels take", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
         ("  policy", policy, "gpu.cdma.throttle"),
+    ]
+
+
+def _power(power: PowerSpec) -> list[Row]:
+    return [
+        ("power, at most", format_power(power.limit_mw), "gpu.power.limit"),
+        ("  idle", format_power(power.idle_mw), "gpu.power.idle"),
+        ("  arithmetic", format_power(power.arithmetic_mw), "gpu.power.arithmetic"),
+        ("  to DRAM", format_energy_per_byte(power.dram_fj), "gpu.power.dram_energy"),
+        ("  over the link", format_energy_per_byte(power.link_fj), "gpu.power.link_energy"),
     ]
 
 

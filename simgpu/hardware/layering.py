@@ -102,12 +102,25 @@ def _at(file: str, place: str, problem: Problem) -> Problem:
 
 
 def _drop_sources(values: dict[str, Any], document: YamlMapping) -> None:
-    """Drops the sources of values that the document gives itself."""
+    """Drops the sources of values that the document gives itself, or takes away with their section."""
     sources = values.get("sources")
     if isinstance(sources, dict):
         given = document.lines
+        replaced = tuple(f"{key}." for key in _places_of_no_mapping(document.values))
         for key in [key for key in sources if key in given or key.partition("[")[0] in given]:
             del sources[key]
+        for key in [key for key in sources if key.startswith(replaced)]:
+            del sources[key]
+
+
+def _places_of_no_mapping(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Dotted places of the values that are no mappings; what a base has inside them is gone."""
+    for key, value in values.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield from _places_of_no_mapping(value, here)
+        else:
+            yield here
 
 
 def _lay(

@@ -17,12 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.layering import read_layered
-from simgpu.hardware.spec import CdmaSpec, Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import CdmaSpec, Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
 from simgpu.shipped import find, shipped_names
 from simgpu.validation import (
     Alignment,
     Bandwidth,
+    EnergyPerByte,
     FileModel,
+    Power,
     Rate,
     Size,
     SizeOrZero,
@@ -60,6 +62,26 @@ class CdmaSection(FileModel):
         )
 
 
+class PowerSection(FileModel):
+    """What the parts of the GPU's board draw, for energy and power of a run."""
+
+    limit: Power = Field(description="thermal design power of the board")
+    idle: Power = Field(description="drawn all the time, by a board that holds a program and runs no kernel")
+    arithmetic: Power = Field(description="what arithmetic at the full rate adds")
+    dram_energy: EnergyPerByte = Field(description="for what moves to or from device memory")
+    link_energy: EnergyPerByte = Field(description="for what moves over the link, beside its device memory's")
+
+    @model_validator(mode="after")
+    def _keeps_the_limit(self) -> PowerSection:
+        if self.idle + self.arithmetic > self.limit:
+            raise ValueError("idle and arithmetic together are more than limit: the board would slow down, lower one")
+        return self
+
+    def spec(self) -> PowerSpec:
+        """The description that the rest of simgpu computes with."""
+        return PowerSpec(self.limit, self.idle, self.arithmetic, self.dram_energy, self.link_energy)
+
+
 class GpuSection(FileModel):
     """The GPU of a node."""
 
@@ -76,6 +98,7 @@ class GpuSection(FileModel):
     architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
     multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
     cdma: CdmaSection | None = Field(default=None, description="its compressing DMA engine; without: it has none")
+    power: PowerSection | None = Field(default=None, description="what its parts draw; without: no energy is told")
     reported_as: tuple[Text, ...] = Field(
         default=(), strict=False, description="what its driver calls it, where that is not its name"
     )
@@ -88,12 +111,15 @@ class GpuSection(FileModel):
             raise ValueError("cdma needs dram_bandwidth: what kernels leave of it is what the engine can read")
         if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):
             raise ValueError("cdma.kernel_bandwidth is more than dram_bandwidth: kernels take a part of it")
+        if self.power is not None and self.fp32_rate is None:
+            raise ValueError("power needs fp32_rate: power.arithmetic is drawn at that rate")
         return self
 
     def spec(self) -> GpuSpec:
         """The description that the rest of simgpu computes with."""
-        values = self.model_dump(exclude={"cdma"})
-        return GpuSpec(**values, cdma=self.cdma.spec() if self.cdma is not None else None)
+        values = self.model_dump(exclude={"cdma", "power"})
+        cdma = self.cdma.spec() if self.cdma is not None else None
+        return GpuSpec(**values, cdma=cdma, power=self.power.spec() if self.power is not None else None)
 
 
 class LinkSection(FileModel):

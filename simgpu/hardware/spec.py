@@ -1,6 +1,7 @@
 """What a node is made of: frozen descriptions of GPUs, links, switches and host.
 
-Lives here: the dataclasses that the rest of simgpu computes with, in whole nanoseconds, bytes and bytes per second.
+Lives here: the dataclasses that the rest of simgpu computes with, in whole nanoseconds, bytes and bytes per second,
+milliwatts and femtojoules.
 Does not live here: YAML and its checks (`simgpu.hardware.nodes`), or behaviour over time (`simgpu.machine`).
 """
 
@@ -50,6 +51,22 @@ class CdmaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PowerSpec:
+    """What the parts of a GPU's board draw: milliwatts, and femtojoules for each byte that moves.
+
+    limit_mw: the thermal design power of the board. idle_mw: drawn all the time by a board that holds a program and
+    runs no kernel. arithmetic_mw: what arithmetic at the full rate adds. dram_fj: for a byte to or from device memory;
+    link_fj: for a byte over the link.
+    """
+
+    limit_mw: int
+    idle_mw: int
+    arithmetic_mw: int
+    dram_fj: int
+    link_fj: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSpec:
     """One GPU.
 
@@ -59,7 +76,7 @@ class GpuSpec:
     architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
     dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
     the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
-    cdma: its compressing DMA engine, None where it has none.
+    cdma: its compressing DMA engine, None where it has none. power: what its parts draw, None where not stated.
     reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
     """
 
@@ -74,6 +91,7 @@ class GpuSpec:
     architecture: str | None = None
     multiprocessors: int | None = None
     cdma: CdmaSpec | None = None
+    power: PowerSpec | None = None
     reported_as: tuple[str, ...] = ()
 
     def is_called(self, device: str) -> bool:

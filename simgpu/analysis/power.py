@@ -1,0 +1,247 @@
+"""Energy and power of a run, part by part: what GPUs draw while they compute, move data and wait.
+
+Lives here: the model and its sums. Does not live here: what the parts of a board draw (`gpu.power` of a node's file),
+or what kernels compute and move (`simgpu.graph.work`). Energies are whole numbers; powers are divisions at the end.
+
+A board draws its idle power all the time. On top of it draw, while a span runs:
+
+- arithmetic, in proportion to the share of the full rate that a kernel reaches, and at most what it draws at that rate:
+  some algorithms need fewer operations than are counted;
+- device memory, for every byte of a kernel, a codec or a copy;
+- the link, for every byte that passes it, either way.
+
+Each is spread evenly over its span. A span of no length draws nothing, and what the host encodes is not the GPU's.
+Clocks are taken as fixed: a real board slows down where it would pass its limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.hardware.spec import GpuSpec, PowerSpec
+from simgpu.timeline.model import Column, SpanKind, Timeline
+from simgpu.timeline.streams import StreamId
+from simgpu.timeline.work import WorkDone
+
+#: A profiler cannot look closer than this: drivers renew what they tell of a board's power that often (Lang and
+#: Ruenger, Euro-Par 2013, who found 20 ms).
+SAMPLE_NS = 20_000_000
+
+#: Number formats whose products matrix units compute, where a GPU has them.
+_HALF = ("float16", "bfloat16")
+
+_KERNELS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
+_CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
+
+Watts = NDArray[np.float64]
+
+
+class _Parts(NamedTuple):
+    """Picojoules of one span, beside what the board draws idle."""
+
+    arithmetic: int
+    dram: int
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """One iteration's energy by part, nanojoules, and its power.
+
+    duration_ns: of the iteration. limit_mw: of all its GPUs together. largest_w: watts, the largest mean over
+    `SAMPLE_NS` of iterations like this one after each other.
+    """
+
+    duration_ns: int
+    limit_mw: int
+    idle_nj: int
+    arithmetic_nj: int
+    dram_nj: int
+    link_nj: int
+    largest_w: float
+
+    @property
+    def energy_nj(self) -> int:
+        """Energy of the iteration: its parts together."""
+        return self.idle_nj + self.arithmetic_nj + self.dram_nj + self.link_nj
+
+    @property
+    def average_w(self) -> float:
+        """Watts over the iteration; 0 for one that takes no time."""
+        return self.energy_nj / self.duration_ns if self.duration_ns else 0.0
+
+    @property
+    def average_share(self) -> float:
+        """Average power against the limit."""
+        return self.average_w * 1000 / self.limit_mw
+
+    @property
+    def largest_share(self) -> float:
+        """Largest power against the limit."""
+        return self.largest_w * 1000 / self.limit_mw
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCurve:
+    """Power as a step function: from `time_ns[i]` of the run to `time_ns[i + 1]` each part draws so many watts."""
+
+    time_ns: Column
+    idle: Watts
+    arithmetic: Watts
+    dram: Watts
+    link: Watts
+
+    @property
+    def total(self) -> Watts:
+        """Watts of all parts."""
+        return self.idle + self.arithmetic + self.dram + self.link
+
+    def means(self, watts: Watts, bounds: Column) -> Watts:
+        """Means of `watts`, a column of this curve, between neighbouring `bounds` (ns of the run)."""
+        return np.asarray(np.diff(self._energy(watts, bounds)) / np.diff(bounds), dtype=np.float64)
+
+    def largest_mean(self, window_ns: int) -> float:
+        """Largest mean over so long a window (ns, more than 0) of the curve repeating itself, watts.
+
+        As a window moves, its mean grows or falls evenly until a step comes to its begin or its end; so one with a step
+        there is the largest.
+        """
+        first, last = int(self.time_ns[0]), int(self.time_ns[-1])
+        if first == last:
+            return 0.0
+        steps = self.time_ns - first
+        begins = first + np.concatenate([steps, (steps - window_ns) % (last - first)])
+        total = self.total
+        energies = self._energy(total, begins + window_ns) - self._energy(total, begins)
+        return float(energies.max()) / window_ns
+
+    def _energy(self, watts: Watts, at: Column) -> Watts:
+        """Nanojoules from the curve's begin to each of these times, after its end that of its repetitions."""
+        steps = np.concatenate([[0.0], np.cumsum(watts * np.diff(self.time_ns))])
+        times = self.time_ns - self.time_ns[0]
+        whole, rest = np.divmod(at - self.time_ns[0], times[-1])
+        return np.asarray(whole * steps[-1] + np.interp(rest, times, steps), dtype=np.float64)
+
+
+def measure_power(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, iteration: int = -1) -> Power:
+    """Energy and power of an iteration (the last one by default), of all GPUs in the timeline.
+
+    gpu: one whose power is stated. dtype: number format of the products. What begins or ends outside the iteration
+    counts with its part inside. `IndexError` when there is no such iteration, `ValueError` where the GPU's power is not
+    stated.
+
+    >>> from simgpu.timeline.model import MemoryCurve
+    >>> from simgpu.timeline.work import Work
+    >>> column = lambda *values: np.array(values, dtype=np.int64)
+    >>> empty = MemoryCurve(column(), column(), column(), None)
+    >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
+    ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(1000), bytes=column(0), cause=column(-1),
+    ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(1000,))
+    >>> gpu = GpuSpec("gpu", 1, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 120_000, dram_fj=100_000, link_fj=0))
+    >>> half_of_the_rate = WorkDone({"conv1": Work(500_000, dram_bytes=40_000)}, {}, {})
+    >>> power = measure_power(timeline, half_of_the_rate, gpu, "float32")
+    >>> power.idle_nj, power.arithmetic_nj, power.dram_nj, power.average_w
+    (50000, 60000, 4000, 114.0)
+    """
+    drawing = _Drawing(timeline, work, gpu, dtype, iteration)
+    arithmetic, dram, link = drawing.energy_pj()
+    duration = drawing.end - drawing.start
+    return Power(
+        duration_ns=duration,
+        limit_mw=drawing.gpus * drawing.power.limit_mw,
+        idle_nj=drawing.gpus * drawing.power.idle_mw * duration // 1000,
+        arithmetic_nj=arithmetic // 1000,
+        dram_nj=dram // 1000,
+        link_nj=link // 1000,
+        largest_w=drawing.curve().largest_mean(SAMPLE_NS),
+    )
+
+
+def power_curve(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, iteration: int = -1) -> PowerCurve:
+    """Power over an iteration; arguments and errors as in `measure_power`."""
+    return _Drawing(timeline, work, gpu, dtype, iteration).curve()
+
+
+class _Drawing:
+    """The spans that draw power in an iteration, equal ones together.
+
+    sort: (spans,) which of the equal ones each span is. parts: of each sort, for a whole span. starts, ends: (spans,)
+    cut at the iteration; whole: whether nothing was cut off.
+    """
+
+    def __init__(self, timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, iteration: int) -> None:
+        if gpu.power is None or gpu.fp32_rate is None:
+            raise ValueError(f"what {gpu.name} draws is not stated")
+        self.power = gpu.power
+        rate = gpu.tensor_rate if dtype in _HALF and gpu.tensor_rate is not None else gpu.fp32_rate
+        self.start, self.end = timeline.window(iteration)
+        self.gpus = max(1, len(np.unique(timeline.gpu)))
+        rows = np.flatnonzero(
+            (timeline.end_ns > self.start)
+            & (timeline.start_ns < self.end)
+            & (timeline.end_ns > timeline.start_ns)
+            & (timeline.kind < SpanKind.STALL_EVENT)
+            & ~_on_host(timeline)
+        )
+        self.starts = np.maximum(timeline.start_ns[rows], self.start)
+        self.ends = np.minimum(timeline.end_ns[rows], self.end)
+        self.durations = timeline.end_ns[rows] - timeline.start_ns[rows]
+        self.whole = self.ends - self.starts == self.durations
+        facts = np.stack([timeline.kind[rows], timeline.name[rows], self.durations, timeline.bytes[rows]], axis=1)
+        sorts, self.sort = np.unique(facts, axis=0, return_inverse=True)
+        self.parts = [
+            _parts(SpanKind(kind), timeline.names[name], duration, size, work, self.power, rate)
+            for kind, name, duration, size in sorts.tolist()
+        ]
+
+    def energy_pj(self) -> _Parts:
+        """Picojoules in the iteration, each part of a cut span rounded down."""
+        counts = np.bincount(self.sort[self.whole], minlength=len(self.parts)).tolist()
+        totals = [sum(count * part for count, part in zip(counts, of, strict=True)) for of in self._by_part()]
+        for span in np.flatnonzero(~self.whole).tolist():
+            inside, duration = int(self.ends[span] - self.starts[span]), int(self.durations[span])
+            for place, part in enumerate(self.parts[self.sort[span]]):
+                totals[place] += part * inside // duration
+        return _Parts(*totals)
+
+    def curve(self) -> PowerCurve:
+        """Watts over the iteration."""
+        edges = np.array([self.start, self.end], dtype=np.int64)
+        bounds = np.unique(np.concatenate([edges, self.starts, self.ends]))
+        begin, end = np.searchsorted(bounds, self.starts), np.searchsorted(bounds, self.ends)
+        columns = []
+        for of in self._by_part():
+            # A picojoule each nanosecond is a milliwatt.
+            watts = np.array([float(part) for part in of])[self.sort] / self.durations / 1000
+            changes = np.zeros(len(bounds))
+            np.add.at(changes, begin, watts)
+            np.subtract.at(changes, end, watts)
+            columns.append(np.maximum(np.cumsum(changes)[:-1], 0.0))
+        idle = np.full(len(bounds) - 1, self.gpus * self.power.idle_mw / 1000)
+        return PowerCurve(bounds, idle, *columns)
+
+    def _by_part(self) -> list[tuple[int, ...]]:
+        """Arithmetic, DRAM and link, each of all sorts."""
+        return list(zip(*self.parts, strict=True)) if self.parts else [(), (), ()]
+
+
+def _parts(
+    kind: SpanKind, name: str, duration: int, link_bytes: int, work: WorkDone, power: PowerSpec, rate: int
+) -> _Parts:
+    """Picojoules of a span of that length (ns)."""
+    if kind in _KERNELS or kind in _CODECS:
+        flops, moved = (work.kernels if kind in _KERNELS else work.codecs)[name]
+        # A milliwatt for a nanosecond is a picojoule.
+        arithmetic = power.arithmetic_mw * min(duration * rate, flops * 10**9) // rate
+        return _Parts(arithmetic, moved * power.dram_fj // 1000, 0)
+    return _Parts(0, work.copies[name] * power.dram_fj // 1000, link_bytes * power.link_fj // 1000)
+
+
+def _on_host(timeline: Timeline) -> NDArray[np.bool_]:
+    """Which spans the host's processors work at."""
+    hosts = [number for number, name in enumerate(timeline.streams) if StreamId.of(name).role == "host"]
+    return np.isin(timeline.stream, hosts)

@@ -1,0 +1,57 @@
+"""What the kernels, codecs and copies of a graph do to the hardware: operations, and bytes to and from device memory.
+
+Lives here: the counting. Does not live here: what it costs (`simgpu.analysis.power`). A graph with its transforms
+applied has the kernels that really run, with their own ids.
+"""
+
+from __future__ import annotations
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.timeline.work import Work, WorkDone
+from simgpu.trace.model import BlockKind, Kernel
+from simgpu.trace.timemodel.kinds import kind_of
+from simgpu.trace.timemodel.operation import OperationKind
+
+_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
+_PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
+
+
+def work_of(graph: TaskGraph) -> WorkDone:
+    """The work that a graph's kernels, codecs and copies do.
+
+    A kernel whose operations are not recorded does none: what multiplies no matrices moves far more than it computes
+    (for products that do not tell, see `silent_products`). One whose traffic is not recorded reads and writes every
+    block once, workspaces left out; what picks from a block reads as much as it writes. A codec reads the one form and
+    writes the other.
+
+    >>> from simgpu.trace.chain import chain
+    >>> work_of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))).kernels["F1"]
+    Work(flops=0, dram_bytes=300)
+    """
+    blocks = graph.blocks
+    return WorkDone(
+        kernels={kernel.id: Work(kernel.flops or 0, _traffic(graph, kernel)) for kernel in graph.kernels},
+        codecs={
+            blocks[form].id: Work(0, blocks[form].bytes + blocks[of.block].bytes) for form, of in graph.encoded.items()
+        },
+        copies={block.id: block.bytes for block in blocks},
+    )
+
+
+def silent_products(graph: TaskGraph) -> tuple[int, int]:
+    """How many convolutions and matrix products do not tell their operations, and of how many."""
+    products = [kernel for kernel in graph.kernels if kind_of(kernel.op) in _PRODUCTS]
+    return sum(kernel.flops is None for kernel in products), len(products)
+
+
+def _traffic(graph: TaskGraph, kernel: Kernel) -> int:
+    if kernel.dram_bytes is not None:
+        return kernel.dram_bytes
+    written, read = _together(graph, kernel.writes), _together(graph, kernel.reads)
+    return written + (min(read, written) if kind_of(kernel.op) in _PARTLY_READ else read)
+
+
+def _together(graph: TaskGraph, names: tuple[str, ...]) -> int:
+    """Bytes of these blocks but the workspaces."""
+    blocks = (graph.blocks[graph.block_number[name]] for name in names)
+    return sum(block.bytes for block in blocks if block.kind is not BlockKind.WORKSPACE)
