@@ -25,6 +25,7 @@ _BUILT_IN = {
     "cswap": "simgpu.policies.cswap:Cswap",
     "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
+    "modnn": "simgpu.policies.modnn.policy:Modnn",
 }
 
 GROUP = "simgpu.policies"

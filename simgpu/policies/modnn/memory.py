@@ -1,0 +1,136 @@
+"""The device memory as the planner sees it, and which blocks to move out of the way.
+
+Lives here: where data blocks are, and offloading schemes (moDNN, sections 3.3 and 5.2.1). Does not live here: when
+anything moves (`simgpu.policies.modnn.schedule`). Addresses come from the very pool that the machine runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.pool import Request
+from simgpu.policies.modnn.lanes import Point
+from simgpu.policies.modnn.tasks import Tasks
+
+#: Number that stands for the workspace in the pool.
+WORKSPACE = -1
+
+
+class Scheme(NamedTuple):
+    """Contiguous blocks to offload or free, in address order, and the delay (ns) that waiting for that brings."""
+
+    delay: int
+    blocks: tuple[int, ...]
+
+
+class Freed(NamedTuple):
+    """Addresses that the data stream gave back, and the point after which they are free."""
+
+    start: int
+    stop: int
+    point: Point
+
+
+@dataclass(slots=True)
+class DeviceMemory:
+    """Data blocks in and out of the device memory.
+
+    present: in device memory. unused: those of them that nobody has used since they were made or fetched. arriving[b]:
+    the end of the copy in of a block that the compute stream has not waited for yet. on_host: blocks whose present
+    value the host holds or is being sent. written[b]: the end of the task that last wrote it. freed: what the data
+    stream gave back; gone[b]: the same by block.
+    """
+
+    tasks: Tasks
+    pool: AddressedPool
+    present: set[int] = field(default_factory=set)
+    unused: set[int] = field(default_factory=set)
+    arriving: dict[int, Point] = field(default_factory=dict)
+    on_host: set[int] = field(default_factory=set)
+    written: dict[int, Point] = field(default_factory=dict)
+    freed: list[Freed] = field(default_factory=list)
+    gone: dict[int, Point] = field(default_factory=dict)
+    _requests: dict[int, Request] = field(default_factory=dict)
+
+    def request(self, b: int) -> Request:
+        """The pool's request for a data block."""
+        found = self._requests.get(b)
+        if found is None:
+            found = self._requests[b] = self.pool.prepare([b], [self.tasks.graph.sizes[b]])
+        return found
+
+    def take(self, b: int) -> bool:
+        """Take memory for a block by the pool's rule; False where no hole is large enough."""
+        if not self.pool.acquire(self.request(b)):
+            return False
+        self.present.add(b)
+        self.unused.add(b)
+        return True
+
+    def give(self, b: int) -> None:
+        """Give a block's memory back."""
+        self.pool.release(self.request(b))
+        self.present.discard(b)
+        self.unused.discard(b)
+        self.arriving.pop(b, None)
+
+    def offset(self, b: int) -> int:
+        """Address of a block, 0 for one of no bytes."""
+        return self.pool.address(b) or 0
+
+    def span(self, b: int) -> tuple[int, int]:
+        """Addresses of a block."""
+        start = self.offset(b)
+        return start, start + self.tasks.sizes[b]
+
+    def fits_beside(self, blocks: Iterable[int], workspace: Request | None) -> list[int]:
+        """Of these blocks those that would find no memory now, next to a workspace."""
+        taken: list[Request] = []
+        failed = []
+        if workspace is not None and self.pool.acquire(workspace):
+            taken.append(workspace)
+        for b in blocks:
+            if self.pool.acquire(self.request(b)):
+                taken.append(self.request(b))
+            else:
+                failed.append(b)
+        for request in taken:
+            self.pool.release(request)
+        return failed
+
+    def scheme(self, size: int, needed: Collection[int], delay: Callable[[list[int]], int]) -> Scheme | None:
+        """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
+
+        Neighbouring segments are taken from each node of the list upwards until they are large enough (figure 6). A
+        block that nobody has used since it was made or fetched stays, and so does what is needed at once. Of schemes
+        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address.
+        """
+        segments = list(self.pool.segments())
+        best: tuple[int, int, int] | None = None
+        chosen: tuple[int, ...] = ()
+        movable = [
+            block is None or (block in self.present and block not in self.unused and block not in needed)
+            for _, _, block in segments
+        ]
+        for first, start in enumerate(segments):
+            total, blocks = 0, []
+            for index in range(first, len(segments)):
+                if not movable[index]:
+                    break
+                total += segments[index].size
+                if (block := segments[index].block) is not None:
+                    blocks.append(block)
+                if total >= size:
+                    key = (delay(blocks), self._moved(blocks), start.start)
+                    if best is None or key < best:
+                        best, chosen = key, tuple(blocks)
+                    break
+        return None if best is None else Scheme(best[0], chosen)
+
+    def _moved(self, blocks: Iterable[int]) -> int:
+        """Bytes over the link: out where the host lacks the block, and in again."""
+        sizes = self.tasks.graph.copy_sizes
+        return sum(sizes[b] * (1 if b in self.on_host else 2) for b in blocks)

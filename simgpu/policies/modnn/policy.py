@@ -1,0 +1,119 @@
+"""`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget.
+
+Lives here: the policy and its parameters. Does not live here: algorithm 1 and its parts (beside this file), or the size
+of the sub-batch (`simgpu.policies.subbatch`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.bounds import check_bound
+from simgpu.graph.split import Split, split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import WithAlgorithms
+from simgpu.memory.addressed import AddressedPool
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.modnn.schedule import Schedule
+from simgpu.policies.modnn.tasks import resident_blocks, tasks_of
+from simgpu.policies.modnn.writer import segment_of
+from simgpu.policies.subbatch import select_sub_batch
+from simgpu.policies.vdnn import require_one_stream
+from simgpu.program.instructions import Program
+from simgpu.units import format_time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What moDNN has decided.
+
+    sub_batch: samples at a time. schedules: one for each round of the split graph. finish_ns: the predicted time of an
+    iteration, which a run on a node with these copies and kernels takes exactly.
+    """
+
+    program: Program
+    sub_batch: int
+    schedules: tuple[Schedule, ...]
+    finish_ns: int
+
+
+@dataclass(frozen=True)
+class Modnn(Policy):
+    """Fit any budget: partition the batch, then schedule transfers and choose algorithms by their gain."""
+
+    name = "modnn"
+    summary = "sub-batches, a static schedule of transfers and convolution algorithms for any memory budget"
+    source = "Chen et al., IEEE TPDS 30(3), 2019, section 5"
+
+    sub_batch: int = parameter(0, "samples at a time; 0 lets equation 8 choose")
+    alpha: float = parameter(0.15, "share of consecutive tasks that memory holds at once in equation 8")
+    algorithms: Literal["gain", "fastest", "smallest"] = parameter(
+        "gain", "convolution algorithms: by equation 10, always the fastest, or those with the least workspace"
+    )
+
+    def plan(self, context: PlanContext) -> Program:
+        """The program of all rounds. Raises `OutOfMemoryError` for a budget below the bound of equation 7."""
+        return self.planned(context).program
+
+    def planned(self, context: PlanContext) -> Plan:
+        """The program with the schedules it was written from."""
+        require_one_stream(context.graph, self.name)
+        size, notes = self._sub_batch(context)
+        graph = split(context.graph, size)
+        check_bound(graph, context.budget, context.node.gpu.alignment)
+        events = count()
+        schedules = []
+        for part in graph.rounds:
+            tasks = tasks_of(graph, part, context.node.link, context.node.gpu.alignment)
+            schedule = Schedule(tasks, _pool(graph, context), events, self.algorithms)
+            schedule.run()
+            schedules.append(schedule)
+        chosen = tuple(sorted((k, name) for each in schedules for k, name in each.chosen.items()))
+        algorithms = WithAlgorithms(chosen)
+        final = algorithms.apply(graph)
+        finish = sum(part.repeat * each.compute.now for part, each in zip(graph.rounds, schedules, strict=True))
+        cleared = sum(part.repeat * len(each.defragmented) for part, each in zip(graph.rounds, schedules, strict=True))
+        if cleared:
+            notes.append(f"memory is defragmented {cleared} times in an iteration")
+        notes.append(f"planned: {format_time(finish)} for an iteration")
+        program = Program(
+            tuple(segment_of(each, final, part.repeat) for part, each in zip(graph.rounds, schedules, strict=True)),
+            resident=resident_blocks(graph),
+            transforms=(Split(size), algorithms),
+            pool="addressed",
+            notes=tuple(notes),
+        )
+        return Plan(program, size, tuple(schedules), finish)
+
+    def _sub_batch(self, context: PlanContext) -> tuple[int, list[str]]:
+        whole = context.graph.trace.info.batch
+        if self.alpha <= 0 or self.alpha > 1:
+            what = f"{self.alpha} is no share of the tasks"
+            raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
+        if self.sub_batch:
+            if not 1 <= self.sub_batch <= whole:
+                what = f"{self.sub_batch} is no part of a batch of {whole}"
+                raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0")
+            return self.sub_batch, [f"sub-batch {self.sub_batch} of {whole}, as asked for"]
+        found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=self.alpha)
+        told = [f"sub-batch {found.size} of {whole}"]
+        if found.why_whole:
+            told = [f"the batch of {whole} is not partitioned: {found.why_whole}"]
+        return found.size, told
+
+
+def _pool(graph: TaskGraph, context: PlanContext) -> AddressedPool:
+    """The memory of the GPU with what stays in it."""
+    pool = AddressedPool(context.budget, context.node.gpu.alignment)
+    resident = resident_blocks(graph)
+    request = pool.prepare(resident, [graph.sizes[b] for b in resident])
+    if not pool.acquire(request):
+        held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in resident), key=lambda h: (-h[1], h[0]))
+        what = "what stays in memory, before the first kernel,"
+        raise OutOfMemoryError(
+            what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(held)
+        )
+    return pool

@@ -1,0 +1,339 @@
+"""Algorithm 1 of moDNN: the schedule of one round, task by task, with the time at which everything happens.
+
+Lives here: the flow. Its parts are beside this file: offloading schemes and addresses (`memory`), when to prefetch
+(`prefetch`), the gain of an algorithm (`algorithms`), the two streams and their clocks (`lanes`).
+
+Readings of what the paper leaves open:
+
+* An offload begins right after the task that last wrote the block, as figure 3 has it, if the data stream is idle then:
+  the schedule is static, so the copy can stand where it hides best although it is decided on later.
+* A block whose value the host has is freed without a copy. A block written again after its offload is copied again.
+* Inputs and labels are on the host when a round begins and are loaded like other data, so each round pays for its
+  samples. They are never copied out.
+* A prefetch that finds no room may offload; of its schemes the one that delays the waiting task least is taken.
+* Where a block is prefetched for a task that lacks several, those that find room are fetched although others do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.pool import Request
+from simgpu.policies.modnn.algorithms import Candidate, best, least
+from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
+from simgpu.policies.modnn.memory import WORKSPACE, DeviceMemory, Freed
+from simgpu.policies.modnn.prefetch import should_start, will_fit
+from simgpu.policies.modnn.tasks import Task, Tasks
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
+from simgpu.trace.model import AlgorithmChoice
+
+
+class Transfer(NamedTuple):
+    """A copy as it is predicted: block, whether out or in, start and end in nanoseconds from the round's begin."""
+
+    block: int
+    out: bool
+    start: int
+    end: int
+
+
+@dataclass
+class Schedule:
+    """One round on its way through algorithm 1.
+
+    pool: holds what stays resident and nothing else. events: numbers for the program's events. starts[i]: when task i
+    starts; chosen[k]: the algorithm of kernel k; defragmented: tasks before which memory was cleared.
+    """
+
+    tasks: Tasks
+    pool: AddressedPool
+    events: Iterator[int]
+    algorithms: str = "gain"
+    starts: list[int] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    chosen: dict[int, str] = field(default_factory=dict)
+    defragmented: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.compute, self.data = Lane(self.events), Lane(self.events)
+        self.memory = DeviceMemory(self.tasks, self.pool)
+        assert self.pool.capacity is not None, "moDNN plans for a budget"
+        self.capacity = self.pool.capacity - self.pool.used
+        self.away: set[int] = set()
+        self._needed_next: list[tuple[int, int]] = []
+        self._host_held: set[int] = set()
+
+    def run(self) -> None:
+        """All tasks in order."""
+        self._receive_inputs()
+        for index, task in enumerate(self.tasks.tasks):
+            self._prepare(index, task)
+            duration, workspace = self._choose(index, task)
+            self._prefetch(index, task, duration)
+            self._execute(index, task, duration, workspace)
+
+    def _receive_inputs(self) -> None:
+        if given := self.tasks.given:
+            self.data.do(Acquire(given, Space.HOST))
+            self.data.do(Provide(given, Space.HOST))
+            self._host_held.update(given)
+            self.memory.on_host.update(given)
+            self._leave(given, -1)
+
+    def _leave(self, blocks: Iterable[int], index: int) -> None:
+        """These blocks are needed later, and not in device memory."""
+        for b in blocks:
+            self.away.add(b)
+            use = self.tasks.next_use(b, index)
+            assert use is not None, "a block that nobody needs any more is freed, not moved"
+            heappush(self._needed_next, (use, b))
+
+    # --- lines 3 to 8: inputs and outputs ---------------------------------------------------------------------
+
+    def _prepare(self, index: int, task: Task) -> None:
+        wanted = (*(b for b in task.inputs if b not in self.memory.present), *task.outputs)
+        for b in task.inputs:
+            if b in self.memory.arriving:
+                self.compute.wait(self.memory.arriving.pop(b))
+        for count, b in enumerate(wanted):
+            if not self._make_room(self.memory.request(b), index, task):
+                for taken in wanted[:count]:
+                    self.memory.give(taken)
+                self._defragment(index, task)
+                return
+            self.memory.take(b)
+        self._bring(task, wanted)
+
+    def _make_room(self, request: Request, index: int, task: Task) -> bool:
+        """Whether memory can be taken for this request, if need be after offloading something else."""
+        if self._has_room(request):
+            return True
+        scheme = self.memory.scheme(request[1], task.touched, self._delay)
+        if scheme is None:
+            return False
+        self._evict(scheme.blocks, index - 1)
+        return True
+
+    def _has_room(self, request: Request) -> bool:
+        return request[1] == 0 or self.pool.largest_hole >= request[1]
+
+    def _delay(self, blocks: list[int]) -> int:
+        """How much later the next task starts if these blocks are offloaded before it (figure 3)."""
+        return max(0, self._offloaded_at(blocks) - self.compute.now)
+
+    def _offloaded_at(self, blocks: Iterable[int]) -> int:
+        end = 0
+        for b in blocks:
+            if b not in self.memory.on_host:
+                end = max(end or self.data.now, self.memory.written[b].time) + self.tasks.out_ns[b]
+        return end
+
+    def _evict(self, blocks: tuple[int, ...], index: int) -> None:
+        """Free the memory of blocks for the task after `index`, which waits for the copies."""
+        if self._offload(blocks):
+            self.compute.wait(self.data.point())
+        if blocks:
+            self.compute.do(Release(blocks))
+        for b in blocks:
+            self.memory.give(b)
+        self._leave(blocks, index)
+
+    def _offload(self, blocks: Iterable[int]) -> bool:
+        """Copy out what the host lacks; tells whether there was any."""
+        lacking = [b for b in blocks if b not in self.memory.on_host]
+        for b in lacking:
+            self.data.wait(self.memory.written[b])
+            if b not in self._host_held:
+                self._host_held.add(b)
+                self.data.do(Acquire((b,), Space.HOST))
+            self._copy(b, out=True)
+            self.memory.on_host.add(b)
+        return bool(lacking)
+
+    def _copy(self, b: int, *, out: bool) -> None:
+        start = self.data.now
+        if out:
+            self.data.do(CopyOut(b), self.tasks.out_ns[b])
+        else:
+            self.data.do(CopyIn(b), self.tasks.in_ns[b])
+        self.transfers.append(Transfer(b, out, start, self.data.now))
+
+    def _bring(self, task: Task, wanted: tuple[int, ...]) -> None:
+        """Take memory for these blocks, whose places are settled, and load those that have a value."""
+        if not wanted:
+            return
+        for b in wanted:
+            self._hear_of(*self.memory.span(b))
+            if b in self.memory.gone:
+                self.compute.wait(self.memory.gone.pop(b))
+        self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
+        if task.born:
+            self.compute.do(Provide(task.born))
+        loaded = [b for b in wanted if b in self.away]
+        if loaded:
+            self.data.wait(self.compute.point())
+            for b in loaded:
+                self._copy(b, out=False)
+            self.compute.wait(self.data.point())
+            self.away.difference_update(loaded)
+
+    def _hear_of(self, start: int, stop: int) -> None:
+        """Wait until the data stream has given back what it held of these addresses."""
+        for freed in self.memory.freed:
+            if freed.start < stop and start < freed.stop:
+                self.compute.wait(freed.point)
+        if self.memory.freed:
+            self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.heard]
+
+    def _defragment(self, index: int, task: Task) -> None:
+        """Offload everything, then load what the task needs (section 5.2.1)."""
+        memory = self.memory
+        self.defragmented.append(index)
+        present = tuple(sorted(memory.present, key=lambda b: (memory.offset(b), b)))
+        for b in present:
+            if b in memory.arriving:
+                self.compute.wait(memory.arriving[b])
+        self._evict(present, index - 1)
+        for b in task.touched:
+            if not memory.take(b):
+                raise self._too_small(task)
+        self._bring(task, task.touched)
+
+    def _too_small(self, task: Task) -> OutOfMemoryError:
+        graph, sizes = self.tasks.graph, self.tasks.sizes
+        kernel = graph.kernels[task.kernel]
+        holders = sorted(((graph.blocks[b].id, sizes[b]) for b in task.touched), key=lambda h: (-h[1], h[0]))
+        need, hole = sum(size for _, size in holders), self.pool.largest_hole
+        waiting = f"kernel {kernel.id} ({kernel.op}) beside what stays in memory"
+        capacity = self.pool.capacity or 0
+        return OutOfMemoryError(
+            waiting, "device", need, self.capacity, hole, capacity, self.compute.now, tuple(holders), kernel.id
+        )
+
+    # --- lines 9 to 14: convolution algorithms ----------------------------------------------------------------
+
+    def _choose(self, index: int, task: Task) -> tuple[int, Request | None]:
+        """The task's duration and the workspace it has taken."""
+        if not task.choices:
+            return self.tasks.graph.durations[task.kernel], None
+        base = least(task.choices)
+        choice = base if self.algorithms == "smallest" else None
+        if self.algorithms != "smallest":
+            choices = task.choices[:1] if self.algorithms == "fastest" else task.choices
+            choice = best(self._candidates(index, task, choices), base.duration_ns)
+        if choice is None:
+            choice = base
+        request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
+        if not self._make_room(request, index, task):
+            choice = base
+            request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
+            self._defragment(index, task)
+        if not self.pool.acquire(request):
+            raise self._too_small(task)
+        offset = self.pool.address(WORKSPACE) or 0
+        self._hear_of(offset, offset + request[1])
+        self.compute.do(TakeWorkspace(task.kernel, offset))
+        self.chosen[task.kernel] = choice.algorithm
+        return choice.duration_ns, request
+
+    def _candidates(self, index: int, task: Task, choices: Iterable[AlgorithmChoice]) -> list[Candidate]:
+        """The algorithms whose workspace finds room, with their penalties."""
+        pending = self._next_prefetch(index)
+        missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
+        found = []
+        for choice in choices:
+            request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
+            delay: int | None = 0
+            if not self._has_room(request):
+                scheme = self.memory.scheme(request[1], task.touched, self._delay)
+                delay = None if scheme is None else scheme.delay
+            if delay is not None:
+                held_up = self.memory.fits_beside(missing, request) if missing else ()
+                found.append(Candidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
+        return found
+
+    # --- lines 15 to 27: prefetching --------------------------------------------------------------------------
+
+    def _next_prefetch(self, index: int) -> tuple[int, tuple[int, ...]] | None:
+        """The next task that lacks blocks which the host has, and these blocks."""
+        while self._needed_next:
+            use, b = self._needed_next[0]
+            if b in self.away and use > index and use == self.tasks.next_use(b, index):
+                return use, tuple(each for each in self.tasks.tasks[use].inputs if each in self.away)
+            heappop(self._needed_next)
+        return None
+
+    def _prefetch(self, index: int, task: Task, duration: int) -> None:
+        while (pending := self._next_prefetch(index)) is not None:
+            use, missing = pending
+            if not should_start(self.tasks, index, use, missing):
+                return
+            if not will_fit(self.tasks, self.memory, index, use, self.capacity):
+                return
+            expected = self.compute.now + duration + self.tasks.fast[use] - self.tasks.fast[index + 1]
+            for b in missing:
+                if not self._fetch(b, index, task, expected):
+                    return
+
+    def _fetch(self, b: int, index: int, task: Task, expected: int) -> bool:
+        """Begin to fetch a block for a task that should start at `expected`; False where there is no room."""
+        boundary = self.compute.point()
+        if not self.memory.take(b):
+            late = self._lateness(b, expected)
+            scheme = self.memory.scheme(self.memory.request(b)[1], task.touched, late)
+            if scheme is None:
+                return False
+            self._evict_behind(scheme.blocks, boundary, index)
+            self.memory.take(b)
+        self.data.wait(boundary)
+        self.data.do(Acquire((b,), offsets=(self.memory.offset(b),)))
+        self._copy(b, out=False)
+        self.memory.arriving[b] = self.data.point()
+        self.memory.gone.pop(b, None)
+        self.away.discard(b)
+        return True
+
+    def _lateness(self, b: int, expected: int) -> Callable[[list[int]], int]:
+        """How late a block comes in if others have to be offloaded first."""
+
+        def late(blocks: list[int]) -> int:
+            begin = max(self._offloaded_at(blocks), self.data.now, self.compute.now)
+            return max(0, begin + self.tasks.in_ns[b] - expected)
+
+        return late
+
+    def _evict_behind(self, blocks: tuple[int, ...], boundary: Point, index: int) -> None:
+        """Free the memory of blocks on the data stream, without keeping the present task waiting."""
+        self._offload(blocks)
+        self.data.wait(boundary)
+        self.data.do(Release(blocks))
+        free = self.data.point()
+        for b in blocks:
+            self.memory.freed.append(Freed(*self.memory.span(b), free))
+            self.memory.give(b)
+            self.memory.gone[b] = free
+        self._leave(blocks, index)
+
+    # --- lines 28 to 31: execution ----------------------------------------------------------------------------
+
+    def _execute(self, index: int, task: Task, duration: int, workspace: Request | None) -> None:
+        memory, compute = self.memory, self.compute
+        self.starts.append(compute.now)
+        compute.do(Launch(task.kernel), duration)
+        memory.unused.difference_update(task.inputs)
+        if workspace is not None:
+            self.pool.release(workspace)
+            compute.do(GiveWorkspace(task.kernel))
+        if task.dying:
+            compute.do(Release(task.dying))
+        for b in task.dying:
+            memory.give(b)
+        end = compute.point()
+        for b in task.writes:
+            memory.written[b] = end
+            memory.on_host.discard(b)

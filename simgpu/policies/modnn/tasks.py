@@ -1,0 +1,126 @@
+"""What the tasks of one round need, as algorithm 1 asks for it.
+
+Lives here: inputs, outputs, next uses and sizes of the data blocks that come and go. Does not live here: where they
+are at any time (`simgpu.policies.modnn.memory`). Tasks are numbered from 0 within their round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
+from simgpu.graph.transforms import algorithm_choices
+from simgpu.hardware.spec import LinkSpec
+from simgpu.memory.pool import aligned
+from simgpu.memory.transfer import copy_ns
+from simgpu.trace.model import AlgorithmChoice, BlockKind
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kernel.
+
+    inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; born: those of the
+    outputs that the host puts there. dying: those that nobody needs afterwards. writes: the data blocks it changes.
+    choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is.
+    """
+
+    kernel: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    born: tuple[int, ...]
+    dying: tuple[int, ...]
+    writes: tuple[int, ...]
+    choices: tuple[AlgorithmChoice, ...]
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """Inputs and outputs."""
+        return self.inputs + self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The tasks of a round in order.
+
+    given: blocks that the host holds when the round begins (inputs, labels). uses[b]: tasks that touch b, ascending.
+    sizes[b]: bytes with padding, of all blocks. out_ns[b], in_ns[b]: time to copy a data block alone on the link.
+    fast: running sums of the durations by the fastest algorithms, one more than there are tasks.
+    """
+
+    graph: TaskGraph
+    tasks: tuple[Task, ...]
+    given: tuple[int, ...]
+    uses: dict[int, tuple[int, ...]]
+    sizes: Sequence[int]
+    out_ns: dict[int, int]
+    in_ns: dict[int, int]
+    fast: tuple[int, ...]
+
+    def next_use(self, b: int, task: int) -> int | None:
+        """The first task after this one that touches the block."""
+        uses = self.uses[b]
+        index = bisect_right(uses, task)
+        return uses[index] if index < len(uses) else None
+
+
+def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
+    """Blocks that never leave (section 3.2: weights and their gradients): what is persistent and not let go of."""
+    releases = graph.needed_releases
+    return tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and releases[b] is None)
+
+
+def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> Tasks:
+    """The tasks of one round of a split graph. Raises `InputError` for a block that outlives its round."""
+    choices = algorithm_choices(graph)
+    elsewhere = set(resident_blocks(graph)).union(*(_workspaces(graph, k) for k in choices))
+    uses: dict[int, list[int]] = {}
+    for k in range(part.first, part.stop):
+        for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])):
+            if b not in elsewhere:
+                uses.setdefault(b, []).append(k - part.first)
+    _check_lifetimes(graph, part, uses)
+    tasks = tuple(_task(graph, part, k, uses, choices.get(k, ())) for k in range(part.first, part.stop))
+    fastest = (task.choices[0].duration_ns if task.choices else graph.durations[task.kernel] for task in tasks)
+    return Tasks(
+        graph,
+        tasks,
+        tuple(sorted(b for b in uses if graph.births[b] == BEFORE)),
+        {b: tuple(found) for b, found in uses.items()},
+        [aligned(size, alignment) for size in graph.sizes],
+        {b: copy_ns(graph.copy_sizes[b], link.d2h_bandwidth, link.latency_ns) for b in uses},
+        {b: copy_ns(graph.copy_sizes[b], link.h2d_bandwidth, link.latency_ns) for b in uses},
+        (0, *accumulate(fastest)),
+    )
+
+
+def _workspaces(graph: TaskGraph, k: int) -> tuple[int, ...]:
+    return tuple(b for b in graph.writes[k] if graph.blocks[b].kind is BlockKind.WORKSPACE)
+
+
+def _check_lifetimes(graph: TaskGraph, part: Round, used: Iterable[int]) -> None:
+    for b in used:
+        if not (part.first <= graph.uses[b][0] and graph.uses[b][-1] < part.stop):
+            what = f"block '{graph.blocks[b].id}' is used in more than one sub-batch and does not stay in memory"
+            raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks", what, "mark it persistent")
+
+
+def _task(
+    graph: TaskGraph, part: Round, k: int, uses: Mapping[int, list[int]], choices: tuple[AlgorithmChoice, ...]
+) -> Task:
+    here = k - part.first
+    touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b in uses]
+    outputs = tuple(b for b in touched if uses[b][0] == here and graph.births[b] != BEFORE)
+    return Task(
+        k,
+        inputs=tuple(b for b in touched if b not in outputs),
+        outputs=outputs,
+        born=tuple(b for b in outputs if graph.blocks[b].born is not None),
+        dying=tuple(b for b in touched if uses[b][-1] == here),
+        writes=tuple(b for b in dict.fromkeys(graph.writes[k]) if b in uses),
+        choices=choices,
+    )

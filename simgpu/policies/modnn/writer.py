@@ -1,0 +1,64 @@
+"""The program that a schedule stands for.
+
+Lives here: turning the cells of both streams into instructions. Does not live here: any decision.
+"""
+
+from __future__ import annotations
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.modnn.lanes import Cell, GiveWorkspace, TakeWorkspace
+from simgpu.policies.modnn.schedule import Schedule
+from simgpu.program.instructions import (
+    COMPUTE,
+    DATA,
+    Acquire,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Provide,
+    Release,
+    Segment,
+    Space,
+)
+from simgpu.trace.model import BlockKind
+
+
+def segment_of(schedule: Schedule, graph: TaskGraph, repeat: int) -> Segment:
+    """The segment of a round. graph: the split graph with the chosen algorithms, so that workspaces have numbers."""
+    compute = [line for cell in schedule.compute.code() for line in _instructions(cell, graph)]
+    streams = {COMPUTE: tuple(compute)}
+    if schedule.data.cells:
+        data = [line for cell in schedule.data.code() for line in _instructions(cell, graph)]
+        streams[DATA] = tuple(_with_host_released(data))
+    return Segment(streams, repeat)
+
+
+def _instructions(cell: Cell, graph: TaskGraph) -> list[Instruction]:
+    if isinstance(cell, TakeWorkspace | GiveWorkspace):
+        blocks = tuple(b for b in graph.writes[cell.kernel] if graph.blocks[b].kind is BlockKind.WORKSPACE)
+        if not blocks:
+            return []
+        if isinstance(cell, GiveWorkspace):
+            return [Release(blocks)]
+        # Only the first of a kernel's workspaces has bytes once its algorithm is chosen.
+        return [Acquire(blocks, offsets=(cell.offset, *(0 for _ in blocks[1:])))]
+    return [cell]  # type: ignore[list-item]
+
+
+def _with_host_released(data: list[Instruction]) -> list[Instruction]:
+    """Host memory of a block is given back after its last copy in the round."""
+    last: dict[int, int] = {}
+    for position, instruction in enumerate(data):
+        if isinstance(instruction, CopyIn | CopyOut):
+            last[instruction.block] = position
+        elif isinstance(instruction, Provide):
+            last.update(dict.fromkeys(instruction.blocks, position))
+    ending: dict[int, list[int]] = {}
+    for b, position in last.items():
+        ending.setdefault(position, []).append(b)
+    code: list[Instruction] = []
+    for position, instruction in enumerate(data):
+        code.append(instruction)
+        if position in ending:
+            code.append(Release(tuple(ending[position]), Space.HOST))
+    return code
