@@ -12,6 +12,9 @@ The published graph is one of a tidy network. Of a trace this is how it is read:
   backward leaves to the optimizer, and gradients of weights but for those that backward itself adds to others.
   Persistent blocks that the recording lets go of in mid-iteration do not reside.
 * A workspace is a block of that kind that one kernel alone touches. One that several share is data.
+* The published tasks are of layers, such as BP1 of layer 4. Of a layer of several kernels the neighbours that belong to
+  one such task stand together in `layer_tasks`: those in forward, those in backward that make gradients of weights
+  alone, those in backward that do not.
 * A block that is changed in place counts once. A kernel that writes a block that has a value already, without reading
   it, may leave some of that value as it is (a piece of a concatenation), so it takes that value in.
 """
@@ -22,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.graph.taskgraph import TaskGraph
@@ -139,6 +143,13 @@ class Tdfg:
     def tasks(self) -> tuple[int, ...]:
         """The tasks in order, without BP3, which the published graph leaves out."""
         return tuple(k for k, kind in enumerate(self.kinds) if kind is not TaskKind.BP3)
+
+    @cached_property
+    def layer_tasks(self) -> tuple[tuple[int, ...], ...]:
+        """FP, BP1 and BP2 of each layer in order: the kernels of each, which are neighbours among `tasks`."""
+        step_of = self.graph.layers.step_of
+        groups = groupby(self.tasks, key=lambda k: (step_of[k], self.kinds[k] is TaskKind.BP2))
+        return tuple(tuple(kernels) for _, kernels in groups)
 
     def fastest(self, k: int) -> Way:
         """The way of task k that takes least time."""
