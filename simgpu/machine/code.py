@@ -82,21 +82,22 @@ class MachineCode:
 
 
 def translate(
-    program: Program, graph: TaskGraph, device: Memory, host: Memory, demands: Sequence[int] | None = None
+    program: Program, graph: TaskGraph, devices: Sequence[Memory], host: Memory, demands: Sequence[int] | None = None
 ) -> MachineCode:
     """The machine code of a program; `graph` has the program's transforms applied.
 
-    demands: DRAM bandwidth that each kernel takes, bytes per second, where copies depend on it.
+    devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
+    depend on it.
     """
     streams = program.streams
     code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    translator = _Translator(graph, device, host, events, code.signal_work, repeats, demands)
+    translator = _Translator(graph, host, events, code.signal_work, repeats, demands)
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
-            code.segments[position].append(translator.stream_code(instructions, index))
+            code.segments[position].append(translator.stream_code(instructions, index, devices[stream.gpu]))
     return code
 
 
@@ -117,7 +118,6 @@ class _Translator:
     def __init__(
         self,
         graph: TaskGraph,
-        device: Memory,
         host: Memory,
         events: dict[int, tuple[int, int]],
         signal_work: list[int],
@@ -126,14 +126,13 @@ class _Translator:
     ) -> None:
         self.demands = demands
         self.graph = graph
-        self.device = device
         self.host = host
         self.events = events
         self.signal_work = signal_work
         self.repeats = repeats
 
-    def stream_code(self, instructions: tuple[Instruction, ...], index: int) -> StreamCode:
-        """The code of one stream in segment `index`."""
+    def stream_code(self, instructions: tuple[Instruction, ...], index: int, device: Memory) -> StreamCode:
+        """The code of one stream in segment `index`; `device` is the memory of the stream's GPU."""
         ops: list[Op] = []
         works: list[int] = []
         durations, copied, demands = self.graph.durations, self.graph.copy_sizes, self.demands
@@ -144,10 +143,10 @@ class _Translator:
                 ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
             elif isinstance(instruction, Acquire):
-                memory, request = self._request(instruction, instruction.offsets)
+                memory, request = self._request(instruction, instruction.offsets, device)
                 ops.append((ACQUIRE, memory, request, memory.number(request)))
             elif isinstance(instruction, Release):
-                memory, request = self._request(instruction, None)
+                memory, request = self._request(instruction, None, device)
                 ops.append((RELEASE, memory, request, memory.number(request) + 1))
             elif isinstance(instruction, Signal):
                 event = self.events[instruction.event][0]
@@ -173,8 +172,10 @@ class _Translator:
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
 
-    def _request(self, instruction: Acquire | Release, offsets: tuple[int, ...] | None) -> tuple[Memory, Request]:
-        memory, sizes = self.device, self.graph.sizes
+    def _request(
+        self, instruction: Acquire | Release, offsets: tuple[int, ...] | None, device: Memory
+    ) -> tuple[Memory, Request]:
+        memory, sizes = device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes
         blocks = instruction.blocks

@@ -1,7 +1,8 @@
 """Copy engines and the link they feed.
 
 Lives here: who is served when, and for how long. An engine serves copies first in, first out by issue; one engine may
-serve both directions. A copy holds its engine for the link's latency and then until its bytes have passed.
+serve both directions. A copy holds its engine for the link's latency and then until its bytes have passed. Does not
+live here: which links a copy passes (`simgpu.machine.links`), or how they are shared (`simgpu.machine.flows`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import simpy
 
-from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.cdma import ReadRate
 from simgpu.machine.code import Op
 from simgpu.machine.flows import FlowNetwork
+from simgpu.machine.links import Path, paths_of, shares_capacity, single_paths
 from simgpu.memory.transfer import copy_ns
 
 if TYPE_CHECKING:
@@ -31,14 +33,33 @@ class Engine:
     queue: deque[tuple[Stream, Op]] = field(default_factory=deque)
 
 
-class Engines:
-    """The copy engines of one GPU on its link. settled: as in `FlowNetwork`.
+def engines_of(
+    env: simpy.Environment, node: NodeSpec, gpus: int, settled: Callable[[], None], *, demands_vary: bool = False
+) -> list[Engines]:
+    """The copy engines of each of the first `gpus` GPUs of a node.
 
-    demands_vary: whether the kernels' demands on DRAM are told by `take_dram`, and matter.
+    settled: as in `FlowNetwork`. demands_vary: whether the kernels' demands on DRAM are told by `take_dram`, and
+    matter. One GPU has its link to itself; several share the switches between them and the host. Where a copy always
+    has its path to itself, at a rate that never changes, there is no network.
     """
+    capacities, paths = paths_of(node, gpus) if gpus > 1 else single_paths(node)
+    flows = None
+    if gpus > 1 or demands_vary or shares_capacity(node):
+        flows = FlowNetwork(env, capacities, settled)
+    return [Engines(env, node, flows, path, demands_vary=demands_vary) for path in paths]
+
+
+class Engines:
+    """The copy engines of one GPU on its link. paths: over the links of the network `flows`, out and in."""
 
     def __init__(
-        self, env: simpy.Environment, node: NodeSpec, settled: Callable[[], None], *, demands_vary: bool = False
+        self,
+        env: simpy.Environment,
+        node: NodeSpec,
+        flows: FlowNetwork | None,
+        paths: tuple[Path, Path],
+        *,
+        demands_vary: bool,
     ) -> None:
         self.env = env
         self.link = node.link
@@ -47,14 +68,8 @@ class Engines:
         self.by_direction = (out, out if node.gpu.copy_engines == 1 else Engine())
         cdma = node.gpu.cdma
         self.read_rate = ReadRate(node.gpu, cdma, 0 if demands_vary else cdma.kernel_bandwidth) if cdma else None
-        self.flows: FlowNetwork | None = None
-        self.paths = (("out",), ("in",))
-        if node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1:
-            self.paths = (("link",), ("link",))
-            self.flows = FlowNetwork(env, {"link": max(self.bandwidth)}, settled)
-        elif demands_vary:
-            self.flows = FlowNetwork(env, dict(zip(("out", "in"), self.bandwidth, strict=True)), settled)
-        # Everywhere else a copy has its link to itself, at a rate that never changes.
+        self.flows = flows
+        self.paths = paths
 
     def issue(self, stream: Stream, copy: Op) -> bool:
         """Ask for a copy; returns whether it was begun at once."""

@@ -23,7 +23,7 @@ from simpy.events import NORMAL
 
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRAM_LAUNCH, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
-from simgpu.machine.engines import Engines
+from simgpu.machine.engines import Engines, engines_of
 from simgpu.machine.memory import Memory
 
 #: Limit of `Executor._run` for a stream that is alone at its instant.
@@ -40,32 +40,42 @@ class Stream:
     number: repetitions of its present segment so far, over all iterations. direction: of the copy it issued, -1
     while it runs a kernel, `_TAKES_DRAM` where copies feel that. stalled_since: -1 while it does not wait. fire: what
     is called when the work under way has ended; timer: the one SimPy event that calls it, scheduled again and again.
+    engines: of its GPU. memory: that of its GPU where it is the first stream of it, else None; snapshots: states of
+    that memory's pool when the stream ended each iteration.
     """
 
     __slots__ = (
         "callbacks",
         "direction",
         "ends",
+        "engines",
         "env",
         "finished",
         "fire",
         "iteration",
+        "memory",
         "number",
         "ops",
         "pc",
         "rank",
         "repetition",
         "segment",
+        "snapshots",
         "stalled_since",
         "starts",
         "target",
         "timer",
     )
 
-    def __init__(self, env: simpy.Environment, rank: int, ops: list[Op]) -> None:
+    def __init__(
+        self, env: simpy.Environment, rank: int, ops: list[Op], engines: Engines, memory: Memory | None
+    ) -> None:
         self.env = env
         self.rank = rank
         self.ops = ops
+        self.engines = engines
+        self.memory = memory
+        self.snapshots: list[object] = []
         self.pc = 0
         self.segment = 0
         self.repetition = 0
@@ -105,9 +115,8 @@ class Executor:
 
     stalls: waits of positive length, seven numbers each: stream, segment, op, begin, end, iteration, and for memory the
     place in `givers` of the release that ended the wait, else -1. givers: releases that ended waits, three numbers
-    each: stream, segment, op. snapshots[i]: the
-    device pool's state when the first stream, which computes, ended iteration i. running: streams whose kernel or
-    copy is under way. freed: whether memory that somebody waits for came back since the queues were last served.
+    each: stream, segment, op. memories: that of each GPU, then the host's. running: streams whose kernel or copy is
+    under way. freed: whether memory that somebody waits for came back since the queues were last served.
     """
 
     def __init__(
@@ -115,13 +124,14 @@ class Executor:
         env: simpy.Environment,
         code: MachineCode,
         node: NodeSpec,
-        memories: tuple[Memory, Memory],
+        memories: tuple[Memory, ...],
         iterations: int,
     ) -> None:
         self.env = env
         self.schedule = env.schedule
         self.code = code
-        self.engines = Engines(env, node, self.settle_if_last, demands_vary=code.demands_vary)
+        gpus = len(memories) - 1
+        engines = engines_of(env, node, gpus, self.settle_if_last, demands_vary=code.demands_vary)
         self.memories = memories
         self.iterations = iterations
         self.counts = [0] * len(code.signaller)
@@ -132,8 +142,12 @@ class Executor:
         self.stalls: list[int] = []
         self.givers: list[int] = []
         self.giver = (-1, -1, -1)
-        self.snapshots: list[object] = []
-        self.streams = [Stream(env, rank, segments[0].ops) for rank, segments in enumerate(code.segments)]
+        self.streams: list[Stream] = []
+        for rank, (stream_id, segments) in enumerate(zip(code.streams, code.segments, strict=True)):
+            gpu = stream_id.gpu
+            first = rank == 0 or code.streams[rank - 1].gpu != gpu
+            stream = Stream(env, rank, segments[0].ops, engines[gpu], memories[gpu] if first else None)
+            self.streams.append(stream)
         self.ready = list(self.streams)
         for stream in self.streams:
             stream.fire = self._firing(stream)
@@ -219,9 +233,9 @@ class Executor:
     def _let_go(self, stream: Stream, now: int) -> None:
         if stream.direction == _TAKES_DRAM:
             stream.direction = -1
-            self.engines.take_dram(-stream.ops[stream.pc][2])
+            stream.engines.take_dram(-stream.ops[stream.pc][2])
             return
-        following = self.engines.finished(stream.direction)
+        following = stream.engines.finished(stream.direction)
         stream.direction = -1
         if following is not None:
             self._note_stall(following, now)
@@ -309,7 +323,7 @@ class Executor:
                 stream.pc = pc
                 self.running += 1
                 stream.direction = _TAKES_DRAM
-                self.engines.take_dram(op[2])
+                stream.engines.take_dram(op[2])
                 stream.arm(op[1])
                 return False
             elif code == PASS:
@@ -322,7 +336,7 @@ class Executor:
     def _issue(self, stream: Stream, op: Op, now: int) -> None:
         self.running += 1
         stream.direction = op[1]
-        if self.engines.issue(stream, op):
+        if stream.engines.issue(stream, op):
             stream.starts.append(now)
         else:
             stream.stalled_since = now
@@ -337,8 +351,8 @@ class Executor:
             if stream.segment == len(segments):
                 stream.segment = 0
                 stream.iteration += 1
-                if stream.rank == 0:
-                    self.snapshots.append(self.memories[0].pool.state())
+                if stream.memory is not None:
+                    stream.snapshots.append(stream.memory.pool.state())
                 if stream.iteration == self.iterations:
                     stream.finished = True
                     return False

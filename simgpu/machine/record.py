@@ -23,9 +23,11 @@ def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
     # A stable sort keeps each stream's own order, in which what takes no time stands before the wait that follows it.
     order = np.argsort(start * len(executor.streams) + stream, kind="stable")
     gpus = np.array([s.gpu for s in executor.code.streams], dtype=np.int64)
-    computing = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
+    on_gpu = np.array([s.role == "compute" for s in executor.code.streams], dtype=np.bool_)
+    computing = ((kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)) & on_gpu[stream]
     ends = np.zeros(executor.iterations, dtype=np.int64)
     np.maximum.at(ends, iteration[computing], end[computing])
+    *devices, host = (memory.curve() for memory in executor.memories)
     return Timeline(
         streams=tuple(map(str, executor.code.streams)),
         names=(*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks)),
@@ -38,9 +40,10 @@ def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
         bytes=size[order],
         cause=cause[order],
         iteration=iteration[order],
-        device_memory=executor.memories[0].curve(),
-        host_memory=executor.memories[1].curve(),
+        device_memory=devices[0],
+        host_memory=host,
         iteration_ends_ns=tuple(ends.tolist()),
+        more_devices=tuple(devices[1:]),
     )
 
 
@@ -88,7 +91,7 @@ def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
             kind = SpanKind.STALL_EVENT
             cause, work = code.signaller[op[1]], code.signal_work[op[1]]
         elif op[0] == ACQUIRE:
-            device = op[1] is executor.memories[0]
+            device = op[1] is not executor.memories[-1]
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
             cause, there, place = executor.givers[3 * giver : 3 * giver + 3]
             if (cause, there) not in worked:

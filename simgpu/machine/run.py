@@ -6,7 +6,7 @@ Lives here: building the machine from its description, and telling what stopped 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -48,9 +48,9 @@ POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool,
 class Run:
     """What the machine did.
 
-    steady: whether the last two iterations were equal in time and left the device pool equal, None where only one was
-    run. high_water: bytes of
-    device memory the pool needed, holes included. retired: instructions executed, over all iterations.
+    steady: whether the last two iterations were equal in time and left the pool of each GPU equal, None where only one
+    was run. high_water: bytes of device memory that the pool of the neediest GPU needed, holes included.
+    retired: instructions executed, over all iterations.
     """
 
     timeline: Timeline
@@ -68,7 +68,9 @@ def run_program(
     iterations: int = 3,
     pool: str = "counting",
 ) -> Run:
-    """Execute a verified program. budget: bytes of device memory, None for unlimited.
+    """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited.
+
+    A program for one GPU has GPU 0 with its link to itself; with several, copies also share the node's switches.
 
     Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory, `InputError` when the
     clock runs over.
@@ -84,14 +86,21 @@ def run_program(
     """
     graph = transformed(graph, program.transforms)
     limit = None if program.unlimited_memory else budget
-    device_pool: Pool = POOLS[pool](limit, node.gpu.alignment)
-    device = Memory("device", device_pool)
+    gpus = program.gpus
+    if gpus > node.gpus:
+        raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
+    devices = [
+        Memory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
+        for gpu in range(gpus)
+    ]
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
-    code = translate(program, graph, device, host, None if cdma is None else dram_demands(graph, cdma))
-    executor = Executor(env, code, node, (device, host), iterations)
-    _take_residents(program, graph, device)
+    code = translate(program, graph, devices, host, None if cdma is None else dram_demands(graph, cdma))
+    executor = Executor(env, code, node, (*devices, host), iterations)
+    for holding in program.holdings:
+        sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
+        _take_residents(holding.blocks, graph, sizes, memory)
     executor.run()
     if env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
@@ -102,44 +111,45 @@ def run_program(
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
-    return Run(timeline, _steady(timeline, executor), device_pool.high_water, retired)
+    return Run(timeline, _steady(timeline, executor), max(memory.pool.high_water for memory in devices), retired)
 
 
-def _take_residents(program: Program, graph: TaskGraph, device: Memory) -> None:
-    sizes = [graph.sizes[b] for b in program.resident]
-    request = device.pool.prepare(program.resident, sizes)
-    if not device.pool.acquire(request):
-        held = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in program.resident), key=lambda h: (-h[1], h[0]))
-        capacity = device.pool.capacity or 0
+def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: Memory) -> None:
+    request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
+    if not memory.pool.acquire(request):
+        held = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
+        capacity = memory.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
-        hole = device.pool.largest_hole
-        raise OutOfMemoryError(what, device.name, request[1], capacity, hole, capacity, 0, tuple(held))
-    device.log(0, device.number(request))
+        hole = memory.pool.largest_hole
+        raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, tuple(held))
+    memory.log(0, memory.number(request))
 
 
 def _steady(timeline: Timeline, executor: Executor) -> bool | None:
-    """Whether the last two iterations took the same time and left the same pool."""
+    """Whether the last two iterations took the same time and left the same pools."""
     if executor.iterations < 2:
         return None
     last, before = timeline.window(-1), timeline.window(-2)
     same_time = last[1] - last[0] == before[1] - before[0]
-    return same_time and executor.snapshots[-1] == executor.snapshots[-2]
+    states = [stream.snapshots for stream in executor.streams if stream.memory is not None]
+    return same_time and all(after == before for *_, before, after in states)
 
 
 def _stopped(executor: Executor, program: Program, graph: TaskGraph) -> Exception:
     """Why a run came to a halt. Nothing has happened since the last work ended, whatever old timers ran out later."""
     now = max((stream.ends[-1] for stream in executor.streams if stream.ends), default=0)
-    for memory, space in zip(executor.memories, Space, strict=True):
+    for gpu, memory in enumerate(executor.memories):
         if memory.waiting:
             stream = memory.waiting[0]
             request = stream.ops[stream.pc][2]
             capacity = memory.pool.capacity or 0
             free = capacity - memory.pool.used
             hole = memory.pool.largest_hole
-            holders = _holders(executor, program, graph, space)
+            holders = _holders(executor, program, graph, memory)
             asked = request[1]
             waiting = _work_at(executor, program, graph, stream)
-            kernel = _kernel_at(executor, program, graph)
+            first = next((s for s in executor.streams if executor.code.streams[s.rank].gpu == gpu), executor.streams[0])
+            kernel = _kernel_at(executor, program, graph, first)
             return OutOfMemoryError(waiting, memory.name, asked, free, hole, capacity, now, holders, kernel)
     waiting = ", ".join(_work_at(executor, program, graph, s) for s in executor.streams if not s.finished)
     return ProgramError(f"the program stops at {now} ns although nobody waits for memory: {waiting}")
@@ -160,16 +170,21 @@ def _work_at(executor: Executor, program: Program, graph: TaskGraph, stream: Str
     return f"copy of block {graph.blocks[work.block].id} on {stream_id}" if work else f"stream {stream_id}"
 
 
-def _kernel_at(executor: Executor, program: Program, graph: TaskGraph) -> str:
-    """The kernel that the first stream has come to, after what it does before."""
-    launches = (i for i in _to_come(executor, program, executor.streams[0]) if isinstance(i, Launch))
+def _kernel_at(executor: Executor, program: Program, graph: TaskGraph, stream: Stream) -> str:
+    """The kernel that a stream has come to, after what it does before."""
+    launches = (i for i in _to_come(executor, program, stream) if isinstance(i, Launch))
     return next((graph.kernels[launch.kernel].id for launch in launches), "")
 
 
-def _holders(executor: Executor, program: Program, graph: TaskGraph, space: Space) -> tuple[tuple[str, int], ...]:
-    """Blocks that hold memory when a run has stopped, largest first; counted from what each stream has executed."""
-    held: Counter[int] = Counter(program.resident if space is Space.DEVICE else ())
+def _holders(executor: Executor, program: Program, graph: TaskGraph, memory: Memory) -> tuple[tuple[str, int], ...]:
+    """Blocks that hold this memory when a run has stopped, largest first; counted from what streams have executed."""
+    *devices, host = executor.memories
+    gpu = None if memory is host else devices.index(memory)
+    space = Space.HOST if gpu is None else Space.DEVICE
+    held: Counter[int] = Counter(b for holding in program.holdings if holding.gpu == gpu for b in holding.blocks)
     for stream in executor.streams:
+        if gpu is not None and executor.code.streams[stream.rank].gpu != gpu:
+            continue
         stream_id = executor.code.streams[stream.rank]
         for index, segment in enumerate(program.segments):
             instructions = segment.streams.get(stream_id, ())

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["memory_frame", "to_frame", "write_csv", "write_memory_csv", "write_parquet", "write_perfetto"]
 
 SPAN_COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause")
-GPU_OF = {"device": 0, "host": -1}
+#: Stands for the host where a GPU's number is asked for.
+HOST = -1
 MEMORY_COLUMNS = ("gpu", "space", "time_ns", "live_bytes", "used_bytes")
 
 
@@ -72,14 +73,14 @@ def memory_frame(timeline: Timeline) -> pd.DataFrame:
     import pandas as pd
 
     curves = _curves(timeline)
-    counts = [len(curve.time_ns) for _, curve in curves]
+    counts = [len(curve.time_ns) for *_, curve in curves]
     return pd.DataFrame(
         {
-            "gpu": np.repeat(np.array([GPU_OF[space] for space, _ in curves], dtype=np.int64), counts),
-            "space": np.repeat(np.array([space for space, _ in curves], dtype=object), counts),
-            "time_ns": np.concatenate([curve.time_ns for _, curve in curves]),
-            "live_bytes": np.concatenate([curve.live for _, curve in curves]),
-            "used_bytes": np.concatenate([curve.used for _, curve in curves]),
+            "gpu": np.repeat(np.array([gpu for gpu, _, _ in curves], dtype=np.int64), counts),
+            "space": np.repeat(np.array([space for _, space, _ in curves], dtype=object), counts),
+            "time_ns": np.concatenate([curve.time_ns for *_, curve in curves]),
+            "live_bytes": np.concatenate([curve.live for *_, curve in curves]),
+            "used_bytes": np.concatenate([curve.used for *_, curve in curves]),
         },
         columns=list(MEMORY_COLUMNS),
     )
@@ -117,8 +118,9 @@ def _words(words: tuple[str, ...], index: Column) -> np.ndarray[tuple[int], np.d
     return np.array([*words, ""], dtype=object)[index]
 
 
-def _curves(timeline: Timeline) -> tuple[tuple[str, MemoryCurve], ...]:
-    return ("device", timeline.device_memory), ("host", timeline.host_memory)
+def _curves(timeline: Timeline) -> tuple[tuple[int, str, MemoryCurve], ...]:
+    devices = ((gpu, "device", curve) for gpu, curve in enumerate(timeline.device_memories))
+    return (*devices, (HOST, "host", timeline.host_memory))
 
 
 def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
@@ -137,9 +139,9 @@ def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
 
 
 def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
-    for space, curve in _curves(timeline):
+    for gpu, space, curve in _curves(timeline):
         for sample in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
-            yield (GPU_OF[space], space, *sample)
+            yield (gpu, space, *sample)
 
 
 def _write_rows(path: str | Path, header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> None:

@@ -81,7 +81,8 @@ class MemoryCurve:
 class Timeline:
     """A run as columns; `stream`, `name` and `cause` hold positions in `streams` and `names` (-1 for none).
 
-    Rows are sorted by start, then by stream. `iteration_ends_ns[i]` is when compute of iteration i ended.
+    Rows are sorted by start, then by stream. `iteration_ends_ns[i]` is when compute of iteration i ended on all GPUs.
+    device_memory: of GPU 0; more_devices: of the others in order.
     """
 
     streams: tuple[str, ...]
@@ -98,6 +99,12 @@ class Timeline:
     device_memory: MemoryCurve
     host_memory: MemoryCurve
     iteration_ends_ns: tuple[int, ...]
+    more_devices: tuple[MemoryCurve, ...] = ()
+
+    @property
+    def device_memories(self) -> tuple[MemoryCurve, ...]:
+        """The memory of every GPU, in order."""
+        return (self.device_memory, *self.more_devices)
 
     def __len__(self) -> int:
         return len(self.start_ns)

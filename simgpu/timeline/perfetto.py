@@ -18,7 +18,9 @@ from simgpu.whole import whole_file
 
 
 def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str] | None = None) -> None:
-    """Chrome trace JSON: one track per stream, counters of device and host memory, an arrow per copy pair.
+    """Chrome trace JSON: a process per GPU, a track per stream, counters of memory, an arrow per copy pair.
+
+    The host's memory stands with GPU 0.
 
     An arrow leads from each copy-out of a block to the next copy-in of that block on the same GPU. A copy
     that takes no time has none, since viewers hang arrows on slices that are open. The file appears whole or
@@ -44,8 +46,9 @@ def _events(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
     yield from _slices(timeline)
     # After the slices: viewers keep file order within one instant, and an arrow needs its slice to be open.
     yield from _flows(timeline)
-    yield from _counters("device memory", timeline.device_memory)
-    yield from _counters("host memory", timeline.host_memory)
+    for gpu, curve in enumerate(timeline.device_memories):
+        yield from _counters("device memory", gpu, curve)
+    yield from _counters("host memory", 0, timeline.host_memory)
 
 
 def _metadata(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
@@ -104,9 +107,11 @@ def copy_pairs(timeline: Timeline) -> Iterator[tuple[Span, Span]]:
                 yield out, span
 
 
-def _counters(name: str, curve: MemoryCurve) -> Iterator[str]:
+def _counters(name: str, gpu: int, curve: MemoryCurve) -> Iterator[str]:
     for time, live, used in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
-        yield (f'{{"args":{{"live":{live},"used":{used}}},"name":"{name}","ph":"C","pid":{_pid(0)},"ts":{_us(time)}}}')
+        yield (
+            f'{{"args":{{"live":{live},"used":{used}}},"name":"{name}","ph":"C","pid":{_pid(gpu)},"ts":{_us(time)}}}'
+        )
 
 
 def _stall_title(span: Span) -> str:
