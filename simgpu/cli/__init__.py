@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
     "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
+    "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
     "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
@@ -120,7 +120,7 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
     try:
         one = graph.at_batch(1)
     except InputError as error:
-        why = "; ".join(problem.what for problem in error.problems)
+        why = first_reason(error)
     whole = Tdfg.of(graph, alignment)
     tdfg = whole if one is graph else Tdfg.of(one, alignment)
     return MemoryBounds(
@@ -132,6 +132,11 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
         one,
         why,
     )
+
+
+def first_reason(error: InputError) -> str:
+    """Why an iteration cannot be told at another batch, in one line."""
+    return str(replace(error.problems[0], remedy=""))
 
 
 def check_bound(graph: TaskGraph, budget: int, alignment: int = 1) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError
+from simgpu.graph.bounds import first_reason
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.spec import GpuSpec
@@ -102,7 +103,7 @@ class _Selection:
                 return SubBatch(size, self.whole, self._fits(size, size), tuple(self.steps))
             why = "no block of the iteration grows with the batch"
         except InputError as error:
-            why = "; ".join(problem.what for problem in error.problems)
+            why = first_reason(error)
         return SubBatch(self.whole, self.whole, False, ((self.whole, self.whole),), why)
 
     def _settled(self) -> int:

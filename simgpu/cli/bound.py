@@ -1,0 +1,246 @@
+"""``simgpu bound``: how much memory an iteration needs where everything stays, and at least.
+
+Does not live here: the bounds (`simgpu.graph.bounds`), or the sub-batch that a budget leads to
+(`simgpu.policies.subbatch`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simgpu import __version__
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.settings import parse_size
+from simgpu.errors import InputError
+from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.policies.subbatch import SubBatch, select_sub_batch
+from simgpu.scenario.load import load_scenario, load_trace
+from simgpu.shipped import shipped_names
+from simgpu.simulation import task_graph
+from simgpu.trace.model import Trace
+from simgpu.trace.zoo.catalogue import NETWORKS
+from simgpu.trace.zoo.lowering.framework import Framework
+from simgpu.trace.zoo.lowering.optimizer import Optimizer
+from simgpu.trace.zoo.modelled import build_trace, trace_name
+from simgpu.units import format_bytes
+
+_ZOO = "zoo:"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is bounded. node: None where none is named. budget: bytes, None where neither option nor node says."""
+
+    graph: TaskGraph
+    node: NodeSpec | None
+    budget: int | None
+    alignment: int
+
+
+@click.command()
+@click.argument("what", metavar="WHAT")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
+@click.option("--node", metavar="NODE", help="A shipped node or a YAML file: its memory, alignment and time model.")
+@click.option("--budget", metavar="SIZE", help="Memory to find a sub-batch for, e.g. 4GiB; all that the node has.")
+@click.option("--framework", type=click.Choice([each.value for each in Framework]), help="Of a network of the zoo.")
+@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Of a network of the zoo.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+def bound(
+    what: str,
+    batch: int | None,
+    node: str | None,
+    budget: str | None,
+    framework: str | None,
+    optimizer: str | None,
+    as_json: bool,
+) -> None:
+    """Tell how much memory the iteration of WHAT needs, and what sets it: moDNN's bounds and sub-batch.
+
+    WHAT is a shipped trace or a trace folder, zoo:NETWORK with --batch and --node, or a scenario.
+
+    \b
+    simgpu bound vgg16-b128-v100 --node v100
+    simgpu bound zoo:resnet34 --batch 256 --node k40 --framework fused --budget 5GB
+    simgpu bound quickstart --json
+    """
+    if not what.startswith(_ZOO):
+        for option, value in (("--framework", framework), ("--optimizer", optimizer)):
+            if value is not None:
+                raise click.UsageError(f"{option} goes with {_ZOO}NETWORK: {what} is what it was recorded with.")
+    with progress(quiet=as_json) as say:
+        say(f"bounding {what}")
+        size = None if budget is None else parse_size(budget, "--budget")
+        asked = _asked(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
+        bounds = memory_bounds(asked.graph, asked.alignment)
+        selected = _selected(asked)
+    if as_json:
+        document = _document(asked, bounds, selected)
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        _show(Screen(), asked, bounds, selected)
+
+
+def _asked(
+    what: str, batch: int | None, node_name: str | None, budget: int | None, framework: str, optimizer: str
+) -> _Asked:
+    node = None if node_name is None else load_node(node_name)
+    alignment = None
+    if what.startswith(_ZOO):
+        if batch is None or node is None:
+            missing = "--batch" if batch is None else "--node"
+            raise click.UsageError(f"Missing option '{missing}': a network of the zoo is modelled for both.")
+        network = what.removeprefix(_ZOO)
+        trace = build_trace(network, batch=batch, gpu=node.gpu, framework=framework, optimizer=optimizer)
+        trace = replace(trace, name=trace_name(network, None, batch, Path(node_name or "").stem))
+    elif _is_scenario(what):
+        if node is not None:
+            raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: scenario {what} has its own node.")
+        scenario = load_scenario(what)
+        trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
+        budget = scenario.budget if budget is None else budget
+    elif what in NETWORKS and not Path(what).exists():
+        told = f"{what} is a network of the zoo, not a trace"
+        raise InputError.single("", "", told, f"write {_ZOO}{what}, with --batch and --node")
+    else:
+        trace = load_trace(what)
+    gpu = None if node is None else node.gpu
+    if batch is not None:
+        trace = trace.at_batch(batch, gpu)
+    if node is not None and budget is not None and budget > node.budget:
+        told = f"{format_bytes(budget)} is more than the {format_bytes(node.budget)} that node {node.name} has"
+        raise InputError.single("", "--budget", told, "lower it, or name another node")
+    if budget is None and node is not None:
+        budget = node.budget
+    graph = TaskGraph.of(trace) if node is None else task_graph(trace, node)
+    return _Asked(graph, node, budget, alignment or (gpu.alignment if gpu else 1))
+
+
+def _is_scenario(what: str) -> bool:
+    """A shipped trace's name is the trace's, whatever scenario has it too."""
+    if what in shipped_names("traces") or Path(what).is_dir():
+        return False
+    return what.endswith((".yaml", ".yml")) or what in shipped_names("scenarios")
+
+
+def _selected(asked: _Asked) -> SubBatch | None:
+    if asked.budget is None:
+        return None
+    return select_sub_batch(asked.graph, GpuSpec("", asked.budget, alignment=asked.alignment), asked.budget)
+
+
+# --- as tables ----------------------------------------------------------------------------------------------
+
+
+def _show(screen: Screen, asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> None:
+    trace, node = asked.graph.trace, asked.node
+    screen.print(facts([*trace.facts(), *([("node", _node_text(node))] if node else [])]))
+    screen.print()
+    rows = list(_rows(asked, bounds))
+    screen.print(table(("", "memory", "saved", "set by"), [row[:4] for row in rows], left=(0, 3)))
+    screen.print()
+    found = [amount for *_, amount in rows]
+    all_kinds = {kind for each in found for kind in each.shares}
+    kinds = sorted(all_kinds, key=lambda kind: (-found[0].shares.get(kind, 0), kind))
+    shares = [
+        (kind.value, *(format_bytes(each.shares[kind]) if kind in each.shares else "-" for each in found))
+        for kind in kinds
+    ]
+    screen.print(table(("of which", *(row[0] for row in rows)), shares))
+    screen.print()
+    screen.print(facts(_told(asked, bounds, selected)))
+
+
+def _node_text(node: NodeSpec) -> str:
+    return f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable"
+
+
+def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, Bound]]:
+    """What it is, its bytes, the ideal memory over it, the kernel that sets it, and all of it."""
+    ideal = bounds.ideal
+    yield "ideal", format_bytes(ideal.bytes), "", _setter(asked.graph, ideal, "largest workspace: "), ideal
+    named = [("bound", bounds.bound), ("weights leave", bounds.offloaded)]
+    if bounds.without_updates.bytes != bounds.offloaded.bytes:
+        named.append(("and no updates", bounds.without_updates))
+    for name, amount in named:
+        saved = f"{ideal.bytes / amount.bytes:.1f}x" if amount.bytes else "-"
+        yield name, format_bytes(amount.bytes), saved, _setter(bounds.graph, amount), amount
+
+
+def _setter(graph: TaskGraph, amount: Bound, why: str = "") -> str:
+    if amount.kernel is None:
+        return "-"
+    kernel = graph.kernels[amount.kernel]
+    return f"{why}{kernel.id}" if kernel.op in kernel.id else f"{why}{kernel.id} ({kernel.op})"
+
+
+def _told(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
+    whole = asked.graph.trace.info.batch
+    at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
+    yield "bounds", f"for {at}, convolutions by the algorithms of least workspace"
+    if bounds.why_whole:
+        yield "", f"the iteration cannot be told at another batch: {bounds.why_whole}"
+    if bounds.without_updates.bytes != bounds.offloaded.bytes:
+        kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
+        yield "updates", f"{kernel} updates weights together; one at a time they would not set the bound"
+    if selected is None or asked.budget is None:
+        yield "sub-batch", "name a node with --node, or memory with --budget"
+        return
+    yield "sub-batch", _sub_batch_text(asked.budget, bounds, selected)
+    if len(selected.steps) > 1 and asked.budget >= bounds.bound.bytes:
+        yield "", "profiled at, then chosen: " + ", ".join(f"{batch} -> {led_to}" for batch, led_to in selected.steps)
+
+
+def _sub_batch_text(budget: int, bounds: MemoryBounds, selected: SubBatch) -> str:
+    memory = format_bytes(budget)
+    if budget < bounds.bound.bytes:
+        return f"none: {memory} are less than the bound"
+    if selected.size == selected.whole:
+        why = f", which cannot be partitioned: {selected.why_whole}" if selected.why_whole else " at once"
+        return f"all {selected.whole} samples in {memory}{why}"
+    fits = "equation 8" if selected.fits else "nothing smaller, though equation 8 does not hold"
+    return f"{selected.size} of {selected.whole} samples in {memory}, by {fits}"
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------
+
+
+def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> dict[str, Any]:
+    trace: Trace = asked.graph.trace
+    named = {"bound": bounds.bound, "offloaded": bounds.offloaded, "offloaded_without_updates": bounds.without_updates}
+    of_one = Tdfg.of(bounds.graph, asked.alignment)
+    return {
+        "simgpu": __version__,
+        "trace": trace.name or trace.info.model,
+        "provenance": trace.info.provenance,
+        "batch": trace.info.batch,
+        "node": asked.node.name if asked.node else None,
+        "alignment": asked.alignment,
+        "ideal": _amount(Tdfg.of(asked.graph, asked.alignment), bounds.ideal),
+        **{name: _amount(of_one, amount) for name, amount in named.items()},
+        "bounds_batch": bounds.batch,
+        "why_whole": bounds.why_whole or None,
+        "saved": {name: bounds.ideal.bytes / each.bytes if each.bytes else None for name, each in named.items()},
+        "budget": asked.budget,
+        "sub_batch": asdict(selected) if selected else None,
+    }
+
+
+def _amount(tdfg: Tdfg, amount: Bound) -> dict[str, Any]:
+    kernel = None if amount.kernel is None else tdfg.graph.kernels[amount.kernel]
+    return {
+        "bytes": amount.bytes,
+        "kernel": kernel.id if kernel else None,
+        "op": kernel.op if kernel else None,
+        "task": None if amount.kernel is None else tdfg.kinds[amount.kernel].value,
+        "shares": {kind.value: size for kind, size in amount.shares.items()},
+    }
