@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.timeline.model import Column, MemoryCurve, Span, SpanKind, Timeline
-from simgpu.timeline.streams import is_compute
+from simgpu.timeline.streams import StreamId, is_compute
 from simgpu.trace.model import Phase
 
 
@@ -80,9 +80,10 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
         return COPY_WAIT_MEMORY if memory else COPY_WAIT
     if memory:
         return WAIT_MEMORY
-    if span.cause.startswith("d2h"):
+    cause = StreamId.of(span.cause).role if span.cause else ""
+    if cause == "d2h":
         return WAIT_COPY_OUT
-    return WAIT_COPY_IN if span.cause.startswith("h2d") else WAIT_OTHER
+    return WAIT_COPY_IN if cause == "h2d" else WAIT_OTHER
 
 
 def bars(

@@ -5,7 +5,8 @@ exposed. Does not live here: rates, bytes and memory (`simgpu.analysis.metrics`)
 
 Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
 when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
-followed through the streams in between to a copy or to a memory.
+followed through the streams in between to a copy, to a memory or to the host. With several GPUs it is asked of one of
+them; what its streams wait for may be on another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.timeline.model import Column, SpanKind, Timeline
-from simgpu.timeline.streams import is_compute
+from simgpu.timeline.streams import StreamId
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Breakdown:
     """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
 
     codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
-    stalled_host: waiting for a codec on the host. stalled_other: waiting for something that is none of these; 0 with
-    one compute stream. copy_out, copy_in: how much copy time was hidden.
+    stalled_host: waiting for a codec or a kernel on the host. stalled_other: waiting for something that is none of
+    these; 0 with one compute stream of one GPU. copy_out, copy_in: how much copy time was hidden.
     """
 
     compute: int
@@ -87,15 +88,17 @@ _BUSY = {
     SpanKind.DECODE: _Owner.CODEC,
 }
 _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
+_ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
+_DIRECTIONS = {"d2h": _Owner.COPY_OUT, "h2d": _Owner.COPY_IN}
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 _NOTHING = -1
 
 
-def breakdown(timeline: Timeline, iteration: int = -1) -> Breakdown:
-    """Attribute every nanosecond of an iteration (the last one by default) of a one-GPU timeline.
+def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdown:
+    """Attribute every nanosecond of an iteration (the last one by default) as it passes on one GPU.
 
     Spans are cut at the iteration's window; all intervals are half-open. `IndexError` when there is no such
-    iteration; `ValueError` for several GPUs or for a stream that does two things at once.
+    iteration; `ValueError` for a stream that does two things at once.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
     >>> import numpy as np
@@ -111,10 +114,8 @@ def breakdown(timeline: Timeline, iteration: int = -1) -> Breakdown:
     >>> parts.compute, parts.stalled_copy_out, parts.total, parts.copy_out
     (7, 3, 10, CopyTime(hidden=5, exposed=3))
     """
-    if len(timeline) and timeline.gpu.min() != timeline.gpu.max():
-        raise ValueError("a breakdown is of one GPU, but the timeline holds several")
     start, end = timeline.window(iteration)
-    sweep = _Sweep(timeline, start, end)
+    sweep = _Sweep(timeline, start, end, gpu)
     owner = _owners(sweep)
     computing = owner <= _Owner.CODEC
     result = Breakdown(
@@ -137,12 +138,12 @@ def breakdown(timeline: Timeline, iteration: int = -1) -> Breakdown:
 class _Sweep:
     """The window cut at every span boundary, and what each stream does in each of the resulting intervals.
 
-    lengths: (intervals,) ns. kinds, causes: (streams, intervals); kind -1 where a stream does nothing.
-    compute: rows of the compute streams in order. directions: (streams,) the owner that a copy stream stands
-    for, or OTHER.
+    lengths: (intervals,) ns. kinds, causes: (streams, intervals); kind -1 where a stream does nothing. own: rows of the
+    GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
+    directions: (streams,) the owner that a copy stream stands for, or OTHER.
     """
 
-    def __init__(self, timeline: Timeline, start: int, end: int) -> None:
+    def __init__(self, timeline: Timeline, start: int, end: int, gpu: int) -> None:
         inside = np.flatnonzero(
             (timeline.end_ns > start) & (timeline.start_ns < end) & (timeline.end_ns > timeline.start_ns)
         )
@@ -161,8 +162,11 @@ class _Sweep:
             spans = inside[mine][row[active]]
             self.kinds[stream, active] = timeline.kind[spans]
             self.causes[stream, active] = timeline.cause[spans]
-        self.compute = [i for i, name in enumerate(timeline.streams) if is_compute(name)]
-        self.directions = np.array([_direction(name) for name in timeline.streams], dtype=np.int64)
+        streams = [StreamId.of(name) for name in timeline.streams]
+        self.own = [i for i, stream in enumerate(streams) if stream.gpu == gpu]
+        self.compute = [i for i in self.own if streams[i].role == "compute"]
+        self.host = [i for i, stream in enumerate(streams) if stream.role == "host"]
+        self.directions = np.array([_DIRECTIONS.get(s.role, _Owner.OTHER) for s in streams], dtype=np.int64)
 
     def duration(self, where: NDArray[np.bool_]) -> int:
         """Nanoseconds of the intervals chosen by a mask."""
@@ -176,12 +180,6 @@ def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column
         raise ValueError(f"stream {name!r} does two things at once at {clash} ns")
     row = np.searchsorted(starts, at, side="right") - 1
     return row, (row >= 0) & (at < ends[row])
-
-
-def _direction(stream: str) -> _Owner:
-    if stream.startswith("d2h"):
-        return _Owner.COPY_OUT
-    return _Owner.COPY_IN if stream.startswith("h2d") else _Owner.OTHER
 
 
 def _owners(sweep: _Sweep) -> _Instants:
@@ -215,7 +213,8 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
         direction = sweep.directions[here]
         owner[open_[direction != _Owner.OTHER]] = direction[direction != _Owner.OTHER]
         owner[open_[np.isin(kind, _MEMORY)]] = _Owner.MEMORY
-        owner[open_[np.isin(kind, _CODEC)]] = _Owner.HOST
+        on_host = np.isin(kind, _ON_HOST) & np.isin(here, sweep.host)
+        owner[open_[np.isin(kind, _CODEC) | on_host]] = _Owner.HOST
         for copy, who in zip(_COPIES, (_Owner.COPY_OUT, _Owner.COPY_IN), strict=True):
             owner[open_[kind == copy]] = who
         queued = kind == SpanKind.STALL_ENGINE
@@ -240,5 +239,5 @@ def _engine_holder(sweep: _Sweep, at: _Instants, otherwise: _Instants) -> _Insta
 
 
 def _copy_time(sweep: _Sweep, kind: SpanKind, computing: NDArray[np.bool_]) -> CopyTime:
-    copying = (sweep.kinds == kind).any(axis=0)
+    copying = (sweep.kinds[sweep.own] == kind).any(axis=0)
     return CopyTime(sweep.duration(copying & computing), sweep.duration(copying & ~computing))
