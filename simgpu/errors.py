@@ -135,10 +135,10 @@ class OutOfMemoryError(SimgpuError):
         if rest:
             held += f", and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
         if self.requested > self.capacity:
-            text = (
-                f"out of {self.space} memory: {self.waiting} needs {format_bytes(self.requested)}, "
-                f"more than all of the {format_bytes(self.capacity)} there are"
-            )
+            need, there = format_bytes(self.requested), format_bytes(self.capacity)
+            if need == there:  # what is written with four digits may differ by one byte
+                need, there = f"{self.requested} B", f"{self.capacity} B"
+            text = f"out of {self.space} memory: {self.waiting} needs {need}, more than all of the {there} there are"
             return f"{text}; largest: {held}" if held else text
         text = (
             f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} asks for "
