@@ -90,7 +90,10 @@ def test_build_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
         (("vgg16", "--batch", 1, "--gpu", "v100", "--variant", "foo"), "write for example --variant width=0.5"),
         (("mobilenet", "--batch", 1, "--gpu", "v100", "--variant", "width=.inf"), "inf is not a number above zero"),
         (("vgg16", "--batch", 0, "--gpu", "v100"), "'--batch': 0 is not in the range x>=1"),
-        (("vgg16", "--batch", 1, "--gpu", "v100", "--optimizer", "lamb"), "'lamb' is not one of 'sgd', 'adam'"),
+        (
+            ("vgg16", "--batch", 1, "--gpu", "v100", "--optimizer", "lamb"),
+            "'lamb' is not one of 'sgd', 'plain-sgd', 'adam'",
+        ),
         (
             ("vgg16", "--batch", 1, "--gpu", "v100", "--workspace-limit", "256"),
             "--workspace-limit: '256' has no unit",

@@ -66,23 +66,49 @@ ZOO = (
 )
 
 
+#: The same for other habits with memory: gradients are rewritten and added to, results of convolutions too.
+IN_PLACE = (
+    ("vgg16", 256, 64),
+    ("resnet34", 256, 96),
+    ("resnet152", 64, 16),
+    ("fcn32s", 8, 2),
+    ("googlenet", 96, 7),
+    ("unet", 1, 4),
+    ("mobilenet", 32, 64),
+    ("bert-base", 8, 32),
+)
+
+
 @cache
-def from_zoo(name: str, batch: int) -> Trace:
-    return build_trace(name, batch=batch, gpu=simgpu.load_node(V100).gpu)
+def from_zoo(name: str, batch: int, framework: str = "pytorch") -> Trace:
+    optimizer = "plain-sgd" if framework == "fused" else "sgd"
+    return build_trace(name, batch=batch, gpu=simgpu.load_node(V100).gpu, framework=framework, optimizer=optimizer)
 
 
-@pytest.mark.parametrize(("name", "batch", "other"), ZOO)
+@pytest.mark.parametrize(
+    ("name", "batch", "other", "framework"),
+    [(*row, "pytorch") for row in ZOO] + [(*row, framework) for row in IN_PLACE for framework in ("cudnn", "fused")],
+)
 def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
-    name: str, batch: int, other: int
+    name: str, batch: int, other: int, framework: str
 ) -> None:
     """The same model made both, so nothing may differ: sizes, workspaces, durations, algorithms, operations."""
-    rescaled, built = from_zoo(name, batch).at_batch(other), from_zoo(name, other)
+    rescaled, built = from_zoo(name, batch, framework).at_batch(other), from_zoo(name, other, framework)
     assert check_trace(rescaled) == []
     assert rescaled.compute_ns == built.compute_ns
     assert rescaled.blocks == built.blocks
     assert rescaled.kernels == built.kernels
     assert rescaled.algorithms == built.algorithms
     assert "unknown shape" not in rescaled.info.notes
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet34"])
+def test_at_one_sample_nothing_differs_but_what_the_loss_counts(name: str) -> None:
+    """It makes two numbers, more than there are samples then; its duration is that of its bytes."""
+    rescaled, built = from_zoo(name, 256, "fused").at_batch(1), from_zoo(name, 1, "fused")
+    assert (rescaled.blocks, rescaled.algorithms) == (built.blocks, built.algorithms)
+    differ = [(was, now) for was, now in zip(built.kernels, rescaled.kernels, strict=True) if was != now]
+    assert [(was.op, replace(now, flops=was.flops)) for was, now in differ] == [("nll_loss_forward", differ[0][0])]
 
 
 def test_a_workspace_that_is_new_at_the_other_batch_stands_where_the_model_puts_it() -> None:

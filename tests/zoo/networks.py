@@ -8,6 +8,7 @@ from math import prod
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.zoo.lowering.entry import lower
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, NetworkInput, Weight
 
@@ -37,8 +38,14 @@ MAP = (4, 8, 8)
 INFO = TraceInfo("test", 1, "none", "float32", Origin.MODELLED, "a test")
 
 
-def lowered(network: Network, batch: int, prices: Flat | None = None, optimizer: Optimizer = Optimizer.SGD) -> Trace:
-    return lower(network, batch=batch, prices=prices or Flat(), info=INFO, optimizer=optimizer)
+def lowered(
+    network: Network,
+    batch: int,
+    prices: Flat | None = None,
+    optimizer: Optimizer = Optimizer.SGD,
+    framework: Framework = Framework.PYTORCH,
+) -> Trace:
+    return lower(network, batch=batch, prices=prices or Flat(), info=INFO, optimizer=optimizer, framework=framework)
 
 
 def conv(name: str, source: str, before: int, shape: tuple[int, ...], bias: bool = True, **attributes: object) -> Layer:

@@ -111,8 +111,8 @@ def test_parameters_of_fcn_32s() -> None:
 
 
 def test_vgg_101() -> None:
-    """VGG-19's stages lengthened to 12, 12, 24, 25 and 25 convolutions, its linear layers as they are."""
-    stages = ((224, 3, 64, 12), (112, 64, 128, 12), (56, 128, 256, 24), (28, 256, 512, 25), (14, 512, 512, 25))
+    """VGG-19's second and third stage lengthened to 22 and 66 convolutions, all else as it is."""
+    stages = ((224, 3, 64, 2), (112, 64, 128, 22), (56, 128, 256, 66), (28, 256, 512, 4), (14, 512, 512, 4))
     parameters = linear(7 * 7 * 512, 4096) + linear(4096, 4096) + linear(4096, 1000)
     macs = 7 * 7 * 512 * 4096 + 4096 * 4096 + 4096 * 1000
     for side, before, width, count in stages:

@@ -13,6 +13,7 @@ from simgpu.trace.ops import OpClass, op_class
 from simgpu.trace.purity import purity
 from simgpu.trace.zoo.catalogue import NETWORKS, build
 from simgpu.trace.zoo.lowering.entry import operations_of
+from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.network import Layer, LayerKind, Network, Weight
 from tests.zoo.networks import (
@@ -51,16 +52,18 @@ def example(request: pytest.FixtureRequest) -> Network:
 # --- any network --------------------------------------------------------------------------------------------
 
 
-def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network) -> None:
-    trace = lowered(example, 4, Flat((Choice("direct", 5, 100),)))
+@pytest.mark.parametrize("framework", Framework)
+def test_every_trace_is_sound_and_its_lifetimes_are_known(example: Network, framework: Framework) -> None:
+    trace = lowered(example, 4, Flat((Choice("direct", 5, 100),)), framework=framework)
     assert check_trace(trace) == []
     assert TaskGraph.of(trace).open_lifetimes[0] == 0
 
 
+@pytest.mark.parametrize("framework", [Framework.PYTORCH, Framework.FUSED])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_of_the_zoo_lowers_soundly(name: str) -> None:
+def test_every_network_of_the_zoo_lowers_soundly(name: str, framework: Framework) -> None:
     net, batch = build(name), 2
-    trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)))
+    trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)), framework=framework)
     assert check_trace(trace) == []
     assert TaskGraph.of(trace).open_lifetimes[0] == 0
     products = ("conv2d", "conv_transpose2d", "linear", "bmm")
@@ -271,6 +274,14 @@ def test_adam_keeps_two_averages_and_makes_denominators_meanwhile() -> None:
     assert size[BlockKind.OPTIMIZER_STATE] == 2 * size[BlockKind.WEIGHT]
     assert trace.block_by_id["fc.weight.denominator"].release == trace.kernels[-1].id
     assert [each.op for each in trace.kernels if each.phase is Phase.OPTIMIZER][-1] == "_foreach_addcdiv_"
+
+
+def test_sgd_without_momentum_keeps_nothing_and_takes_one_kernel() -> None:
+    trace = lowered(residual(), 4, optimizer=Optimizer.PLAIN_SGD)
+    assert not [block.id for block in trace.blocks if block.kind is BlockKind.OPTIMIZER_STATE]
+    (step,) = [each for each in trace.kernels if each.phase is Phase.OPTIMIZER]
+    weights = sum(block.bytes for block in trace.blocks if block.kind is BlockKind.WEIGHT)
+    assert step.dram_bytes == 3 * weights  # weights there and back, their gradients once
 
 
 def test_rows_of_a_large_table_are_gathered_and_they_alone_get_a_gradient() -> None:

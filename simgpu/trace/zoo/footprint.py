@@ -105,23 +105,26 @@ def ideal_bytes(network: Network, batch: int, prices: Prices | None = None) -> i
 
 
 def bound_bytes(network: Network) -> int:
-    """The least memory in which moDNN can train, bytes (equations 6 and 7): all weights, and the largest task's values.
+    """The least memory in which moDNN can train, bytes (equation 7): weights with gradients, the largest task.
 
     A task is one layer's forward, gradient of its input, or gradient of its weights, for one sample without workspace.
+    Weights and their gradients are resident (section 3.2). What is fused into the layer before counts as part of it.
 
     >>> from simgpu.trace.zoo.catalogue import build
-    >>> round(bound_bytes(build("vgg101")) / 1e9, 2)
-    1.44
+    >>> round(bound_bytes(build("vgg101")) / 2**30, 2)
+    1.4
     """
-    shapes = {given.name: given.shape for given in network.inputs}
-    shapes |= {layer.name: layer.shape for layer in network.layers}
+    shapes = {layer.name: layer.shape for layer in network.layers}
+    given = {each.name: each.shape for each in network.inputs}
     largest = 0
     for layer in network.layers:
-        read, result = sum(prod(shapes[name]) for name in layer.inputs), prod(layer.shape)
-        weights = sum(weight.count for weight in layer.weights)
-        # The gradient of the input needs the input too, where an activation made it.
-        largest = max(largest, read + result + max(read, weights))
-    return _FLOAT * (network.parameters + largest)
+        if layer.kind in _FUSED:
+            continue
+        read, made = (sum(prod(of[name]) for name in layer.inputs if name in of) for of in (given, shapes))
+        # From the gradient of the result to that of the input, and the input itself, which an activation made.
+        results = 2 if layer.kind is LayerKind.MAX_POOL else 1  # cuDNN's pooling reads its result too
+        largest = max(largest, read + 2 * made + results * prod(layer.shape))
+    return _FLOAT * (2 * network.parameters + largest)
 
 
 def fitted_batch(network: Network, size: int, count: Callable[[Network, int], int] = result_bytes) -> int:

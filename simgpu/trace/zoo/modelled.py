@@ -37,10 +37,10 @@ def build_trace(
 ) -> Trace:
     """One training iteration of a network of the zoo, modelled for a GPU.
 
-    batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum)
-    or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need, usually 4 GiB; the trace
-    lists those alone that keep to it. framework: pytorch, or cudnn for the habits of Caffe and Torch7 with memory
-    (`simgpu.trace.zoo.lowering.framework`).
+    batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum),
+    plain-sgd (without) or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need,
+    usually 4 GiB; the trace lists those alone that keep to it. framework: pytorch, cudnn for the habits of Caffe and
+    Torch7 with memory, or fused for those of moDNN's framework (`simgpu.trace.zoo.lowering.framework`).
     Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -122,14 +122,22 @@ def _too_many(batch: int) -> InputError:
     return InputError.single("", "batch", what, "give a smaller batch")
 
 
-_HABITS = {Framework.PYTORCH: "PyTorch has them", Framework.CUDNN: "frameworks have them that call cuDNN for all"}
+_HABITS = {
+    Framework.PYTORCH: "PyTorch has them",
+    Framework.CUDNN: "frameworks have them that call cuDNN for all",
+    Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
+}
+_UPDATES = {
+    Optimizer.SGD: "SGD with momentum",
+    Optimizer.PLAIN_SGD: "SGD without momentum",
+    Optimizer.ADAM: "Adam",
+}
 
 
 def _notes(network: Network, optimizer: str, workspace_limit: int, framework: Framework) -> str:
-    update = "SGD with momentum" if optimizer == Optimizer.SGD else "Adam"
     return (
         f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
-        f"updated by {update}; "
+        f"updated by {_UPDATES[Optimizer(optimizer)]}; "
         "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
         f"{format_bytes(workspace_limit)}; the others within that limit are listed beside it. A framework's own choice "
         "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "

@@ -11,6 +11,7 @@ step. The network's output and the loss are held to the end, as a training loop'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -168,6 +169,10 @@ class _Walk:
     tags: dict[str, str] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
     done: dict[str, _Done] = field(default_factory=dict)
+    readers: Counter[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readers = Counter(name for layer in self.network.layers for name in layer.inputs)
 
     def run(self) -> Tape:
         """The whole iteration."""
@@ -205,7 +210,8 @@ class _Walk:
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
-        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework)
+        rewrites = self._rewrites(layer)
+        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites)
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
         made = _FAMILIES[layer.kind](step)
         if isinstance(made, Made):
@@ -223,9 +229,27 @@ class _Walk:
             self.trained.add(layer.name)
 
     def _tag(self, layer: Layer) -> str:
-        """The layer its kernels belong to; an in-place activation is part of the layer whose result it rewrites."""
-        joined = layer.kind is LayerKind.RELU and layer.attributes.get("in_place")
-        return layer.stage or (self.tags.get(layer.inputs[0]) if joined else None) or layer.name
+        """The layer its kernels belong to; an in-place activation is part of the layer whose result it rewrites.
+
+        Where layers are fused, a normalization and a sum in place are part of the layer right before, if they read it.
+        """
+        in_place = bool(layer.attributes.get("in_place"))
+        joined = self.tags.get(layer.inputs[0]) if layer.kind is LayerKind.RELU and in_place else None
+        fuses = self._rewrites(layer) or (
+            self.framework is Framework.FUSED and layer.kind is LayerKind.ADD and in_place
+        )
+        if fuses and self.tape.layer in (self.tags.get(name) for name in layer.inputs):
+            joined = self.tape.layer
+        return layer.stage or joined or layer.name
+
+    def _rewrites(self, layer: Layer) -> bool:
+        """Whether a normalization writes over its input: a product's result, which its backward does not need."""
+        if self.framework is not Framework.FUSED or layer.kind is not LayerKind.BATCH_NORM:
+            return False
+        (source,) = layer.inputs
+        maker = self.done.get(source)
+        made = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
+        return made and self.readers[source] == 1
 
     def _backward(self, gradients: Gradients) -> None:
         """From the loss back; its own gradient, a one, is held until backward is over."""

@@ -1,6 +1,7 @@
 """Whose habits with memory a modelled iteration follows.
 
-Lives here: the choice. Does not live here: what it changes (`pointwise` and `pooling_and_norm`).
+Lives here: the choice. Does not live here: what it changes (`pointwise`, `pooling_and_norm`, `products`, `step`), or
+which layers are fused (`simgpu.trace.zoo.lowering.entry`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,30 @@ from enum import StrEnum
 
 
 class Framework(StrEnum):
-    """PyTorch's, or those of the frameworks that call cuDNN for every layer, as Caffe and Torch7 do with it.
+    """PyTorch's, those of frameworks that call cuDNN for every layer (Caffe, Torch7), or of one that fuses layers.
 
     cuDNN needs no indices of the maxima: its pooling saves input and result. And where a ReLU is in place, so is its
     gradient, unless another layer still needs what it would rewrite. PyTorch notes an int64 index for each maximum and
     gives each gradient of a ReLU a block of its own.
+
+    Fused is cuDNN's with one result and one gradient for each layer, as moDNN's framework has them (Chen et al., TPDS
+    2019, section 3.1: a layer is an operation and its activation, with one Y and one delta):
+
+    - A batch normalization rewrites the result of the convolution or linear layer before it, where nobody else reads
+      that, and so do a ReLU and a sum in place; in backward they rewrite the gradient likewise. Their kernels belong
+      to that layer, and stay kernels of their own, each with its own duration: it is memory that is fused here.
+      The count of batches that PyTorch keeps for a normalization is not kept.
+    - Where a value was used twice, the backward of a convolution, linear layer or pooling adds its gradient to the one
+      that is there, as cuDNN and cuBLAS can (their factor beta), in place of a block and an addition of its own.
+
+    A normalization that is rewritten cannot keep its input. Its backward reads what the layer's result has become, as
+    in-place activated batch norm does (Rota Bulo, Porzi and Kontschieder, CVPR 2018), which finds the normalized values
+    again by undoing scale and activation. That is exact for an activation that can be undone, theirs being a leaky
+    ReLU. Behind a plain ReLU the values below zero are lost, and behind a sum its other part would have to be taken off
+    again, which the kernel here does not read. So this is the memory and the time of such a framework; how moDNN's
+    computes the gradient of a normalization, its paper does not say.
     """
 
     PYTORCH = "pytorch"
     CUDNN = "cudnn"
+    FUSED = "fused"

@@ -1,4 +1,4 @@
-"""The optimizer's step: SGD with momentum, and Adam.
+"""The optimizer's step: SGD with and without momentum, and Adam.
 
 Lives here: what is kept between iterations, and the kernels that update the weights. Does not live here: how the
 weights' gradients come about (`simgpu.trace.zoo.lowering.step`).
@@ -20,10 +20,15 @@ class Optimizer(StrEnum):
     """How weights are updated, and what is kept for it between iterations."""
 
     SGD = "sgd"  # with momentum: one buffer a weight
+    PLAIN_SGD = "plain-sgd"  # without momentum: nothing
     ADAM = "adam"  # two averages a weight
 
 
-_STATE = {Optimizer.SGD: ("momentum_buffer",), Optimizer.ADAM: ("exp_avg", "exp_avg_sq")}
+_STATE: dict[Optimizer, tuple[str, ...]] = {
+    Optimizer.SGD: ("momentum_buffer",),
+    Optimizer.PLAIN_SGD: (),
+    Optimizer.ADAM: ("exp_avg", "exp_avg_sq"),
+}
 
 
 def states(tape: Tape, optimizer: Optimizer, weights: Sequence[Value]) -> dict[str, list[Value]]:
@@ -55,6 +60,8 @@ def update(
     dense = [weights[index] for index in whole], [grads[index] for index in whole]
     if optimizer is Optimizer.SGD:
         _sgd(tape, *dense, *kept)
+    elif optimizer is Optimizer.PLAIN_SGD:
+        _each(tape, "_foreach_add_", *dense, per_value=2)
     else:
         _adam(tape, *dense, *kept)
     for index in sorted(grads.keys() - set(whole)):

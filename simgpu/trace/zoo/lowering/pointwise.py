@@ -32,7 +32,7 @@ def _relu_backward(step: Step, y: Value) -> Backward:
     """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        rewrites = step.framework is Framework.CUDNN and step.gradients.is_free(grad)
+        rewrites = step.framework is not Framework.PYTORCH and step.gradients.is_free(grad)
         dx = grad if rewrites else step.gradient()
         operation = operations.elementwise((grad, y), (dx,), backward=True)
         step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))

@@ -26,7 +26,7 @@ _FORWARD_COUNT, _BACKWARD_COUNT = 7, 10
 
 def max_pool(step: Step) -> Made:
     """Saves its input and the index of each maximum; with cuDNN its input and its result."""
-    if step.framework is Framework.CUDNN:
+    if step.framework is not Framework.PYTORCH:
         return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
     indices = step.beside("indices", y.shape, "int64")
@@ -47,10 +47,10 @@ def _max_pool_of_cudnn(step: Step) -> Made:
     step.tape.launch("max_pool2d", _pooling(step, (y,)), (x,), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        dx = step.gradient()
-        operation = operations.simple(_POOLING, (grad, x, y), (dx,), backward=True)
-        step.tape.launch("max_pool2d_backward", operation, (grad, x, y), (dx,))
-        return (dx,)
+        dx, begun = step.gathered(grad)
+        reads = (grad, x, y, *begun)
+        step.tape.launch("max_pool2d_backward", operations.simple(_POOLING, reads, (dx,), backward=True), reads, (dx,))
+        return (None if begun else dx,)
 
     return Made(y, backward, (x, y))
 
@@ -78,10 +78,10 @@ def _average(step: Step, op: str, saved: tuple[Value, ...]) -> Made:
     step.tape.launch(op, _pooling(step, (y,)), (x,), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        dx = step.gradient()
-        operation = operations.simple(_POOLING, (grad,), (dx,), backward=True)
-        step.tape.launch(f"{op}_backward", operation, (grad, *saved), (dx,))
-        return (dx,)
+        dx, begun = step.gathered(grad)
+        operation = operations.simple(_POOLING, (grad, *begun), (dx,), backward=True)
+        step.tape.launch(f"{op}_backward", operation, (grad, *saved, *begun), (dx,))
+        return (None if begun else dx,)
 
     return Made(y, backward, saved)
 
@@ -89,18 +89,20 @@ def _average(step: Step, op: str, saved: tuple[Value, ...]) -> Made:
 def batch_norm(step: Step) -> Made:
     """In training: moves its running statistics, so it is not pure; saves its input and the batch's statistics.
 
-    The count of batches is another kernel, as PyTorch runs it.
+    The count of batches is another kernel, as PyTorch runs it. Where the framework fuses there is none, and what
+    rewrites its input reads in backward what that has become (`simgpu.trace.zoo.lowering.framework`).
     """
     tape, x = step.tape, step.x
     channels = (x.shape[1],)
     running = [step.state(name, channels) for name in ("running_mean", "running_var")]
-    tracked = step.state("num_batches_tracked", (), "int64")
-    tape.launch("add_", operations.elementwise((tracked,), (tracked,)), (tracked,), (tracked,), pure=False)
-    y = step.result()
+    if step.framework is not Framework.FUSED:
+        tracked = step.state("num_batches_tracked", (), "int64")
+        tape.launch("add_", operations.elementwise((tracked,), (tracked,)), (tracked,), (tracked,), pure=False)
+    y = x if step.rewrites else step.result()
     saved = [step.beside(name, channels) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values(), *running), (*running, y, *saved)
     operation = operations.simple(_NORM, reads, writes, _FORWARD_COUNT)
-    tape.launch("batch_norm", operation, reads, writes, pure=False)
+    tape.launch("batch_norm_" if step.rewrites else "batch_norm", operation, reads, writes, pure=False)
     return Made(y, lambda grad: _norm_backward(step, "batch_norm_backward", grad, saved), (x, *saved))
 
 
@@ -114,13 +116,17 @@ def layer_norm(step: Step) -> Made:
 
 
 def _norm_backward(step: Step, op: str, grad: Value, statistics: list[Value]) -> tuple[Value | None, ...]:
-    """One kernel for the gradients of input, weight and bias."""
-    scale = (step.weights["weight"],) if "weight" in step.weights else ()
-    reads = (grad, step.x, *scale, *statistics)
-    dx = step.gradient() if step.needed[0] else None
+    """One kernel for the gradients of input, weight and bias.
+
+    Where the result was written over the input, it reads the shift too, without which it could not undo the scale.
+    """
+    names = ("weight", "bias") if step.rewrites else ("weight",)
+    reads = (grad, step.x, *(step.weights[name] for name in names if name in step.weights), *statistics)
+    in_place = step.rewrites and step.gradients.is_free(grad)
+    dx = (grad if in_place else step.gradient()) if step.needed[0] else None
     writes = (*((dx,) if dx is not None else ()), *step.weight_gradients("weight", "bias"))
     operation = operations.simple(_NORM, reads, writes, _BACKWARD_COUNT, backward=True)
-    step.tape.launch(op, operation, reads, writes)
+    step.tape.launch(f"{op}_" if in_place else op, operation, reads, writes)
     return (dx,)
 
 

@@ -44,12 +44,12 @@ def convolution(step: Step) -> Made:
     launch("", Direction.FORWARD, (x, *step.weights.values()), (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        dx = step.gradient() if step.needed[0] else None
+        dx, begun = step.gathered(grad) if step.needed[0] else (None, ())
         if dx is not None:
-            launch("_backward_data", Direction.BACKWARD_DATA, (grad, weight), (dx,))
+            launch("_backward_data", Direction.BACKWARD_DATA, (grad, weight, *begun), (dx,))
         launch("_backward_weights", Direction.BACKWARD_WEIGHTS, (grad, x), step.weight_gradients("weight"))
         _bias(step, f"{op}_backward_bias", grad)
-        return (dx,)
+        return (None if begun else dx,)
 
     return Made(y, backward, (x,))
 
@@ -89,14 +89,15 @@ def linear(step: Step) -> Made:
     step.tape.launch("linear", operations.gemm(forward, reads, (y,)), reads, (y,))
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        dx = step.gradient() if step.needed[0] else None
+        dx, begun = step.gathered(grad) if step.needed[0] else (None, ())
         if dx is not None:
-            product(step, "linear_backward_data", replace(forward, n=inputs, k=outputs), (grad, weight), (dx,))
+            shape = replace(forward, n=inputs, k=outputs)
+            product(step, "linear_backward_data", shape, (grad, weight, *begun), (dx,))
         target = step.weight_gradients("weight")
         shape = GemmShape(outputs, inputs, forward.m)
         product(step, "linear_backward_weights", shape, (grad, x), target, Direction.BACKWARD_WEIGHTS)
         _bias(step, "linear_backward_bias", grad)
-        return (dx,)
+        return (None if begun else dx,)
 
     return Made(y, backward, (x,))
 

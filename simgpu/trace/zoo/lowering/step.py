@@ -78,6 +78,11 @@ class Gradients:
         """Whether a gradient that was taken may be rewritten: nobody else waits for its block, and it is all of it."""
         return not self._holders[gradient.block] and not gradient.partial
 
+    def open_to(self, name: str) -> Value | None:
+        """The gradient of a value so far, where a kernel may add to it: a whole block that nobody else waits for."""
+        first = self.waiting.get(name)
+        return first if first is not None and self._holders[first.block] == 1 and not first.partial else None
+
     def give(self, name: str, gradient: Value) -> None:
         """A gradient of the value called `name`, from one of the layers that used it."""
         first = self.waiting.get(name)
@@ -85,7 +90,7 @@ class Gradients:
             self._hold(name, gradient)
         elif first.block is gradient.block and self._pieces(name) is not None:
             return
-        elif self._holders[first.block] == 1 and not first.partial and first.block is not gradient.block:
+        elif self.open_to(name) is not None and first.block is not gradient.block:
             self.tape.launch("add_", _sum_of(first, gradient, first), (first, gradient), (first,))
         else:
             total = self.tape.new(f"{name}.grad", first.shape, BlockKind.GRADIENT)
@@ -138,7 +143,7 @@ class Step:
 
     inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of
     the one whose weights it shares and the layer's own. labels: what a loss compares its input with.
-    framework: whose habits with memory it follows.
+    framework: whose habits with memory it follows. rewrites: whether that has it write over the block of its input.
     """
 
     tape: Tape
@@ -150,6 +155,7 @@ class Step:
     labels: Value
     gradients: Gradients
     framework: Framework
+    rewrites: bool
 
     @property
     def x(self) -> Value:
@@ -181,6 +187,16 @@ class Step:
         """A block for the gradient of an input."""
         name, shape = self.layer.inputs[index], self.inputs[index].shape
         return self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
+
+    def gathered(self, grad: Value) -> tuple[Value, tuple[Value, ...]]:
+        """Where a library's kernel that reads `grad` writes the gradient of the first input, and what it adds to there.
+
+        It adds where the framework fuses and the gradient has begun; then nothing is left to give.
+        """
+        found = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
+        if found is None or found.block is grad.block:
+            return self.gradient(), ()
+        return found, (found,)
 
     def summed(self, grad: Value, index: int = 0) -> Value:
         """The gradient of an input that was repeated along some side: one kernel sums it."""

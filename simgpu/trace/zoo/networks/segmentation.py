@@ -23,6 +23,10 @@ def fcn(stride: int, input: str) -> Network:
     size. For ImageNet's 224 x 224 every convolution keeps the image's size and nothing is cut, as later ports have it.
     Enlarging weights are trained.
 
+    Chen et al. (moDNN, TPDS 2019, section 7) train an FCN at batch 128 without saying which or on what. By their
+    section 7.1 it needs more than 12 GB in the ideal case and no more than 24; FCN-32s does on ImageNet's images
+    (23 GB), not on those of VOC (168 GB or more).
+
     >>> round(fcn(32, "voc").parameters / 1e6), fcn(8, "imagenet").label_shape
     (136, (224, 224))
     """
