@@ -1,0 +1,260 @@
+"""Data parallelism: one GPU's tasks made into those of several GPUs that share the weights.
+
+Lives here: `Replicate`, and the numbering of its tasks. Does not live here: which weight a gradient belongs to
+(`simgpu.graph.updates`), or the copies between GPUs and host (`simgpu.program.replication`). A replicated graph has
+other kernels and blocks than the graph it was made of, so this transform comes after all others.
+
+Each GPU has kernels and blocks of its own; GPU 0 keeps the names, those of GPU g are called ``<id>.gpu<g>``. A weight
+that is updated is one block, with a copy in the memory of every GPU. All GPUs run forward and backward; then their
+gradients are added up and the weights updated:
+
+* `gather`: GPU 0 adds the gradients of each other GPU to its own, one kernel for each, and runs the recorded optimizer
+  (moDNN, section 6.1; where there is none, plain gradient descent).
+* `host`: for each weight the host's cores run one kernel, which adds up its gradients and updates it (section 6.2). The
+  optimizer's state is in host memory, and its recorded kernels are not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from simgpu.errors import InputError
+from simgpu.graph.encodings import EncodedForm
+from simgpu.graph.taskgraph import Round, TaskGraph
+from simgpu.graph.updates import Update, updates_of
+from simgpu.memory.transfer import stream_ns
+from simgpu.trace.model import Block, Kernel, Phase, Trace
+
+
+class Exchange(StrEnum):
+    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host beside the last sub-batch."""
+
+    GATHER = "gather"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Run the tasks on several GPUs: see `replicas`.
+
+    bandwidth: bytes per second that whoever adds up gradients reads and writes; overhead_ns: what each of these kernels
+    takes beside that.
+    """
+
+    gpus: int
+    exchange: Exchange
+    bandwidth: int
+    overhead_ns: int = 0
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph of all GPUs."""
+        return replicas(graph, self).graph
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """A replicated graph and where things are in it.
+
+    kernels[g][k], blocks[g][b]: number of what is kernel k or block b of one GPU on GPU g; None for what it does not
+    have. updates: of one GPU's weights, in its numbers. end: its first kernel that belongs to the optimizer.
+    added[u][g - 1]: the kernel by which GPU 0 adds the gradient of GPU g, none where the host does it. updating[u]: the
+    kernel after which weight u is new.
+    """
+
+    graph: TaskGraph
+    kernels: tuple[tuple[int | None, ...], ...]
+    blocks: tuple[tuple[int | None, ...], ...]
+    updates: tuple[Update, ...]
+    end: int
+    added: tuple[tuple[int, ...], ...]
+    updating: tuple[int, ...]
+
+
+def replicas(graph: TaskGraph, how: Replicate) -> Replicas:
+    """The tasks of `graph` on each of several GPUs, and the exchange of gradients after them.
+
+    Raises `InputError` where the optimizer does not come last, or where no block is known as the gradient of a weight.
+
+    >>> from simgpu.trace.model import BlockKind, Origin, TraceInfo
+    >>> weight = Block("w", 100, BlockKind.WEIGHT, persistent=True)
+    >>> gradient = Block("w.grad", 100, BlockKind.WEIGHT_GRADIENT)
+    >>> backward = Kernel("B", "op", Phase.BACKWARD, 10, ("w",), ("w.grad",))
+    >>> step = Kernel("step", "add", Phase.OPTIMIZER, 1, ("w", "w.grad"), ("w",))
+    >>> info = TraceInfo("one layer", 1, "gpu", "float32", Origin.MODELLED, "by hand")
+    >>> one = TaskGraph.of(Trace(info, (backward, step), (weight, gradient)))
+    >>> two = replicas(one, Replicate(2, Exchange.HOST, bandwidth=10**9)).graph
+    >>> [kernel.id for kernel in two.kernels], two.durations
+    (['B', 'B.gpu1', 'update:w'], (10, 10, 400))
+    """
+    return _Replication(graph, how).replicas()
+
+
+@dataclass
+class _Replication:
+    one: TaskGraph
+    how: Replicate
+    made: list[Kernel] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+
+    def replicas(self) -> Replicas:
+        """All kernels of all rounds, GPU by GPU in each, then the exchange."""
+        one, gpus = self.one, self.how.gpus
+        self.updates, self.end = updates_of(one)
+        self.blocks, blocks, sizes, copy_sizes, encoded = self._blocks()
+        self.kernels: list[list[int | None]] = [[None] * len(one.kernels) for _ in range(gpus)]
+        for part in one.rounds:
+            first = len(self.made)
+            for gpu in range(gpus):
+                for k in range(part.first, min(part.stop, self.end)):
+                    self._copy(k, gpu)
+            if len(self.made) > first:
+                self.rounds.append(Round(first, len(self.made), part.repeat))
+        begun = len(self.made)
+        added, updating = self._gather() if self.how.exchange is Exchange.GATHER else self._on_host()
+        if len(self.rounds) == 1 and self.rounds[0].repeat == 1:
+            self.rounds = [Round(0, len(self.made), 1)]
+        elif len(self.made) > begun:
+            self.rounds.append(Round(begun, len(self.made), 1))
+        trace = Trace(one.trace.info, tuple(self.made), blocks, name=one.trace.name)
+        graph = replace(
+            TaskGraph.of(trace),
+            durations=tuple(self.durations),
+            sizes=sizes,
+            copy_sizes=copy_sizes,
+            encoded=encoded,
+            rounds=tuple(self.rounds),
+        )
+        kernels = tuple(map(tuple, self.kernels))
+        return Replicas(graph, kernels, self.blocks, self.updates, self.end, added, updating)
+
+    # --- blocks ---------------------------------------------------------------------------------------------
+
+    def _blocks(
+        self,
+    ) -> tuple[
+        tuple[tuple[int | None, ...], ...],
+        tuple[Block, ...],
+        tuple[int, ...],
+        tuple[int, ...],
+        dict[int, EncodedForm],
+    ]:
+        """Numbers per GPU, and the blocks of all, their sizes and encoded forms."""
+        one = self.one
+        shared = {update.weight for update in self.updates}
+        numbers: list[list[int | None]] = [list(range(len(one.blocks)))]
+        origin, blocks = list(range(len(one.blocks))), list(one.blocks)
+        encoded = dict(one.encoded)
+        for gpu in range(1, self.how.gpus):
+            mine: list[int | None] = []
+            for b, block in enumerate(one.blocks):
+                if b in shared:
+                    mine.append(b)
+                elif one.uses[b] and one.uses[b][0] >= self.end:
+                    mine.append(None)
+                else:
+                    mine.append(len(blocks))
+                    blocks.append(self._renamed(block, gpu))
+                    origin.append(b)
+            numbers.append(mine)
+            for form, told in one.encoded.items():
+                here, of = mine[form], mine[told.block]
+                if here is not None and of is not None:
+                    encoded[here] = told._replace(block=of)
+        sizes = tuple(one.sizes[b] for b in origin)
+        return tuple(map(tuple, numbers)), tuple(blocks), sizes, tuple(one.copy_sizes[b] for b in origin), encoded
+
+    def _renamed(self, block: Block, gpu: int) -> Block:
+        known = self.one.kernel_number
+        release = _name(block.release, gpu) if block.release in known else block.release
+        return replace(block, id=f"{block.id}.gpu{gpu}", release=release, born=_name(block.born, gpu))
+
+    # --- kernels --------------------------------------------------------------------------------------------
+
+    def _copy(self, k: int, gpu: int) -> int:
+        """Kernel k as GPU `gpu` runs it."""
+        kernel = self.one.kernels[k]
+        if gpu:
+            reads, writes = self._ids(self.one.reads[k], gpu), self._ids(self.one.writes[k], gpu)
+            kernel = replace(kernel, id=f"{kernel.id}.gpu{gpu}", reads=reads, writes=writes)
+        self.kernels[gpu][k] = self._add(kernel, self.one.durations[k])
+        return len(self.made) - 1
+
+    def _ids(self, blocks: Iterable[int], gpu: int) -> tuple[str, ...]:
+        return tuple(self._id(b, gpu) for b in blocks)
+
+    def _id(self, b: int, gpu: int) -> str:
+        name = self.one.blocks[b].id
+        return name if self.blocks[gpu][b] == b else f"{name}.gpu{gpu}"
+
+    def _add(self, kernel: Kernel, duration: int) -> int:
+        self.made.append(replace(kernel, start_ns=None))
+        self.durations.append(duration)
+        return len(self.made) - 1
+
+    def _accumulation(self, name: str, reads: Sequence[tuple[int, int]], writes: Sequence[int]) -> int:
+        """A kernel that passes over blocks once, (block, GPU), and writes those of GPU 0."""
+        moved = sum(self.one.sizes[b] for b, _ in reads) + sum(self.one.sizes[b] for b in writes)
+        names = tuple(self._id(b, gpu) for b, gpu in reads)
+        kernel = Kernel(name, "accumulate", Phase.OPTIMIZER, 0, names, self._ids(writes, 0), pure=False)
+        return self._add(kernel, self.how.overhead_ns + stream_ns(moved, self.how.bandwidth))
+
+    # --- the exchange ---------------------------------------------------------------------------------------
+
+    def _gather(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """GPU 0 adds up a gradient just before it is used first."""
+        one = self.one
+        added: dict[int, tuple[int, ...]] = {}
+        updating: dict[int, int] = {}
+        of_gradient = {update.gradient: u for u, update in enumerate(self.updates)}
+        of_weight = {update.weight: u for u, update in enumerate(self.updates)}
+        for k in range(self.end, len(one.kernels)):
+            for b in one.reads[k]:
+                if (u := of_gradient.get(b)) is not None and u not in added:
+                    added[u] = self._add_up(b)
+            number = self._copy(k, 0)
+            updating.update((of_weight[b], number) for b in one.writes[k] if b in of_weight)
+        for u, update in enumerate(self.updates):
+            if u not in added:
+                added[u] = self._add_up(update.gradient)
+            if u not in updating:
+                reads = [(update.gradient, 0), (update.weight, 0)]
+                name = f"update:{one.blocks[update.weight].id}"
+                updating[u] = self._accumulation(name, reads, [update.weight])
+        return tuple(added[u] for u in range(len(self.updates))), tuple(updating[u] for u in range(len(self.updates)))
+
+    def _add_up(self, gradient: int) -> tuple[int, ...]:
+        return tuple(
+            self._accumulation(f"accumulate:{self._id(gradient, gpu)}", [(gradient, 0), (gradient, gpu)], [gradient])
+            for gpu in range(1, self.how.gpus)
+        )
+
+    def _on_host(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """One kernel for each weight."""
+        updating = []
+        for update in self.updates:
+            kept = (update.weight, *update.state)
+            reads = [*((update.gradient, gpu) for gpu in range(self.how.gpus)), *((b, 0) for b in kept)]
+            updating.append(self._accumulation(f"update:{self.one.blocks[update.weight].id}", reads, kept))
+        return (), tuple(updating)
+
+
+def _name(name: str | None, gpu: int) -> str | None:
+    return None if name is None else f"{name}.gpu{gpu}"
+
+
+def divided(batch: int, gpus: int, source: str = "") -> int:
+    """Samples that each GPU trains; `InputError` for a batch that does not divide evenly.
+
+    All GPUs then run the same program in step, and no weighting of their gradients is needed.
+
+    >>> divided(256, 4)
+    64
+    """
+    if batch % gpus:
+        near = sorted({n for n in (batch // gpus * gpus, -(-batch // gpus) * gpus) if n})
+        what = f"a batch of {batch} cannot be divided evenly among {gpus} GPUs"
+        raise InputError.single(source, "gpus", what, f"take a batch of {' or '.join(map(str, near))}, or other GPUs")
+    return batch // gpus
