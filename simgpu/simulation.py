@@ -14,11 +14,13 @@ import numpy as np
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.metrics import Metrics, measure
+from simgpu.analysis.power import measure_power
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
+from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.policies.base import PlanContext, Policy
@@ -26,6 +28,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import CopyOut, Program
 from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
+from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Phase, Trace, TraceInfo
@@ -45,6 +48,7 @@ class Result:
     of device memory needed, holes included. retired: instructions executed over all iterations. epoch: of training,
     which sparsity depends on. label: the policy
     with the parameters that are not its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
+    graph: the tasks that ran, as the program changed them.
     notes: what the policy and the run have to say about themselves.
     """
 
@@ -65,12 +69,13 @@ class Result:
     timeline: Timeline
     label: str
     phases: Mapping[str, Phase]
+    graph: TaskGraph
     notes: tuple[str, ...] = field(default=())
     epoch: int = 0
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Times, bytes and memory of the last iteration."""
+        """Times, bytes, memory and energy of the last iteration."""
         peak = int(self.timeline.device_memory.used.max(initial=0))
         lost = (self.high_water - peak) / self.high_water if self.pool == "addressed" and self.high_water else None
         return measure(
@@ -79,7 +84,24 @@ class Result:
             ideal_ns=self.ideal_ns,
             link=self.node.link,
             fragmentation=lost,
+            power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.dtype) if self._work else None,
         )
+
+    @cached_property
+    def _work(self) -> WorkDone | None:
+        """What kernels, codecs and copies did; None where energy is not known."""
+        return work_of(self.graph) if self.node.gpu.power is not None and not not_told(self.graph) else None
+
+    @property
+    def energy_note(self) -> str:
+        """Where energy and power come from, or why they are not known; empty for a GPU that does not state its own."""
+        gpu, device = self.node.gpu, self.trace.device
+        if gpu.power is None:
+            return ""
+        if missing := not_told(self.graph):
+            return f"not known: {missing}"
+        told = f"modelled per component of the {gpu.name} (`simgpu nodes` tells the sources)"
+        return told if gpu.is_called(device) else f"{told}, in times of {device}"
 
     @property
     def iteration_ns(self) -> int:
@@ -106,6 +128,7 @@ class Result:
             "spans": len(self.timeline),
             "metrics": {row.key: row.value for row in self.metrics.rows()},
             "notes": list(self.notes),
+            "energy_note": self.energy_note,
         }
 
     @property
@@ -328,6 +351,7 @@ class _Shared:
             notes = (*notes, f"one of the node's {self.node.gpus} GPUs runs, with a link of its own")
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
+        ran = transformed(self.graph, program.transforms)
         pool = self.pool or program.pool or "counting"
         run: Run = run_program(
             program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool
@@ -349,7 +373,8 @@ class _Shared:
             program=program,
             timeline=run.timeline,
             label=policy_label(self.policy),
-            phases={kernel.id: kernel.phase for kernel in transformed(self.graph, program.transforms).kernels},
+            phases={kernel.id: kernel.phase for kernel in ran.kernels},
+            graph=ran,
             notes=notes,
             epoch=self.epoch,
         )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.analysis.breakdown import Breakdown, breakdown
+from simgpu.analysis.power import Power
 from simgpu.hardware.spec import Duplex, LinkSpec
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 
@@ -40,7 +41,8 @@ class Metrics:
     not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part of
     it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live
     bytes over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to
-    the highest byte ever used that peak use leaves in holes; None where the pool gives no addresses.
+    the highest byte ever used that peak use leaves in holes; None where the pool gives no addresses. power: energy and
+    power, None where nothing is known of them.
     """
 
     iteration_ns: int
@@ -59,6 +61,7 @@ class Metrics:
     swapping_ns: int = 0
     codec_share: float | None = None
     fragmentation: float | None = None
+    power: Power | None = None
 
     def rows(self) -> tuple[MetricRow, ...]:
         """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""
@@ -91,6 +94,7 @@ class Metrics:
             ("swapping_ns", self.swapping_ns, "ns"),
             ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
+            *_power_rows(self.power),
         ]
         return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
 
@@ -102,12 +106,14 @@ def measure(
     ideal_ns: int,
     link: LinkSpec,
     fragmentation: float | None = None,
+    power: Power | None = None,
     iteration: int = -1,
 ) -> Metrics:
     """The numbers of one iteration (the last one by default) of a one-GPU timeline.
 
-    batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. A
-    half-duplex link is measured against its one shared capacity. Errors as in `breakdown`.
+    batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. power: of the
+    same iteration, where it is known. A half-duplex link is measured against its one shared capacity. Errors as in
+    `breakdown`.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
     >>> import numpy as np
@@ -146,7 +152,20 @@ def measure(
         swapping_ns=swapping_ns,
         codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
+        power=power,
     )
+
+
+def _power_rows(power: Power | None) -> list[tuple[str, int | float | None, str]]:
+    return [
+        ("energy_nj", power.energy_nj if power else None, "nJ"),
+        ("energy_idle_nj", power.idle_nj if power else None, "nJ"),
+        ("energy_arithmetic_nj", power.arithmetic_nj if power else None, "nJ"),
+        ("energy_dram_nj", power.dram_nj if power else None, "nJ"),
+        ("energy_link_nj", power.link_nj if power else None, "nJ"),
+        ("average_power_w", power.average_w if power else None, "W"),
+        ("largest_power_w", power.largest_w if power else None, "W"),
+    ]
 
 
 def _finite(value: int | float | None) -> int | float | None:

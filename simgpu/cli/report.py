@@ -14,11 +14,12 @@ from rich.text import Text
 from simgpu.analysis.tables import COMPARISON_HEADINGS
 from simgpu.cli.screen import WIDTH, Screen, facts, table
 from simgpu.trace.epochs import epochs_of
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bytes, format_energy, format_power, format_time
 
 if TYPE_CHECKING:
     from simgpu.analysis.breakdown import CopyTime
     from simgpu.analysis.metrics import Metrics
+    from simgpu.analysis.power import Power
     from simgpu.experiments.compare import Comparison, Run
     from simgpu.scenario.model import Scenario
 
@@ -57,6 +58,9 @@ def show_details(screen: Screen, comparison: Comparison) -> None:
             screen.print()
         rows = [(name, *texts) for name, texts in _lines(runs)]
         screen.print(table(("", *map(_heading, runs)), rows))
+    for note in dict.fromkeys(result.energy_note for result in comparison.results.values() if result.energy_note):
+        screen.print()
+        screen.print(facts([("energy, power", note)]))
     _show_notes(screen, comparison)
 
 
@@ -171,6 +175,30 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
     if any(found and found.fragmentation is not None for found in metrics):
         yield line("  fragmentation", lambda found: _share(found.fragmentation))
     yield line("host memory, peak", lambda found: format_bytes(found.host_peak_bytes))
+    yield from _power_lines([found.power if found else None for found in metrics])
+
+
+def _power_lines(powers: Sequence[Power | None]) -> Iterator[tuple[str, list[str]]]:
+    """Energy by part, and power beside the limit of the board; nothing where no run knows them."""
+
+    def line(name: str, cell: Callable[[Power], str]) -> tuple[str, list[str]]:
+        return name, [cell(power) if power else _ABSENT for power in powers]
+
+    def part(name: str, nanojoules: Callable[[Power], int]) -> tuple[str, list[str]]:
+        return line(name, lambda power: f"{nanojoules(power) / power.energy_nj:.1%}" if power.energy_nj else _ABSENT)
+
+    if not any(powers):
+        return
+    yield "", [""] * len(powers)
+    yield line("energy", lambda power: format_energy(power.energy_nj))
+    yield part("  idle", lambda power: power.idle_nj)
+    yield part("  arithmetic", lambda power: power.arithmetic_nj)
+    yield part("  to device memory", lambda power: power.dram_nj)
+    yield part("  over the link", lambda power: power.link_nj)
+    yield line("power, average", lambda power: format_power(1000 * power.average_w))
+    yield line("  of the limit", lambda power: f"{power.average_share:.1%}")
+    yield line("  largest in 20 ms", lambda power: format_power(1000 * power.largest_w))
+    yield line("  of the limit", lambda power: f"{power.largest_share:.1%}")
 
 
 def _with_share(part: int, whole: int) -> str:

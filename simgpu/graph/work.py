@@ -19,10 +19,10 @@ _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 def work_of(graph: TaskGraph) -> WorkDone:
     """The work that a graph's kernels, codecs and copies do.
 
-    A kernel whose operations are not recorded does none: what multiplies no matrices moves far more than it computes
-    (for products that do not tell, see `silent_products`). One whose traffic is not recorded reads and writes every
-    block once, workspaces left out; what picks from a block reads as much as it writes. A codec reads the one form and
-    writes the other.
+    A kernel whose operations are not recorded does none: what multiplies no matrices moves far more than it computes;
+    where products do not tell, see `not_told`. One whose traffic is not recorded reads and writes every block once,
+    workspaces left out; what picks from a block reads as much as it writes. A codec reads the one form and writes the
+    other.
 
     >>> from simgpu.trace.chain import chain
     >>> work_of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))).kernels["F1"]
@@ -38,10 +38,21 @@ def work_of(graph: TaskGraph) -> WorkDone:
     )
 
 
-def silent_products(graph: TaskGraph) -> tuple[int, int]:
-    """How many convolutions and matrix products do not tell their operations, and of how many."""
+def not_told(graph: TaskGraph) -> str:
+    """What the trace does not tell although the work of its kernels cannot be counted without it; empty for nothing.
+
+    >>> from simgpu.trace.chain import chain
+    >>> not_told(TaskGraph.of(chain([5], [10], [100])))
+    ''
+    """
     products = [kernel for kernel in graph.kernels if kind_of(kernel.op) in _PRODUCTS]
-    return sum(kernel.flops is None for kernel in products), len(products)
+    silent = sum(kernel.flops is None for kernel in products)
+    if silent:
+        return f"{silent} of {len(products)} convolutions and matrix products do not tell their operations"
+    knows_blocks = graph.blocks and graph.trace.tells_reads
+    if not knows_blocks and any(kernel.dram_bytes is None for kernel in graph.kernels):
+        return "the recording does not tell what its kernels read, nor how much they move"
+    return ""
 
 
 def _traffic(graph: TaskGraph, kernel: Kernel) -> int:
