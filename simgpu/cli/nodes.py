@@ -8,7 +8,7 @@ import click
 
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import CdmaSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.hardware.spec import CdmaSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
 from simgpu.units import (
     format_bandwidth,
     format_bytes,
@@ -106,9 +106,19 @@ def _rows(node: NodeSpec) -> list[Row]:
             format_bandwidth(host.codec_bandwidth) if host.codec_bandwidth else "",
             "host.codec_bandwidth",
         ),
+        *_accumulation(host),
         ("pinned memory", pinned, "host.pinned_memory"),
     ]
     return [row for row in rows if row[1]]
+
+
+def _accumulation(host: HostSpec) -> list[Row]:
+    """How fast gradients of several GPUs are added up."""
+    one, limit = host.accumulate_bandwidth, host.accumulate_limit
+    return [
+        ("  accumulate at", f"{format_bandwidth(one)} a core" if one else "", "host.accumulate_bandwidth"),
+        ("  at most", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
+    ]
 
 
 def _engine(cdma: CdmaSpec) -> list[Row]:

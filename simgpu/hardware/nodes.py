@@ -154,6 +154,12 @@ class HostSection(FileModel):
     codec_bandwidth: Bandwidth | None = Field(
         default=None, description="uncompressed data that its cores together encode or decode"
     )
+    accumulate_bandwidth: Bandwidth | None = Field(
+        default=None, description="data that one core reads and writes while it adds up gradients of several GPUs"
+    )
+    accumulate_limit: Bandwidth | None = Field(
+        default=None, description="what all cores together reach at that; without: as much as their number says"
+    )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:

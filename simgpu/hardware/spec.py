@@ -137,20 +137,34 @@ class HostSpec:
 
     pinned_memory: bytes that may be pinned for copies; None means without limit. memory: bytes it has; cores: how
     many its processors have together. codec_bandwidth: uncompressed bytes per second that they encode or decode.
-    None where not stated.
+    accumulate_bandwidth: bytes per second that one core reads and writes while it adds up gradients; accumulate_limit:
+    what all cores together reach at that, bound by their memory. None where not stated.
     """
 
     pinned_memory: int | None = None
     memory: int | None = None
     cores: int | None = None
     codec_bandwidth: int | None = None
+    accumulate_bandwidth: int | None = None
+    accumulate_limit: int | None = None
+
+    def accumulating(self, cores: int) -> int | None:
+        """Bytes per second that so many cores read and write while they add up gradients; None where not stated.
+
+        >>> HostSpec(accumulate_bandwidth=10, accumulate_limit=25).accumulating(20)
+        25
+        """
+        if self.accumulate_bandwidth is None:
+            return None
+        rate = cores * self.accumulate_bandwidth
+        return rate if self.accumulate_limit is None else min(rate, self.accumulate_limit)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """Equal GPUs, each with an equal link, the switches that some of them share, and their host.
 
-    A run of one program uses GPU 0 with its link alone, as if there were no other GPU and no switch.
+    A program for one GPU uses GPU 0 with its link alone, as if there were no other GPU and no switch.
 
     >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
     >>> NodeSpec("bench", gpu, link).budget
