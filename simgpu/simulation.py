@@ -14,7 +14,7 @@ import numpy as np
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.metrics import Metrics, measure
-from simgpu.analysis.power import measure_power
+from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
@@ -90,7 +90,7 @@ class Result:
     @cached_property
     def _work(self) -> WorkDone | None:
         """What kernels, codecs and copies did; None where energy is not known."""
-        return work_of(self.graph) if self.node.gpu.power is not None and not not_told(self.graph) else None
+        return work_of(self.graph) if self.node.gpu.power is not None and not not_told(self.graph.trace) else None
 
     @property
     def energy_note(self) -> str:
@@ -98,7 +98,7 @@ class Result:
         gpu, device = self.node.gpu, self.trace.device
         if gpu.power is None:
             return ""
-        if missing := not_told(self.graph):
+        if missing := not_told(self.graph.trace):
             return f"not known: {missing}"
         told = f"modelled per component of the {gpu.name} (`simgpu nodes` tells the sources)"
         return told if gpu.is_called(device) else f"{told}, in times of {device}"
@@ -136,11 +136,20 @@ class Result:
         """One line for the head of a figure or a file: policy, trace and node."""
         return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}"
 
-    def plot(self, what: Literal["run", "timeline", "memory"] = "run") -> Figure:
-        """The last iteration as a matplotlib figure: its timeline, its memory curve, or (``run``) both."""
-        from simgpu.analysis.plots import plot_memory, plot_run, plot_timeline
+    def plot(self, what: Literal["run", "timeline", "memory", "power"] = "run") -> Figure:
+        """The last iteration as a matplotlib figure: its timeline, its memory, both (``run``), or what the GPU draws.
+
+        `InputError` for the power where it is not known.
+        """
+        from simgpu.analysis.plots import plot_memory, plot_power, plot_run, plot_timeline
 
         title = f"{self.title}\n{self.trace.provenance}"
+        if what == "power":
+            if self._work is None or self.metrics.power is None:
+                reason = self.energy_note or f"node {self.node.name} does not state what its GPU draws"
+                raise InputError.single("", "argument what", reason, "choose a node with gpu.power, such as k40")
+            curve = power_curve(self.timeline, self._work, self.node.gpu, self.trace.dtype)
+            return plot_power(self.timeline, curve, self.metrics.power, title=title)
         if what == "memory":
             return plot_memory(self.timeline, budget=self.budget, title=title)
         if what == "timeline":
@@ -231,11 +240,11 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
 
     It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
-    model of the node's GPU.
+    model of the GPU that the trace is of: the node's, or else the shipped one of that name.
     """
+    own = node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
     graph = replace(
-        TaskGraph.of(trace),
-        rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, node.gpu), node, epoch)),
+        TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, own), node, epoch))
     )
     if not trace.sparsity and not trace.compressibility:
         return graph
