@@ -23,11 +23,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
+from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve
 from simgpu.errors import InputError
 from simgpu.timeline.model import Column, Timeline
 from simgpu.timeline.streams import track_order
 from simgpu.trace.model import Phase
-from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_time
+from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, format_power, format_time
 from simgpu.whole import whole_file
 
 _STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
@@ -41,6 +42,9 @@ _EDGED_BARS, _EDGED_GRAINS = 40, 4
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
+#: Means of the power are drawn over the window's length over this, which a reader can still tell apart.
+_POWER_STEPS = 600
+_POWER_COLOURS = {"idle": "#BBBBBB", "arithmetic": "#4477AA", "device memory": "#44AA99", "link": "#EE8866"}
 _BUDGET_LINE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
 
 
@@ -143,6 +147,36 @@ def plot_run(
     _draw_memory(lower, timeline, window, budget)
     _time_axis(lower, window)
     return figure
+
+
+def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: str | None = None) -> Figure:
+    """What the GPU draws over the last iteration, part on part, beside what a profiler sees of it and the limit.
+
+    curve, power: of the timeline's last iteration.
+    """
+    window = _window(timeline, -1)
+    ax = _figure(_MEMORY_INCHES + 0.8).subplots()
+    bounds = np.unique(np.linspace(window.start, window.end, _POWER_STEPS + 1).astype(np.int64))
+    time = window.scaled(bounds - window.start)
+    columns = (curve.idle, curve.arithmetic, curve.dram, curve.link)
+    below = np.zeros(len(bounds))
+    for (label, colour), watts in zip(_POWER_COLOURS.items(), columns, strict=True):
+        means = curve.means(watts, bounds)
+        above = below + np.append(means, means[-1:])
+        ax.fill_between(time, below, above, step="post", color=colour, alpha=0.8, linewidth=0, label=label)
+        below = above
+    seen = curve.running_means(SAMPLE_NS, bounds)
+    ax.plot(time, seen, color="black", linewidth=1.0, label=f"mean of the\nlast {format_time(SAMPLE_NS)}")
+    limit = power.limit_mw / 1000
+    ax.axhline(limit, **_BUDGET_LINE, label=f"limit {format_power(power.limit_mw)}")
+    ax.set_ylim(0, max(limit, float(below.max(initial=0.0))) * 1.08)
+    ax.set_ylabel("power (W)")
+    handles, _ = ax.get_legend_handles_labels()
+    _legend(ax, handles)
+    told = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
+    _title(ax, window, f"{window.title if title is None else title}\n{told}")
+    _time_axis(ax, window)
+    return cast(Figure, ax.figure)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:

@@ -104,26 +104,29 @@ class PowerCurve:
         """Means of `watts`, a column of this curve, between neighbouring `bounds` (ns of the run)."""
         return np.asarray(np.diff(self._energy(watts, bounds)) / np.diff(bounds), dtype=np.float64)
 
-    def largest_mean(self, window_ns: int) -> float:
-        """Largest mean over so long a window (ns, more than 0) of the curve repeating itself, watts.
+    def running_means(self, window_ns: int, at: Column) -> Watts:
+        """Means of all parts over so long a time (ns, more than 0) before each of these instants.
 
-        As a window moves, its mean grows or falls evenly until a step comes to its begin or its end; so one with a step
-        there is the largest.
+        The curve is taken to repeat itself before its begin and after its end.
         """
-        first, last = int(self.time_ns[0]), int(self.time_ns[-1])
-        if first == last:
-            return 0.0
-        steps = self.time_ns - first
-        begins = first + np.concatenate([steps, (steps - window_ns) % (last - first)])
         total = self.total
-        energies = self._energy(total, begins + window_ns) - self._energy(total, begins)
-        return float(energies.max()) / window_ns
+        return (self._energy(total, at) - self._energy(total, at - window_ns)) / window_ns
+
+    def largest_mean(self, window_ns: int) -> float:
+        """The largest of all `running_means`, watts; 0 for a curve of no length.
+
+        As the instant moves, the mean grows or falls evenly until a step comes to the window's begin or to its end; so
+        one with a step there is the largest.
+        """
+        steps = self.time_ns - self.time_ns[0]
+        ends = self.time_ns[0] + np.concatenate([steps, (steps + window_ns) % max(1, steps[-1])])
+        return float(self.running_means(window_ns, ends).max())
 
     def _energy(self, watts: Watts, at: Column) -> Watts:
-        """Nanojoules from the curve's begin to each of these times, after its end that of its repetitions."""
+        """Nanojoules from the curve's begin to each of these times, beyond its end with those of its repetitions."""
         steps = np.concatenate([[0.0], np.cumsum(watts * np.diff(self.time_ns))])
         times = self.time_ns - self.time_ns[0]
-        whole, rest = np.divmod(at - self.time_ns[0], times[-1])
+        whole, rest = np.divmod(at - self.time_ns[0], max(1, times[-1]))
         return np.asarray(whole * steps[-1] + np.interp(rest, times, steps), dtype=np.float64)
 
 

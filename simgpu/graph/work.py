@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.timeline.work import Work, WorkDone
-from simgpu.trace.model import BlockKind, Kernel
+from simgpu.trace.model import BlockKind, Kernel, Trace
 from simgpu.trace.timemodel.kinds import kind_of
 from simgpu.trace.timemodel.operation import OperationKind
 
@@ -38,19 +38,21 @@ def work_of(graph: TaskGraph) -> WorkDone:
     )
 
 
-def not_told(graph: TaskGraph) -> str:
-    """What the trace does not tell although the work of its kernels cannot be counted without it; empty for nothing.
+def not_told(trace: Trace) -> str:
+    """What a trace does not tell although the work of its kernels cannot be counted without it; empty for nothing.
 
     >>> from simgpu.trace.chain import chain
-    >>> not_told(TaskGraph.of(chain([5], [10], [100])))
+    >>> not_told(chain([5], [10], [100]))
+    '2 of 2 convolutions and matrix products do not tell their operations'
+    >>> not_told(chain([5], [10], [100], op="relu"))
     ''
     """
-    products = [kernel for kernel in graph.kernels if kind_of(kernel.op) in _PRODUCTS]
+    products = [kernel for kernel in trace.kernels if kind_of(kernel.op) in _PRODUCTS]
     silent = sum(kernel.flops is None for kernel in products)
     if silent:
         return f"{silent} of {len(products)} convolutions and matrix products do not tell their operations"
-    knows_blocks = graph.blocks and graph.trace.tells_reads
-    if not knows_blocks and any(kernel.dram_bytes is None for kernel in graph.kernels):
+    knows_blocks = trace.blocks and trace.tells_reads
+    if not knows_blocks and any(kernel.dram_bytes is None for kernel in trace.kernels):
         return "the recording does not tell what its kernels read, nor how much they move"
     return ""
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from simgpu.errors import InputError
+from simgpu.graph.work import not_told
+from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy
 from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.model import SCHEMA, Outputs, Scenario, ScenarioFile
@@ -68,6 +70,8 @@ class _Loading(Reading):
         if file and node and file.budget is not None and file.budget > node.budget:
             what = f"{values['budget']} is more than the {format_bytes(node.budget)} that node {node.name} has"
             self.tell("budget", what, "lower it, or raise node.gpu.memory")
+        if file and node and trace and "power" in file.outputs.plots:
+            self._check_power(node, trace)
         if self.problems or file is None or node is None or trace is None:
             raise InputError(self.problems)
         outputs = file.outputs
@@ -90,6 +94,14 @@ class _Loading(Reading):
                 image=outputs.image,
             ),
         )
+
+    def _check_power(self, node: NodeSpec, trace: Trace) -> None:
+        """A figure of the power is asked for: node and trace must tell enough for one."""
+        if node.gpu.power is None:
+            what = f"there is no figure of the power: node {node.name} does not state what its GPU draws"
+            self.tell("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
+        elif missing := not_told(trace):
+            self.tell("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
 
     def _check_policies(self) -> None:
         """Unknown policies, unknown or wrong parameters, and the same policy twice."""

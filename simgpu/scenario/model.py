@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = "simgpu.scenario/1"
 Pool = Literal["counting", "addressed"]
 TimelineFormat = Literal["csv", "parquet", "perfetto"]
-PlotKind = Literal["timeline", "memory", "run"]
+PlotKind = Literal["timeline", "memory", "run", "power"]
 ImageFormat = Literal["png", "svg"]
 
 

@@ -1,0 +1,169 @@
+"""Energy of simulated iterations: closed forms on chains, and the statements of moDNN's section 7.4 about ResNet-34.
+
+The figures of the paper are measurements of a real board; the model agrees with what the text says of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simgpu.analysis.power import measure_power
+from simgpu.errors import InputError
+from simgpu.graph.split import Split, split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.work import work_of
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec, PowerSpec
+from simgpu.machine.run import run_program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.scenario.load import make_scenario
+from simgpu.simulation import Result, simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from simgpu.trace.rescale.entry import at_batch
+
+CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
+
+#: A thousand operations a nanosecond; 50 W idle, 100 W of arithmetic; 1 pJ and 2 pJ a byte; a byte a nanosecond.
+GPU = GpuSpec("gpu", 10**6, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 100_000, dram_fj=1000, link_fj=2000))
+NODE = NodeSpec("bench", GPU, LinkSpec("wire", 10**9, 10**9))
+
+
+def three_layers() -> Trace:
+    """Layers of 1000, 2000 and 3000 bytes and 500 operations a nanosecond."""
+    made = chain([500, 700, 900], [1000, 1400, 1800], [1000, 2000, 3000])
+    return replace(made, kernels=tuple(replace(each, flops=500 * each.duration_ns) for each in made.kernels))
+
+
+def powered(result: Result) -> dict[str, int | float | None]:
+    return {row.key: row.value for row in result.metrics.rows()}
+
+
+def test_a_chain_without_transfers() -> None:
+    power = simulate(three_layers(), NODE, "ideal").metrics.power
+    assert power is not None
+    compute = 500 + 700 + 900 + 1000 + 1400 + 1800
+    assert power.duration_ns == compute
+    assert power.idle_nj == 50 * compute
+    assert power.arithmetic_nj == 50 * compute, "half of the full rate in every kernel"
+    forward = (1000 + 2000) + (2000 + 3000) + 3000
+    assert power.dram_nj == (forward + 1000 + 2000 + 3000) // 1000
+    assert power.link_nj == 0
+
+
+def test_offloading_adds_idle_time_and_what_copies_move() -> None:
+    ideal, vdnn = (simulate(three_layers(), NODE, policy).metrics for policy in ("ideal", "vdnn"))
+    assert ideal.power is not None
+    assert vdnn.power is not None
+    moved = vdnn.bytes_out + vdnn.bytes_in
+    assert moved > 0
+    assert vdnn.power.link_nj == 2 * moved // 1000
+    assert vdnn.power.dram_nj == ideal.power.dram_nj + moved // 1000
+    assert vdnn.power.arithmetic_nj == ideal.power.arithmetic_nj
+    assert vdnn.power.idle_nj == 50 * vdnn.iteration_ns
+
+
+def test_sub_batches_have_the_energy_of_their_own_kernels() -> None:
+    whole = three_layers()
+    graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=5)))
+    parts = split(graph, 2)
+    program = replace(lower(parts, Placement()), transforms=(Split(2),))
+    run = run_program(program, graph, NODE, budget=None)
+    work = work_of(parts)
+    power = measure_power(run.timeline, work, GPU, "float32")
+    repeats = {parts.kernels[k].id: each.repeat for each in parts.rounds for k in range(each.first, each.stop)}
+    assert set(repeats.values()) == {1, 2}
+    assert power.dram_nj == sum(repeats[name] * done.dram_bytes for name, done in work.kernels.items()) // 1000
+    assert power.arithmetic_nj == sum(repeats[name] * done.flops for name, done in work.kernels.items()) // 10
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_does_not_state_what_its_gpu_draws_has_no_energy() -> None:
+    result = simulate(three_layers(), replace(NODE, gpu=replace(GPU, power=None)), "vdnn")
+    assert result.metrics.power is None
+    assert powered(result)["energy_nj"] is powered(result)["average_power_w"] is None
+    assert result.energy_note == ""
+    with pytest.raises(
+        InputError, match=r"node bench does not state what its GPU draws; choose a node with gpu\.power"
+    ):
+        result.plot("power")
+
+
+def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -> None:
+    result = simulate(chain([5], [7], [100]), NODE, "ideal")
+    assert result.metrics.power is None
+    assert result.energy_note == "not known: 2 of 2 convolutions and matrix products do not tell their operations"
+    with pytest.raises(InputError, match="do not tell their operations"):
+        result.plot("power")
+
+
+def test_where_energy_comes_from_is_told_with_it() -> None:
+    result = simulate(three_layers(), NODE, "vdnn")
+    assert result.energy_note == (
+        "modelled per component of the gpu (`simgpu nodes` tells the sources), in times of hand-made"
+    )
+    own = replace(three_layers(), info=replace(three_layers().info, device="gpu"))
+    assert simulate(own, NODE, "vdnn").energy_note == (
+        "modelled per component of the gpu (`simgpu nodes` tells the sources)"
+    )
+    told = json.loads(json.dumps(result.to_dict()))
+    assert told["energy_note"] == result.energy_note
+    metrics = told["metrics"]
+    parts = ("energy_idle_nj", "energy_arithmetic_nj", "energy_dram_nj", "energy_link_nj")
+    assert metrics["energy_nj"] == sum(metrics[part] for part in parts)
+    assert metrics["average_power_w"] == metrics["energy_nj"] / result.iteration_ns
+
+
+# --- moDNN, section 7.4 ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def resnet34() -> dict[int, Result]:
+    """One iteration on a K40 in its ideal case, at the paper's batch and at smaller ones."""
+    whole = make_scenario(
+        {"trace": {"zoo": "resnet34", "batch": 256}, "node": "k40", "policies": "ideal"}, "a test"
+    ).trace
+    node = load_node("k40")
+    return {batch: simulate(at_batch(whole, batch, node.gpu), node, "ideal") for batch in (256, 64, 16, 4)}
+
+
+def test_smaller_sub_batches_draw_less_on_average_and_at_most(resnet34: dict[int, Result]) -> None:
+    for larger, smaller in pairwise(resnet34.values()):
+        assert larger.metrics.power is not None
+        assert smaller.metrics.power is not None
+        assert smaller.metrics.power.average_w < larger.metrics.power.average_w
+        assert smaller.metrics.power.largest_w < larger.metrics.power.largest_w
+
+
+def test_energy_for_a_sample_grows_as_the_sub_batch_shrinks(resnet34: dict[int, Result]) -> None:
+    energies = [result.metrics.power.energy_nj / batch for batch, result in resnet34.items() if result.metrics.power]
+    assert energies == sorted(energies)
+    assert len(energies) == len(resnet34)
+
+
+def test_copies_both_ways_all_the_time_add_no_more_than_the_paper_measured(resnet34: dict[int, Result]) -> None:
+    if not CLAIMS.exists():
+        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+    rows = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["modnn"]
+    most = next(row["value"] for row in rows if row["id"] == "modnn.power")
+    node, ideal = load_node("k40"), resnet34[256].metrics.power
+    assert ideal is not None
+    assert node.gpu.power is not None
+    both_ways = node.link.d2h_bandwidth + node.link.h2d_bandwidth
+    added_w = both_ways * (node.gpu.power.dram_fj + node.gpu.power.link_fj) / 10**15
+    assert 0 < added_w / ideal.average_w < most
+
+
+def test_the_board_stays_below_its_limit(resnet34: dict[int, Result]) -> None:
+    shares = [result.metrics.power.largest_share for result in resnet34.values() if result.metrics.power]
+    assert len(shares) == len(resnet34)
+    assert max(shares) < 1

@@ -1,0 +1,98 @@
+"""Energy and power on the command line: in the report, as JSON, as a figure, and where they are not known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_helpers import make_study, simgpu
+
+POWER = "{limit: 250 W, idle: 34 W, arithmetic: 186 W, dram_energy: 3.92 pJ/bit, link_energy: 10 pJ/bit}"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return make_study(tmp_path)
+
+
+def state_power(study: Path) -> None:
+    """The study's node states what its GPU draws."""
+    node = study.parent / "node.yaml"
+    stated = f"  memory: 8 GiB\n  fp32_rate: 14 TFLOP/s\n  power: {POWER}\n"
+    node.write_text(node.read_text(encoding="utf-8").replace("  memory: 8 GiB\n", stated), encoding="utf-8")
+
+
+def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
+    told = simgpu("run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "ideal", "--policy", "vdnn").output
+    lines = {line.split("  ")[0].strip(): line for line in told.splitlines() if not line.startswith("  ")}
+    parts = ("  idle", "  arithmetic", "  to device memory", "  over the link", "  of the limit", "  largest in 20 ms")
+    assert all(any(line.startswith(part) for line in told.splitlines()) for part in parts)
+    assert lines["energy"].count(" J") == 2
+    assert lines["power, average"].count(" W") == 2
+    assert "energy, power  modelled per component of the Tesla V100 PCIe (`simgpu nodes`" in told
+    assert max(map(len, told.splitlines())) <= 80
+
+
+def test_json_has_every_number_and_where_it_comes_from() -> None:
+    report = json.loads(
+        simgpu("run", "--trace", "vgg16-b128-v100", "--node", "v100", "--policy", "vdnn", "--json").stdout
+    )
+    assert report["node"]["gpu"]["power"] == {
+        "limit_mw": 250_000,
+        "idle_mw": 34_000,
+        "arithmetic_mw": 186_000,
+        "dram_fj": 31_360,
+        "link_fj": 80_000,
+    }
+    (result,) = report["results"]
+    metrics = result["metrics"]
+    assert metrics["energy_idle_nj"] == 34 * metrics["iteration_ns"]
+    assert 34 < metrics["average_power_w"] < metrics["largest_power_w"] < 250
+    assert result["energy_note"].startswith("modelled per component")
+
+
+def test_a_node_that_does_not_state_it_tells_nothing(study: Path) -> None:
+    told = simgpu("run", study).output
+    assert "energy" not in told
+    assert "power" not in told
+
+
+def test_a_trace_that_does_not_tell_operations_says_why_nothing_is_known(study: Path) -> None:
+    state_power(study)
+    told = " ".join(simgpu("run", study).output.split())
+    assert "energy, power not known: 6 of 6 convolutions and matrix products do not tell their operations" in told
+
+
+def test_the_figure_is_written(tmp_path: Path) -> None:
+    scenario = tmp_path / "power.yaml"
+    scenario.write_text(
+        "schema: simgpu.scenario/1\ntrace: vgg16-b128-v100\nnode: v100\npolicies: vdnn\n"
+        "outputs: {timeline: [], plots: [power]}\n",
+        encoding="utf-8",
+    )
+    assert simgpu("run", scenario, "-o", tmp_path / "out").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "out" / "vdnn").iterdir()) == ["power.png"]
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Path) -> None:
+    asked = ("run", study, "--set", "outputs.plots=[power]")
+    done = simgpu(*asked)
+    assert done.exit_code == 2
+    assert "outputs.plots: there is no figure of the power: node bench does not state what its GPU draws" in " ".join(
+        done.stderr.split()
+    )
+    state_power(study)
+    done = simgpu(*asked)
+    assert done.exit_code == 2
+    assert "6 of 6 convolutions and matrix products do not tell their operations; leave power out" in " ".join(
+        done.stderr.split()
+    )
+
+
+def test_a_node_shows_what_its_board_draws_and_which_of_it_is_derived() -> None:
+    told = " ".join(simgpu("nodes", "k40").output.split())
+    assert "power, at most 235 W" in told
+    assert "arithmetic 139.1 W DERIVED, not measured" in told
+    assert "to DRAM 14 pJ/bit" in told
