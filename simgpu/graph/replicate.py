@@ -40,13 +40,15 @@ class Replicate:
     """Run the tasks on several GPUs: see `replicas`.
 
     bandwidth: bytes per second that whoever adds up gradients reads and writes; overhead_ns: what each of these kernels
-    takes beside that.
+    takes beside that. by_host: encoded forms that the host makes and undoes; for several GPUs that takes its cores as
+    many times as long.
     """
 
     gpus: int
     exchange: Exchange
     bandwidth: int
     overhead_ns: int = 0
+    by_host: tuple[int, ...] = ()
 
     def apply(self, graph: TaskGraph) -> TaskGraph:
         """The graph of all GPUs."""
@@ -144,27 +146,36 @@ class _Replication:
         """Numbers per GPU, and the blocks of all, their sizes and encoded forms."""
         one = self.one
         shared = {update.weight for update in self.updates}
-        numbers: list[list[int | None]] = [list(range(len(one.blocks)))]
+        of_optimizer = {b for b, uses in enumerate(one.uses) if uses and uses[0] >= self.end}
+        on_host = self.how.exchange is Exchange.HOST
+        numbers: list[list[int | None]] = [
+            [None if on_host and b in of_optimizer else b for b in range(len(one.blocks))]
+        ]
         origin, blocks = list(range(len(one.blocks))), list(one.blocks)
-        encoded = dict(one.encoded)
+        times = {form: self._codec_times(form) for form in one.encoded}
+        encoded = dict(times)
         for gpu in range(1, self.how.gpus):
             mine: list[int | None] = []
             for b, block in enumerate(one.blocks):
                 if b in shared:
                     mine.append(b)
-                elif one.uses[b] and one.uses[b][0] >= self.end:
+                elif b in of_optimizer:
                     mine.append(None)
                 else:
                     mine.append(len(blocks))
                     blocks.append(self._renamed(block, gpu))
                     origin.append(b)
             numbers.append(mine)
-            for form, told in one.encoded.items():
+            for form, told in times.items():
                 here, of = mine[form], mine[told.block]
                 if here is not None and of is not None:
                     encoded[here] = told._replace(block=of)
         sizes = tuple(one.sizes[b] for b in origin)
         return tuple(map(tuple, numbers)), tuple(blocks), sizes, tuple(one.copy_sizes[b] for b in origin), encoded
+
+    def _codec_times(self, form: int) -> EncodedForm:
+        told, times = self.one.encoded[form], self.how.gpus if form in self.how.by_host else 1
+        return told._replace(encode_ns=told.encode_ns * times, decode_ns=told.decode_ns * times)
 
     def _renamed(self, block: Block, gpu: int) -> Block:
         known = self.one.kernel_number
@@ -187,7 +198,7 @@ class _Replication:
 
     def _id(self, b: int, gpu: int) -> str:
         name = self.one.blocks[b].id
-        return name if self.blocks[gpu][b] == b else f"{name}.gpu{gpu}"
+        return name if gpu == 0 or self.blocks[gpu][b] == b else f"{name}.gpu{gpu}"
 
     def _add(self, kernel: Kernel, duration: int) -> int:
         self.made.append(replace(kernel, start_ns=None))

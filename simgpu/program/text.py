@@ -12,6 +12,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
@@ -37,7 +38,8 @@ from simgpu.timeline.streams import StreamId
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, Split, WithAlgorithms, WithEncodings)}
+_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, Replicate)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS)}
 
 
 def listing(program: Program, graph: TaskGraph) -> str:
@@ -171,6 +173,8 @@ def _read(value: list[Any]) -> Any:
         values[1] = Space(values[1])
     elif kind in (Encode, Decode):
         values[2] = Space(values[2])
+    elif kind is Replicate:
+        values[1] = Exchange(values[1])
     elif kind is WithEncodings:
         values[0] = tuple(Encoding(b, codec, Encoder(by), *launch) for b, codec, by, *launch in values[0])
     return kind(*values)
