@@ -11,7 +11,6 @@ The published graph is one of a tidy network. Of a trace this is how it is read:
 * What always resides (weights and their gradients in the paper) is what is persistent but for inputs and labels, what
   backward leaves to the optimizer, and gradients of weights but for those that backward itself adds to others.
   Persistent blocks that the recording lets go of in mid-iteration do not reside.
-* A workspace is a block of that kind that one kernel alone touches. One that several share is data.
 * The published tasks are of layers, such as BP1 of layer 4. Of a layer of several kernels the neighbours that belong to
   one such task stand together in `layer_tasks`: those in forward, those in backward that make gradients of weights
   alone, those in backward that do not.
@@ -235,7 +234,7 @@ def _roles(graph: TaskGraph, resident: frozenset[int]) -> tuple[Role, ...]:
 
 def _role(graph: TaskGraph, b: int, resides: bool) -> Role:
     block, uses = graph.blocks[b], graph.uses[b]
-    if block.kind is BlockKind.WORKSPACE and not block.persistent and len(uses) == 1 and b in graph.writes[uses[0]]:
+    if block.kind is BlockKind.WORKSPACE and not block.persistent:
         return Role.WORKSPACE
     if block.kind in (BlockKind.GRADIENT, BlockKind.OTHER) and resides and not block.persistent:
         made_by = next((graph.kernels[k].phase for k in uses if b in graph.writes[k]), None)

@@ -1,0 +1,164 @@
+"""``simgpu bound``: ideal memory, both bounds with what sets them, and the sub-batch of a budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simgpu.hardware.nodes import load_node
+from simgpu.policies.subbatch import select_sub_batch
+from simgpu.simulation import task_graph
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+from simgpu.trace.model import Origin
+from simgpu.trace.zoo.modelled import build_trace
+from tests.cli.cli_helpers import make_study, simgpu
+
+ZOO = ("zoo:resnet34", "--batch", 256, "--node", "k40", "--framework", "fused", "--optimizer", "plain-sgd")
+
+
+def told(*arguments: object) -> str:
+    done = simgpu("bound", *arguments)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.stdout.split())
+
+
+def document(*arguments: object) -> dict:
+    done = simgpu("bound", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def refused(*arguments: object) -> str:
+    done = simgpu("bound", *arguments)
+    assert done.exit_code == 2
+    return " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A trace of a batch of 4: x1 of 40 bytes and x2 of 80."""
+    trace = chain([5, 7], [10, 14], [40, 80])
+    write_trace(replace(trace, info=replace(trace.info, batch=4)), tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) -> None:
+    found = document(folder, "--budget", "60B")
+    assert found["ideal"] == {
+        "bytes": 120,
+        "kernel": None,
+        "op": None,
+        "task": None,
+        "shares": {"feature_map": 80, "input": 40},
+    }
+    assert found["bound"] == {
+        "bytes": 30,
+        "kernel": "F1",
+        "op": "conv2d",
+        "task": "FP",
+        "shares": {"feature_map": 20, "input": 10},
+    }
+    assert found["offloaded"] == found["bound"]
+    assert found["saved"]["bound"] == 4.0
+    assert (found["bounds_batch"], found["why_whole"], found["alignment"], found["node"]) == (1, None, 1, None)
+    assert found["sub_batch"] == {"size": 2, "whole": 4, "fits": True, "steps": [[4, 2], [2, 2]], "why_whole": ""}
+
+
+def test_the_table_tells_the_same(folder: Path) -> None:
+    text = told(folder, "--budget", "60B")
+    assert "ideal 120 B - bound 30 B 4.0x F1 (conv2d) weights leave 30 B 4.0x F1 (conv2d)" in text
+    assert "feature_map 80 B 20 B 20 B input 40 B 10 B 10 B" in text
+    assert "bounds for a sub-batch of 1, convolutions by the algorithms of least workspace" in text
+    assert "sub-batch 2 of 4 samples in 60 B, by equation 8 profiled at, then chosen: 4 -> 2, 2 -> 2" in text
+
+
+@pytest.mark.parametrize(
+    "budget, text",
+    [
+        ("120B", "all 4 samples in 120 B at once"),
+        ("30B", "1 of 4 samples in 30 B, by equation 8"),
+        ("29B", "none: 29 B are less than the bound"),
+    ],
+)
+def test_the_sub_batch_in_words(folder: Path, budget: str, text: str) -> None:
+    assert f"sub-batch {text}" in told(folder, "--budget", budget)
+
+
+def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
+    assert "sub-batch name a node with --node, or memory with --budget" in told(folder)
+    assert document(folder)["sub_batch"] is None
+
+
+def test_another_batch_changes_the_ideal_memory_alone(folder: Path) -> None:
+    four, eight = document(folder), document(folder, "--batch", 8)
+    assert eight["ideal"]["bytes"] == 2 * four["ideal"]["bytes"]
+    assert eight["bound"] == four["bound"]
+
+
+def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
+    found = document(*ZOO, "--budget", "4GB")
+    node = load_node("k40")
+    trace = build_trace("resnet34", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
+    graph = task_graph(trace, node)
+    assert found["trace"] == "resnet34-b256-k40"
+    assert found["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
+    text = told(*ZOO, "--budget", "5GB")
+    assert "sub-batch all 256 samples in 4.657 GiB at once" in text
+    assert "and no updates" in text and "updates weights together; one at a time they would not set the bound" in text
+
+
+def test_the_nodes_memory_is_the_budget() -> None:
+    found = document(*ZOO)
+    assert (found["node"], found["budget"]) == ("k40", load_node("k40").budget)
+
+
+def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    study.write_text(study.read_text() + "budget: 1 GiB\nalignment: 512 B\n")
+    found = document(study)
+    assert (found["trace"], found["node"], found["budget"], found["alignment"]) == ("chain", "bench", 2**30, 512)
+    assert found["bound"]["bytes"] % 512 == 0
+    assert document(study, "--budget", "2MiB")["budget"] == 2 * 2**20
+
+
+def test_a_shipped_scenario_is_found_by_name() -> None:
+    assert document("quickstart")["trace"] == "resnet20-cifar-cpu"
+
+
+def test_bounds_of_an_iteration_that_cannot_be_told_at_one_sample_say_so(tmp_path: Path) -> None:
+    trace = chain([5, 7], [10, 14], [40, 80])
+    info = replace(trace.info, batch=4)
+    unread = tuple(replace(each, reads=()) for each in trace.kernels)
+    write_trace(replace(trace, info=replace(info, origin=Origin.IMPORTED), kernels=unread), tmp_path / "unread")
+    text = told(tmp_path / "unread", "--budget", "120B")
+    assert "bounds for the whole batch of 4" in text
+    assert (
+        "cannot be told at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
+    )
+    assert "sub-batch all 4 samples in 120 B at once" in text
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (("zoo:vgg16", "--node", "k40"), "Missing option '--batch'"),
+        (("zoo:vgg16", "--batch", 4), "Missing option '--node'"),
+        (("zoo:vgg61", "--batch", 4, "--node", "k40"), "'vgg61' is not in the zoo; did you mean 'vgg16'?"),
+        (("vgg16",), "vgg16 is a network of the zoo, not a trace; write zoo:vgg16, with --batch and --node"),
+        (("vgg16-b128-v100", "--framework", "cudnn"), "--framework goes with zoo:NETWORK"),
+        (("quickstart", "--node", "v100"), "scenario quickstart has its own node"),
+        (("vgg16-b128-v100", "--budget", "much"), "--budget: 'much'"),
+        (
+            ("vgg16-b128-v100", "--node", "k40", "--budget", "13GiB"),
+            "--budget: 13 GiB is more than the 12 GiB that node k40 has; lower it, or name another node",
+        ),
+        (("nowhere",), "no shipped trace is called 'nowhere'"),
+        (("vgg16-b128-v100", "--batch", 0), "Invalid value for '--batch'"),
+    ],
+)
+def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
+    assert text in refused(*arguments)

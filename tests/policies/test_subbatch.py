@@ -1,0 +1,182 @@
+"""The sub-batch of a budget (moDNN, section 5.1.2): what fits by equation 8, rounded, settled between profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec
+from simgpu.policies.subbatch import SubBatch, rounded_down, select_sub_batch
+from simgpu.policies.window import window_bytes
+from simgpu.trace.chain import chain
+from simgpu.trace.model import AlgorithmChoice, Origin, Trace
+from simgpu.trace.zoo.modelled import build_trace
+from tests.semantics.hand_made import graph, held, kernel
+
+GPU = GpuSpec("bench", 10**12)
+K40 = load_node("k40").gpu
+GB = 10**9
+
+
+def of_batch(trace: Trace, batch: int) -> TaskGraph:
+    """A graph that knows itself at other batch sizes."""
+    whole = replace(trace, info=replace(trace.info, batch=batch))
+    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(whole.at_batch(size, K40))))
+
+
+def selected(tasks: TaskGraph, budget: int, **more) -> SubBatch:
+    return select_sub_batch(tasks, GPU, budget, **more)
+
+
+@cache
+def network(name: str, batch: int, framework: str = "fused") -> TaskGraph:
+    trace = build_trace(name, batch=batch, gpu=K40, framework=framework, optimizer="plain-sgd")
+    return replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(trace.at_batch(size, K40))))
+
+
+def with_workspace(batch: int, bytes_at: Callable[[int], int]) -> TaskGraph:
+    """One layer with 1 byte a sample, whose forward needs a workspace that depends on the batch."""
+
+    def at(size: int) -> TaskGraph:
+        trace = chain([5], [7], [size])
+        choice = AlgorithmChoice("F1", "fast", 1, bytes_at(size))
+        return TaskGraph.of(replace(trace, info=replace(trace.info, batch=size), algorithms=(choice,)))
+
+    return replace(at(batch), rescaled=at)
+
+
+# --- rounding -----------------------------------------------------------------------------------------------
+
+
+def test_above_64_a_multiple_of_64_below_a_power_of_two():
+    assert {rounded_down(batch) for batch in range(1, 400)} == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384}
+    assert all(rounded_down(batch) <= batch < 2 * rounded_down(batch) for batch in range(1, 1000))
+
+
+def test_the_whole_batch_is_never_rounded():
+    tasks = of_batch(chain([5, 7], [10, 14], [77, 770]), 77)
+    assert selected(tasks, 847) == SubBatch(77, 77, True, ((77, 77),))
+    assert selected(tasks, 846).size == 64
+
+
+# --- equation 8 ---------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 10**5), min_size=1, max_size=8),
+    st.integers(1, 300),
+    st.sampled_from([1, 64]),
+    st.integers(0, 10**6),
+)
+def test_the_largest_regular_sub_batch_whose_windows_fit(sizes: list[int], batch: int, alignment: int, budget: int):
+    """Without workspaces profiles play no part: every candidate is tried."""
+    count = len(sizes)
+    tasks = of_batch(chain([1] * count, [1] * count, [size * batch for size in sizes]), batch)
+
+    def fits(size: int) -> bool:
+        return window_bytes(Tdfg.of(tasks.at_batch(size), alignment)) <= budget
+
+    found = select_sub_batch(tasks, GpuSpec("bench", 10**9, alignment=alignment), budget)
+    candidates = sorted({*(rounded_down(size) for size in range(1, batch)), batch})
+    allowed = [size for size in candidates if fits(size)]
+    assert (found.size, found.fits) == (max(allowed, default=1), bool(allowed))
+
+
+def test_one_sample_where_even_that_fails():
+    tasks = of_batch(chain([5, 7], [10, 14], [700, 7000]), 7)
+    assert selected(tasks, 1100) == SubBatch(1, 7, True, ((7, 1), (1, 1)))
+    assert selected(tasks, 1099) == SubBatch(1, 7, False, ((7, 1), (1, 1)))
+
+
+def test_a_batch_of_one_stays_whole():
+    assert selected(of_batch(chain([5], [7], [100]), 1), 99).size == 1
+
+
+@pytest.mark.parametrize("name, batch", [("resnet34", 256), ("vgg16", 256), ("fcn32s", 128)])
+@pytest.mark.parametrize("counted", ["live", "touched"])
+def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: int, counted):
+    tasks = network(name, batch)
+    for budget in (4 * GB, 8 * GB, 12 * GB):
+        found = select_sub_batch(tasks, K40, budget, counted=counted)
+        assert found.fits and not found.why_whole
+        assert window_bytes(Tdfg.of(tasks.at_batch(found.size)), counted=counted) <= budget
+
+
+def test_sizes_are_those_of_the_iteration_at_that_batch():
+    """The search scales the blocks itself; the workspaces aside it must come to what the rescaled iteration has."""
+    trace = build_trace("resnet34", batch=96, gpu=K40, framework="fused", workspace_limit=0)
+    tasks = replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(trace.at_batch(size, K40))))
+    for size in (64, 32, 4):
+        need = window_bytes(Tdfg.of(tasks.at_batch(size), 512))
+        gpu = replace(K40, alignment=512)
+        assert select_sub_batch(tasks, gpu, need).size == size
+        assert select_sub_batch(tasks, gpu, need - 1).size < size
+
+
+def test_resnet34_is_partitioned_below_5_gb_and_not_from_there():
+    """Section 7.4: at 5 and 6 GB the sub-batch is still 256; where the budget is smaller than 5 GB it is smaller."""
+    tasks = network("resnet34", 256)
+    found = {gb: select_sub_batch(tasks, K40, gb * GB).size for gb in (2, 3, 4, 5, 6, 12)}
+    assert found[5] == found[6] == found[12] == 256
+    assert 256 > found[4] >= found[3] >= found[2]
+
+
+def test_more_memory_never_makes_the_sub_batch_smaller_where_workspaces_do_not_change():
+    tasks = of_batch(chain([5, 7, 9], [10, 14, 18], [3000, 60000, 900]), 300)
+    sizes = [selected(tasks, budget).size for budget in range(0, 70_000, 500)]
+    assert sizes == sorted(sizes) and sizes[-1] == 300
+
+
+# --- profiles -----------------------------------------------------------------------------------------------
+
+
+def test_profile_and_selection_are_repeated_until_the_sub_batch_stays():
+    """At 256 samples the workspace leaves 72 bytes for data, at 64 it leaves 168, at 128 it leaves 136."""
+    found = selected(with_workspace(256, lambda size: size // 2), 200)
+    assert found == SubBatch(128, 256, True, ((256, 64), (64, 128), (128, 128)))
+
+
+def test_where_profiles_go_round_the_largest_sub_batch_between_that_fits_is_taken():
+    """By the workspace of one sample 192 would fit; by their own nothing would, and so it goes round."""
+    tasks = with_workspace(256, lambda size: 4 * size)
+    found = selected(tasks, 200)
+    assert found.steps[:3] == ((256, 1), (1, 192), (192, 1))
+    assert (found.size, found.fits) == (32, True)
+    assert window_bytes(Tdfg.of(tasks.at_batch(64))) > 200 >= window_bytes(Tdfg.of(tasks.at_batch(32)))
+
+
+@given(st.lists(st.integers(0, 400), min_size=64, max_size=64), st.integers(1, 300))
+def test_it_ends_whatever_the_workspaces_do(workspaces: list[int], budget: int):
+    tasks = with_workspace(64, lambda size: workspaces[size - 1])
+    found = selected(tasks, budget)
+    assert found.fits == (window_bytes(Tdfg.of(tasks.at_batch(found.size))) <= budget)
+    assert found.fits or found.size == 1
+    assert len({batch for batch, _ in found.steps}) <= 8  # the whole batch and the powers of two below it
+
+
+# --- batches that cannot be partitioned ---------------------------------------------------------------------
+
+
+def test_an_iteration_without_blocks_that_grow_stays_whole():
+    tasks = graph([kernel("k", 1, "x", "y")], [held("x", 5), held("y", 5)])
+    tasks = of_batch(tasks.trace, 8)
+    found = selected(tasks, 9)
+    assert (found.size, found.fits) == (8, False)
+    assert found.why_whole == "no block of the iteration grows with the batch"
+
+
+def test_a_trace_that_cannot_be_told_at_another_batch_stays_whole_and_says_why():
+    trace = chain([5, 7], [10, 14], [640, 1280])
+    unread = tuple(replace(each, reads=()) for each in trace.kernels)
+    info = replace(trace.info, batch=64, origin=Origin.IMPORTED)
+    found = selected(TaskGraph.of(replace(trace, info=info, kernels=unread)), 100)
+    assert (found.size, found.fits, found.steps) == (64, False, ((64, 64),))
+    assert found.why_whole.startswith("chain: kernels.reads: the recording does not tell what kernels read")
