@@ -5,7 +5,7 @@ Lives here: `simulate` and `Result`. Does not live here: many runs at once (`sim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,23 +16,27 @@ from simgpu.analysis.labels import policy_label
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.arguments import bytes_of, check_arguments
 from simgpu.codecs.costs import NodeCosts
-from simgpu.errors import InputError, OutOfMemoryError, Problem, did_you_mean
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
+from simgpu.parallel import DataParallel, Together, priced, share_of
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import CopyOut, Program
+from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Phase, Trace, TraceInfo
-from simgpu.units import format_bytes, format_time, parse_bytes
+from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +52,8 @@ class Result:
     of device memory needed, holes included. retired: instructions executed over all iterations. epoch: of training,
     which sparsity depends on. label: the policy
     with the parameters that are not its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
-    graph: the tasks that ran, as the program changed them.
+    graph: the tasks that ran, as the program changed them. together: of several GPUs that trained together, what else
+    is known; then trace and budget are those of the whole batch and of each GPU, and ideal_ns is of one GPU's share.
     notes: what the policy and the run have to say about themselves.
     """
 
@@ -72,11 +77,12 @@ class Result:
     graph: TaskGraph
     notes: tuple[str, ...] = field(default=())
     epoch: int = 0
+    together: Together | None = None
 
     @cached_property
     def metrics(self) -> Metrics:
         """Times, bytes, memory and energy of the last iteration."""
-        peak = int(self.timeline.device_memory.used.max(initial=0))
+        peak = max(int(curve.used.max(initial=0)) for curve in self.timeline.device_memories)
         lost = (self.high_water - peak) / self.high_water if self.pool == "addressed" and self.high_water else None
         return measure(
             self.timeline,
@@ -84,6 +90,8 @@ class Result:
             ideal_ns=self.ideal_ns,
             link=self.node.link,
             fragmentation=lost,
+            single_ideal_ns=self.together.single_ideal_ns if self.together else None,
+            alone_ns=self.together.alone_ns if self.together else None,
             power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.dtype) if self._work else None,
         )
 
@@ -128,6 +136,7 @@ class Result:
             "spans": len(self.timeline),
             "metrics": {row.key: row.value for row in self.metrics.rows()},
             "notes": list(self.notes),
+            **({"data_parallel": asdict(self.together.how)} if self.together else {}),
             "energy_note": self.energy_note,
         }
 
@@ -189,6 +198,9 @@ def simulate(
     alignment: int | str | None = None,
     epoch: int = 0,
     carried: MutableMapping[str, Any] | None = None,
+    gpus: int | None = None,
+    exchange: str = "host",
+    cores: int = 1,
 ) -> Result:
     """Replay a trace on a node under a policy.
 
@@ -198,6 +210,9 @@ def simulate(
     policy asks for, else counting. alignment: bytes every allocation is rounded up to, by default the node's.
     epoch: of training, for traces that tell how sparsity changes with it. carried: what the policy noted in earlier
     epochs of the same training, to which it may add.
+    gpus: how many train together, each on an equal share of the trace's batch and within the budget; by default one,
+    alone on its link. exchange: of their gradients, ``gather`` or ``host`` (`simgpu.parallel.DataParallel`); cores: of
+    the host that add up gradients.
 
     Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
 
@@ -208,8 +223,8 @@ def simulate(
     >>> result.iteration_ns, result.ideal_ns, result.steady
     (83, 63, True)
     """
-    limit, unit = _bytes("budget", budget), _bytes("alignment", alignment)
-    _check_arguments(
+    limit, unit = bytes_of("budget", budget), bytes_of("alignment", alignment)
+    check_arguments(
         {
             "trace": trace,
             "node": node,
@@ -220,7 +235,12 @@ def simulate(
             "alignment": unit,
             "pool": pool,
             "epoch": epoch,
-        }
+            "gpus": gpus,
+            "exchange": exchange,
+            "cores": cores,
+        },
+        _KINDS,
+        _CHOICES,
     )
     problems = check_trace(trace)
     if problems:
@@ -229,11 +249,19 @@ def simulate(
         node = replace(node, gpu=replace(node.gpu, alignment=unit))
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     limit = node.budget if limit is None else limit
-    graph = task_graph(trace, node, epoch)
-    shared = _Shared(trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
+    whole = graph = task_graph(trace, node, epoch)
+    how = DataParallel(gpus, Exchange(exchange), cores) if gpus is not None and gpus > 1 else None
+    if how is not None:
+        graph = whole.at_batch(share_of(trace.info.batch, how, node))
+    shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
     noted = {} if carried is None else carried
     context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch, noted)
-    return shared.run(chosen.plan(context))
+    program = chosen.plan(context)
+    return shared.run(program) if how is None else shared.run_together(program, how, whole)
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
+_CHOICES: dict[str, Collection[str]] = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
 
 
 def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
@@ -256,53 +284,6 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
             for block in trace.blocks
         )
     return replace(graph, costs=costs, copy_sizes=sizes)
-
-
-def _check_arguments(values: Mapping[str, object]) -> None:
-    """Refuse what is no argument of `simulate`; tells all problems together."""
-    least = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1, "epoch": 0}
-    problems = []
-    for name, value in values.items():
-        place, remedy = f"argument {name}", _REMEDIES[name]
-        if name in least:
-            if value is None and name in ("budget", "alignment"):
-                continue
-            if type(value) is not int or value < least[name]:
-                problems.append(
-                    Problem("", place, f"{value!r} is not a whole number of at least {least[name]}", remedy)
-                )
-        elif name == "pool":
-            if value is not None and value not in POOLS:
-                problems.append(Problem("", place, f"unknown pool {value!r}", did_you_mean(str(value), POOLS)))
-        elif not isinstance(value, _KINDS[name]):
-            problems.append(Problem("", place, f"{str(value)[:60]!r} is no {name}", remedy))
-    if problems:
-        raise InputError(problems)
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
-
-_REMEDIES = {
-    "trace": "load one with simgpu.load_trace",
-    "node": "load one with simgpu.load_node",
-    "policy": "give a policy's name, and its parameters apart",
-    "iterations": "two or more also show whether the iteration is steady",
-    "seed": "give a whole number",
-    "epoch": "epochs count from 0",
-    "budget": "give bytes, or a text such as '8 GiB'",
-    "alignment": "give bytes, or a text such as '512 B'",
-    "pool": "",
-}
-
-
-def _bytes(name: str, value: int | str | None) -> int | None:
-    """Bytes of a size given as text; anything else is left to the check of the arguments."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise InputError.single("", f"argument {name}", str(error), _REMEDIES[name]) from None
 
 
 @dataclass(frozen=True)
@@ -356,8 +337,8 @@ class _Shared:
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
         notes = (*notes, *self._on_epoch(), *self._on_compression(program))
-        if self.node.gpus > 1:
-            notes = (*notes, f"one of the node's {self.node.gpus} GPUs runs, with a link of its own")
+        if self.node.gpus > program.gpus:
+            notes = (*notes, _on_gpus(program.gpus, self.node.gpus))
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         ran = transformed(self.graph, program.transforms)
@@ -387,6 +368,26 @@ class _Shared:
             notes=notes,
             epoch=self.epoch,
         )
+
+    def run_together(self, program: Program, how: DataParallel, whole: TaskGraph) -> Result:
+        """Run one GPU's program alone, then on all GPUs with the exchange of gradients. whole: the undivided batch."""
+        alone = self.run(program)
+        result = self.run(replicated(program, self.graph, self.node, priced(how, self.node), alone.timeline))
+        samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {whole.trace.info.batch} samples each"
+        return replace(
+            result,
+            trace=replace(result.trace, batch=whole.trace.info.batch),
+            notes=(f"{samples}; {how.told}", *result.notes),
+            together=Together(how, whole.ideal_ns(), alone.iteration_ns),
+        )
+
+
+def _on_gpus(used: int, there: int) -> str:
+    return (
+        f"{used} of the node's {there} GPUs run"
+        if used > 1
+        else f"one of the node's {there} GPUs runs, with a link of its own"
+    )
 
 
 def _copies(program: Program) -> bool:

@@ -13,11 +13,11 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "simgpu"
 
 FLOORS = {
-    0: ("errors", "units", "textfile", "whole", "shipped", "yamlfile", "validation"),
+    0: ("errors", "units", "arguments", "textfile", "whole", "shipped", "yamlfile", "validation"),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search"),
-    4: ("policies", "machine"),
+    4: ("policies", "machine", "parallel"),
     5: ("simulation",),
     6: ("scenario", "experiments"),
     7: ("cli",),

@@ -33,6 +33,9 @@ class MetricRow(NamedTuple):
 class Metrics:
     """One iteration in numbers: times in ns, sizes in bytes, shares between 0 and 1.
 
+    With several GPUs the iteration lasts until compute has ended on all of them, the breakdown is that of GPU 0, bytes
+    are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
+
     samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown:
     iteration over ideal, 1 or more. bytes_out, bytes_in: of the copies that start in the iteration's window.
     link_utilisation_out, link_utilisation_in: those bytes over what the link could carry that way in the
@@ -42,7 +45,9 @@ class Metrics:
     it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live
     bytes over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to
     the highest byte ever used that peak use leaves in holes; None where the pool gives no addresses. power: energy and
-    power, None where nothing is known of them.
+    power, None where nothing is known of them. Of several GPUs only: speedup, against the ideal iteration of the whole
+    batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share (the
+    exchange of gradients, and links that are shared), negative where it is shorter.
     """
 
     iteration_ns: int
@@ -62,6 +67,8 @@ class Metrics:
     codec_share: float | None = None
     fragmentation: float | None = None
     power: Power | None = None
+    speedup: float | None = None
+    together_ns: int | None = None
 
     def rows(self) -> tuple[MetricRow, ...]:
         """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""
@@ -95,6 +102,8 @@ class Metrics:
             ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
             *_power_rows(self.power),
+            *([("speedup", self.speedup, "")] if self.speedup is not None else []),
+            *([("together_ns", self.together_ns, "ns")] if self.together_ns is not None else []),
         ]
         return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
 
@@ -107,13 +116,16 @@ def measure(
     link: LinkSpec,
     fragmentation: float | None = None,
     power: Power | None = None,
+    single_ideal_ns: int | None = None,
+    alone_ns: int | None = None,
     iteration: int = -1,
 ) -> Metrics:
-    """The numbers of one iteration (the last one by default) of a one-GPU timeline.
+    """The numbers of one iteration (the last one by default).
 
     batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. power: of the
-    same iteration, where it is known. A half-duplex link is measured against its one shared capacity. Errors as in
-    `breakdown`.
+    same iteration, where it is known. single_ideal_ns, alone_ns: of several GPUs, the ideal iteration of the whole
+    batch on one GPU, and one GPU's on its share without the others. A half-duplex link is measured against its one
+    shared capacity. Errors as in `breakdown`.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
     >>> import numpy as np
@@ -132,7 +144,8 @@ def measure(
     shared = max(link.d2h_bandwidth, link.h2d_bandwidth)
     half = link.duplex is Duplex.HALF
     last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
-    device = timeline.device_memory
+    devices = timeline.device_memories
+    carried = (end - start) * len(devices)
     codec_ns = _busy(timeline, (SpanKind.ENCODE, SpanKind.DECODE), start, end)
     swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY_OUT, SpanKind.COPY_IN), start, end)
     return Metrics(
@@ -142,17 +155,19 @@ def measure(
         breakdown=breakdown(timeline, iteration),
         bytes_out=out,
         bytes_in=back,
-        link_utilisation_out=_utilisation(out, shared if half else link.d2h_bandwidth, end - start),
-        link_utilisation_in=_utilisation(back, shared if half else link.h2d_bandwidth, end - start),
-        device_peak_bytes=_peak(device.time_ns, device.live, start, end, last),
-        device_mean_bytes=_mean(device, start, end),
-        device_peak_used_bytes=_peak(device.time_ns, device.used, start, end, last),
-        run_peak_bytes=int(device.live.max(initial=0)),
+        link_utilisation_out=_utilisation(out, shared if half else link.d2h_bandwidth, carried),
+        link_utilisation_in=_utilisation(back, shared if half else link.h2d_bandwidth, carried),
+        device_peak_bytes=max(_peak(device.time_ns, device.live, start, end, last) for device in devices),
+        device_mean_bytes=max(_mean(device, start, end) for device in devices),
+        device_peak_used_bytes=max(_peak(device.time_ns, device.used, start, end, last) for device in devices),
+        run_peak_bytes=max(int(device.live.max(initial=0)) for device in devices),
         host_peak_bytes=int(timeline.host_memory.live.max(initial=0)),
         swapping_ns=swapping_ns,
         codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
         power=power,
+        speedup=None if single_ideal_ns is None else _ratio(single_ideal_ns, end - start),
+        together_ns=None if alone_ns is None else end - start - alone_ns,
     )
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil
 
-from simgpu.errors import InputError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.graph.updates import Update, updates_of
-from simgpu.memory.transfer import stream_ns
 from simgpu.trace.model import Block, Kernel, Phase, Trace
 
 
@@ -210,7 +210,7 @@ class _Replication:
         moved = sum(self.one.sizes[b] for b, _ in reads) + sum(self.one.sizes[b] for b in writes)
         names = tuple(self._id(b, gpu) for b, gpu in reads)
         kernel = Kernel(name, "accumulate", Phase.OPTIMIZER, 0, names, self._ids(writes, 0), pure=False)
-        return self._add(kernel, self.how.overhead_ns + stream_ns(moved, self.how.bandwidth))
+        return self._add(kernel, self.how.overhead_ns + ceil(Fraction(moved * 10**9, self.how.bandwidth)))
 
     # --- the exchange ---------------------------------------------------------------------------------------
 
@@ -254,18 +254,3 @@ class _Replication:
 
 def _name(name: str | None, gpu: int) -> str | None:
     return None if name is None else f"{name}.gpu{gpu}"
-
-
-def divided(batch: int, gpus: int, source: str = "") -> int:
-    """Samples that each GPU trains; `InputError` for a batch that does not divide evenly.
-
-    All GPUs then run the same program in step, and no weighting of their gradients is needed.
-
-    >>> divided(256, 4)
-    64
-    """
-    if batch % gpus:
-        near = sorted({n for n in (batch // gpus * gpus, -(-batch // gpus) * gpus) if n})
-        what = f"a batch of {batch} cannot be divided evenly among {gpus} GPUs"
-        raise InputError.single(source, "gpus", what, f"take a batch of {' or '.join(map(str, near))}, or other GPUs")
-    return batch // gpus
