@@ -8,6 +8,7 @@ and programs of several GPUs (`simgpu.graph.replicate`, `simgpu.program.replicat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from simgpu.errors import InputError, Problem
 from simgpu.graph.replicate import Exchange, Replicate
@@ -28,12 +29,18 @@ class DataParallel:
     cores: int = 1
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """As `simgpu.simulate` takes it."""
+        return {"gpus": self.gpus, "exchange": str(self.exchange), "cores": self.cores}
+
+    @property
     def told(self) -> str:
         """Who exchanges gradients, in words."""
         if self.exchange is Exchange.GATHER:
             return "GPU 0 gathers the gradients and updates the weights"
-        cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
-        return f"{cores} of the host add up the gradients and update the weights"
+        if self.cores == 1:
+            return "one core of the host adds up the gradients and updates the weights"
+        return f"{self.cores} cores of the host add up the gradients and update the weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +71,17 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
     if how.gpus > node.gpus:
         has = "one GPU" if node.gpus == 1 else f"{node.gpus} GPUs"
         problems.append(
-            Problem("", "gpus", f"node {node.name} has {has}, not {how.gpus}", "choose a node that has them")
+            Problem("", "argument gpus", f"node {node.name} has {has}, not {how.gpus}", "choose a node that has them")
         )
     if node.host.cores is not None and how.cores > node.host.cores:
         what = f"the host of node {node.name} has {node.host.cores} cores, not {how.cores}"
-        problems.append(Problem("", "cores", what, "give as many as it has, or fewer"))
+        problems.append(Problem("", "argument cores", what, "give as many as it has, or fewer"))
     if batch % how.gpus:
         near = sorted({n for n in (batch // how.gpus * how.gpus, -(-batch // how.gpus) * how.gpus) if n})
         what = f"a batch of {batch} cannot be divided evenly among {how.gpus} GPUs"
-        problems.append(Problem("", "gpus", what, f"take a batch of {' or '.join(map(str, near))}, or other GPUs"))
+        problems.append(
+            Problem("", "argument gpus", what, f"take a batch of {' or '.join(map(str, near))}, or other GPUs")
+        )
     if problems:
         raise InputError(problems)
     return batch // how.gpus

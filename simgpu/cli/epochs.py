@@ -109,6 +109,7 @@ def _train(
         seed=scenario.seed,
         pool=scenario.pool,
         alignment=scenario.alignment,
+        **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
     )
 
 

@@ -146,6 +146,9 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
         return
     yield line("samples/s", lambda found: _number(found.samples_per_s))
     yield line("slowdown", lambda found: f"{found.slowdown:.3f}x")
+    if any(found and found.speedup is not None for found in metrics):
+        yield line("speedup of the GPUs", lambda found: f"{found.speedup:.3f}x")
+        yield line("  longer than alone", lambda found: _signed(found.together_ns))
     if any(run.result.steady is False for run in runs if run.result):
         yield "state", ["" if not run.result else "steady" if run.result.steady else "UNSTEADY" for run in runs]
     yield "", [""] * len(runs)
@@ -216,3 +219,10 @@ def _share(value: float | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _signed(nanoseconds: int | None) -> str:
+    """A difference of times."""
+    if nanoseconds is None:
+        return _ABSENT
+    return f"-{format_time(-nanoseconds)}" if nanoseconds < 0 else format_time(nanoseconds)

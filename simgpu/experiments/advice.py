@@ -62,7 +62,9 @@ def advice(
     nothing moved: 49.45 MiB at kernel k98, of 40 MiB there are
     largest kernel: 6.018 MiB with all that it reads and writes: k148 (aten::convolution_backward)
     """
-    trace = scenario.trace
+    trace, together = scenario.trace, scenario.data_parallel
+    if together is not None:
+        trace = trace.at_batch(trace.info.batch // together.gpus)
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.tells_reads else (0, "")
@@ -131,6 +133,7 @@ def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str]
                 pool=scenario.pool,
                 alignment=scenario.alignment,
                 epoch=scenario.epoch,
+                **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
             )
         except (OutOfMemoryError, InputError, MissingExtraError):
             continue

@@ -167,6 +167,9 @@ def compare(
     pool: Literal["counting", "addressed"] | None = None,
     alignment: int | str | None = None,
     epoch: int | None = None,
+    gpus: int | None = None,
+    exchange: str | None = None,
+    cores: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
@@ -189,6 +192,7 @@ def compare(
         if not isinstance(getattr(scenario, "trace", None), Trace):
             what = f"{str(trace)[:60]!r} is neither a trace nor a scenario"
             raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
+        together = scenario.data_parallel.arguments if scenario.data_parallel else {}
         return compare(
             scenario.trace,
             scenario.node if node is None else node,
@@ -199,6 +203,9 @@ def compare(
             pool=scenario.pool if pool is None else pool,
             alignment=scenario.alignment if alignment is None else alignment,
             epoch=scenario.epoch if epoch is None else epoch,
+            gpus=together.get("gpus") if gpus is None else gpus,
+            exchange=together.get("exchange") if exchange is None else exchange,
+            cores=together.get("cores") if cores is None else cores,
             progress=progress,
         )
     if node is None:
@@ -207,6 +214,7 @@ def compare(
     settings["iterations"] = 3 if iterations is None else iterations
     settings["seed"] = 0 if seed is None else seed
     settings["epoch"] = 0 if epoch is None else epoch
+    settings |= {"gpus": gpus, "exchange": exchange or "host", "cores": 1 if cores is None else cores}
     runs: list[Run] = []
     for policy in [_made(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
         label = policy_label(policy)

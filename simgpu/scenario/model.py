@@ -17,6 +17,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.modelled import WrittenTrace
 from simgpu.trace.model import NOT_RECORDED
@@ -88,6 +89,17 @@ class OutputsSection(FileModel):
     image: ImageFormat = Field(default="png", description="format of the figures")
 
 
+class DataParallelSection(FileModel):
+    """Several GPUs of the node that train together, each on an equal share of the batch."""
+
+    gpus: int = Field(ge=1, description="how many; the batch must divide among them")
+    exchange: Literal["gather", "host"] = Field(
+        default="host",
+        description="gather: GPU 0 adds up the gradients at the end; host: its cores do, beside the last sub-batch",
+    )
+    cores: int = Field(default=1, ge=1, description="cores of the host that add up gradients")
+
+
 class ScenarioFile(FileModel):
     """A scenario as written in its file."""
 
@@ -102,6 +114,9 @@ class ScenarioFile(FileModel):
     budget: Size | None = Field(default=None, description="device memory the program may use; without: all of it")
     policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
         min_length=1, description="one or several policies, run one after the other"
+    )
+    data_parallel: DataParallelSection | None = Field(
+        default=None, description="several GPUs; without: one, with its link to itself"
     )
     iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
     epoch: int = Field(default=0, ge=0, description="of training, where the trace tells how sparsity changes with it")
@@ -126,7 +141,7 @@ class Scenario:
     """Everything a run needs, loaded and checked.
 
     budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
-    policy and the node say. epoch: of training, from 0.
+    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one.
     """
 
     name: str
@@ -141,6 +156,7 @@ class Scenario:
     pool: Pool | None
     alignment: int | None
     outputs: Outputs
+    data_parallel: DataParallel | None = None
 
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""
@@ -152,8 +168,13 @@ class Scenario:
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+            *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("times", other)] if device != NOT_RECORDED and not node.gpu.is_called(device) else []),
         ]
+
+    def _on_gpus(self, how: DataParallel) -> str:
+        batch = self.trace.info.batch
+        return f"{how.gpus} train {batch // how.gpus} of {batch} samples each; {how.told}"
 
     def _all_facts(self) -> list[tuple[str, str]]:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
