@@ -32,6 +32,7 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, fo
 from simgpu.whole import whole_file
 
 _STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
+_STREAM_LABELS |= {"data": "copies", "host1": "host\n(exchange)"}
 _WIDTH_INCHES = 10.0
 _ROW_INCHES = 0.55
 _MEMORY_INCHES = 2.4
@@ -115,6 +116,8 @@ def plot_memory(
     ax: Axes | None = None,
 ) -> Figure:
     """Device memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
+
+    Of several GPUs, that of the one that holds most, with thin lines for the others.
 
     budget: bytes, drawn as a line; the timeline's own capacity by default, no line where memory was
     unlimited.
@@ -264,9 +267,10 @@ def _boxes(
 
 
 def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | None) -> None:
-    curve = timeline.device_memory
-    budget = curve.capacity if budget is None else budget
-    shown = steps(curve, window.start, window.end)
+    curves = [steps(curve, window.start, window.end) for curve in timeline.device_memories]
+    neediest = max(range(len(curves)), key=lambda gpu: (int(curves[gpu].live.max()), -gpu))
+    shown = curves[neediest]
+    budget = timeline.device_memory.capacity if budget is None else budget
     peak = int(shown.live.max())
     top = max(int(shown.used.max()), 1)
     # A budget far above the curve would flatten it: then it is named, not drawn.
@@ -283,8 +287,13 @@ def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | No
             time, shown.live / scale, shown.used / scale, step="post", color=_PADDING_COLOUR, alpha=0.7, linewidth=0
         )
         handles.append(Patch(facecolor=_PADDING_COLOUR, alpha=0.7, label="padding"))
+    others = [other for gpu, other in enumerate(curves) if gpu != neediest]
+    for other in others:
+        ax.step(window.scaled(other.time), other.live / scale, where="post", color="0.45", linewidth=0.6)
+    if others:
+        handles.append(Line2D([], [], color="0.45", linewidth=0.6, label="live on the other GPUs"))
     ax.set_ylim(0, height * 1.25 / scale)
-    ax.set_ylabel(f"device memory ({unit})")
+    ax.set_ylabel(f"memory of GPU {neediest} ({unit})" if others else f"device memory ({unit})")
     if line and budget is not None:
         ax.axhline(budget / scale, **_BUDGET_LINE)
     if budget is not None:
