@@ -327,6 +327,12 @@ class _Shared:
             notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
         return notes
 
+    def _pool(self, program: Program) -> str:
+        if self.pool == "counting" and program.pool == "addressed":
+            what = f"policy {self.policy.name} plans addresses, which the counting pool does not have"
+            raise InputError.single("", "pool", what, "leave it out, or ask for addressed")
+        return self.pool or program.pool or "counting"
+
     def run(self, program: Program) -> Result:
         """Verify and execute a program."""
         notes = program.notes
@@ -342,7 +348,7 @@ class _Shared:
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         ran = transformed(self.graph, program.transforms)
-        pool = self.pool or program.pool or "counting"
+        pool = self._pool(program)
         run: Run = run_program(
             program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import Round, TaskGraph
+from simgpu.graph.tdfg import Tdfg
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace
 
 #: What the host gives anew for each sub-batch.
@@ -39,7 +40,7 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
 
     Kernels and blocks of the smaller last round are called ``<id>@<samples>``. What encoding would cost is not known
     of a split graph. Raises `InputError` for a sub-batch that is no part of the batch, and for a trace that cannot be
-    told at another batch or whose optimizer does not come last.
+    told at another batch or, if the batch is partitioned, whose optimizer does not come last.
 
     >>> from simgpu.trace.chain import chain
     >>> whole = chain([50, 70], [100, 140], [100, 200])
@@ -53,10 +54,11 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
     whole = graph.trace.info.batch
     if not 1 <= batch <= whole:
         raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {whole}", f"give 1 to {whole}")
-    end = _end_of_backward(graph)
+    end = _end_of_backward(graph, partitioned=batch < whole)
     count, rest = divmod(whole, batch)
     full = graph.at_batch(batch)
-    lasting = _lasting(full, end)
+    # What resides: weights, their gradients, and what else is needed from round to round or by the optimizer.
+    lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
     rounds = [_round(full, end, lasting, "")]
     if rest:
         rounds.append(_round(graph.at_batch(rest), end, lasting, f"@{rest}"))
@@ -73,26 +75,17 @@ class _Part:
     copy_sizes: tuple[int, ...]
 
 
-def _end_of_backward(graph: TaskGraph) -> int:
-    """Position of the first kernel of the optimizer, which must come after everything else."""
+def _end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
+    """Position of the first kernel of the optimizer; in a whole batch whose optimizer is not last, of the end."""
     phases = [kernel.phase for kernel in graph.kernels]
     end = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
     if any(phase is not Phase.OPTIMIZER for phase in phases[end:]):
+        if not partitioned:
+            return len(phases)
         what = f"kernel '{graph.kernels[end].id}' of the optimizer runs before backward has ended"
         remedy = "a batch can be split where the optimizer comes last"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.phase", what, remedy)
     return end
-
-
-def _lasting(graph: TaskGraph, end: int) -> frozenset[str]:
-    """Blocks that outlive a round: what is persistent, but what the host gives; and what the optimizer reads."""
-    found = set()
-    for block, uses, released in zip(graph.blocks, graph.uses, graph.recorded_releases, strict=True):
-        passing = released is not None or block.kind in GIVEN
-        used_by_both = bool(uses) and uses[0] < end <= uses[-1]
-        if used_by_both or (block.persistent and not (uses and passing)):
-            found.add(block.id)
-    return frozenset(found)
 
 
 def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> _Part:
@@ -143,6 +136,15 @@ def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], 
     return replace(block, id=new[block.id], release=release, born=born)
 
 
+def _kept(graph: TaskGraph, b: int, lasts: bool) -> Block:
+    """A block that no round has for itself: it stays, or it is the optimizer's own."""
+    block = graph.blocks[b]
+    if lasts:
+        return replace(block, persistent=True, release=RELEASED_AT_END)
+    given = block.kind in GIVEN and block.persistent and graph.uses[b]
+    return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if given else block
+
+
 def _joined(
     whole: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
 ) -> TaskGraph:
@@ -151,8 +153,7 @@ def _joined(
     update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
     of_round = {block.id for block in rounds[0].blocks}
     others = [b for b, block in enumerate(full.blocks) if block.id not in of_round]
-    kept = [full.blocks[b] for b in others]
-    kept = [replace(each, persistent=True, release=RELEASED_AT_END) if each.id in lasting else each for each in kept]
+    kept = [_kept(full, b, full.blocks[b].id in lasting) for b in others]
     trace = Trace(
         whole.trace.info,
         (*(kernel for part in rounds for kernel in part.kernels), *update),

@@ -20,6 +20,7 @@ _BUILT_IN = {
     "ideal": "simgpu.policies.ideal:Ideal",
     "none": "simgpu.policies.none:NoPolicy",
     "vdnn": "simgpu.policies.vdnn:Vdnn",
+    "vdnn+": "simgpu.policies.vdnnplus:VdnnPlus",
     "vdnn++": "simgpu.policies.vdnnpp:VdnnPlusPlus",
     "static": "simgpu.policies.static:Static",
     "cswap": "simgpu.policies.cswap:Cswap",

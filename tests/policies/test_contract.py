@@ -51,3 +51,14 @@ class TestCswap(PolicyContract):
 class TestOracle(PolicyContract):
     policy = "oracle"
     parameter_sets = ({}, {"codec": "zvc"})
+
+
+class TestVdnnPlus(PolicyContract):
+    policy = "vdnn+"
+    parameter_sets = ({}, {"mode": "dynamic"}, {"sub_batch": 1, "mode": "conv", "algorithms": "smallest"})
+
+
+class TestModnn(PolicyContract):
+    policy = "modnn"
+    pools = ("addressed",)
+    parameter_sets = ({}, {"sub_batch": 1}, {"algorithms": "fastest"}, {"algorithms": "smallest"})

@@ -1,7 +1,7 @@
 """`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget.
 
-Lives here: the policy and its parameters. Does not live here: algorithm 1 and its parts (beside this file), or the size
-of the sub-batch (`simgpu.policies.subbatch`).
+Lives here: the policy and its parameters. Does not live here: algorithm 1 and its parts (beside this file), or
+partitioning the batch (`simgpu.policies.partition`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import OutOfMemoryError
 from simgpu.graph.bounds import check_bound
-from simgpu.graph.split import Split, split
+from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms
 from simgpu.memory.addressed import AddressedPool
@@ -20,7 +20,7 @@ from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.modnn.schedule import Schedule
 from simgpu.policies.modnn.tasks import resident_blocks, tasks_of
 from simgpu.policies.modnn.writer import segment_of
-from simgpu.policies.subbatch import select_sub_batch
+from simgpu.policies.partition import partitioned
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.units import format_time
@@ -61,8 +61,7 @@ class Modnn(Policy):
     def planned(self, context: PlanContext) -> Plan:
         """The program with the schedules it was written from."""
         require_one_stream(context.graph, self.name)
-        size, notes = self._sub_batch(context)
-        graph = split(context.graph, size)
+        graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
         check_bound(graph, context.budget, context.node.gpu.alignment)
         events = count()
         schedules = []
@@ -87,22 +86,6 @@ class Modnn(Policy):
             notes=tuple(notes),
         )
         return Plan(program, size, tuple(schedules), finish)
-
-    def _sub_batch(self, context: PlanContext) -> tuple[int, list[str]]:
-        whole = context.graph.trace.info.batch
-        if self.alpha <= 0 or self.alpha > 1:
-            what = f"{self.alpha} is no share of the tasks"
-            raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
-        if self.sub_batch:
-            if not 1 <= self.sub_batch <= whole:
-                what = f"{self.sub_batch} is no part of a batch of {whole}"
-                raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0")
-            return self.sub_batch, [f"sub-batch {self.sub_batch} of {whole}, as asked for"]
-        found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=self.alpha)
-        told = [f"sub-batch {found.size} of {whole}"]
-        if found.why_whole:
-            told = [f"the batch of {whole} is not partitioned: {found.why_whole}"]
-        return found.size, told
 
 
 def _pool(graph: TaskGraph, context: PlanContext) -> AddressedPool:

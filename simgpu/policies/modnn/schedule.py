@@ -28,7 +28,7 @@ from simgpu.policies.modnn.algorithms import Candidate, best, least
 from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
 from simgpu.policies.modnn.memory import WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.prefetch import should_start, will_fit
-from simgpu.policies.modnn.tasks import Task, Tasks
+from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
 from simgpu.trace.model import AlgorithmChoice
 
@@ -174,6 +174,7 @@ class Schedule:
         self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
         if task.born:
             self.compute.do(Provide(task.born))
+            self.memory.written.update(dict.fromkeys(task.born, self.compute.point()))
         loaded = [b for b in wanted if b in self.away]
         if loaded:
             self.data.wait(self.compute.point())
@@ -238,7 +239,8 @@ class Schedule:
         offset = self.pool.address(WORKSPACE) or 0
         self._hear_of(offset, offset + request[1])
         self.compute.do(TakeWorkspace(task.kernel, offset))
-        self.chosen[task.kernel] = choice.algorithm
+        if choice.algorithm != AS_RECORDED:
+            self.chosen[task.kernel] = choice.algorithm
         return choice.duration_ns, request
 
     def _candidates(self, index: int, task: Task, choices: Iterable[AlgorithmChoice]) -> list[Candidate]:

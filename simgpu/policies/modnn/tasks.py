@@ -19,6 +19,9 @@ from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import copy_ns
 from simgpu.trace.model import AlgorithmChoice, BlockKind
 
+#: Name of the algorithm of a kernel that runs as it was recorded.
+AS_RECORDED = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -26,7 +29,8 @@ class Task:
 
     inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; born: those of the
     outputs that the host puts there. dying: those that nobody needs afterwards. writes: the data blocks it changes.
-    choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is.
+    choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is. Among them is,
+    without a name, how it was recorded to run, unless the trace lists that.
     """
 
     kernel: int
@@ -84,6 +88,8 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
             if b not in elsewhere:
                 uses.setdefault(b, []).append(k - part.first)
     _check_lifetimes(graph, part, uses)
+    sizes = [aligned(size, alignment) for size in graph.sizes]
+    choices = {k: _with_recorded(graph, k, listed, sizes) for k, listed in choices.items()}
     tasks = tuple(_task(graph, part, k, uses, choices.get(k, ())) for k in range(part.first, part.stop))
     fastest = (task.choices[0].duration_ns if task.choices else graph.durations[task.kernel] for task in tasks)
     return Tasks(
@@ -91,7 +97,7 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
         tasks,
         tuple(sorted(b for b in uses if graph.births[b] == BEFORE)),
         {b: tuple(found) for b, found in uses.items()},
-        [aligned(size, alignment) for size in graph.sizes],
+        sizes,
         {b: copy_ns(graph.copy_sizes[b], link.d2h_bandwidth, link.latency_ns) for b in uses},
         {b: copy_ns(graph.copy_sizes[b], link.h2d_bandwidth, link.latency_ns) for b in uses},
         (0, *accumulate(fastest)),
@@ -100,6 +106,18 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
 
 def _workspaces(graph: TaskGraph, k: int) -> tuple[int, ...]:
     return tuple(b for b in graph.writes[k] if graph.blocks[b].kind is BlockKind.WORKSPACE)
+
+
+def _with_recorded(
+    graph: TaskGraph, k: int, listed: tuple[AlgorithmChoice, ...], sizes: Sequence[int]
+) -> tuple[AlgorithmChoice, ...]:
+    """The listed algorithms and, where it is none of these, how the kernel was recorded to run."""
+    workspace = sum(sizes[b] for b in _workspaces(graph, k))
+    recorded = AlgorithmChoice(graph.kernels[k].id, AS_RECORDED, graph.durations[k], workspace)
+    as_fast = [choice for choice in listed if choice.duration_ns == recorded.duration_ns]
+    if any(choice.workspace_bytes == sum(graph.sizes[b] for b in _workspaces(graph, k)) for choice in as_fast):
+        return listed
+    return tuple(sorted((*listed, recorded), key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
 
 
 def _check_lifetimes(graph: TaskGraph, part: Round, used: Iterable[int]) -> None:

@@ -5,7 +5,11 @@ Lives here: turning the cells of both streams into instructions. Does not live h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.memory.pool import aligned
 from simgpu.policies.modnn.lanes import Cell, GiveWorkspace, TakeWorkspace
 from simgpu.policies.modnn.schedule import Schedule
 from simgpu.program.instructions import (
@@ -25,23 +29,24 @@ from simgpu.trace.model import BlockKind
 
 def segment_of(schedule: Schedule, graph: TaskGraph, repeat: int) -> Segment:
     """The segment of a round. graph: the split graph with the chosen algorithms, so that workspaces have numbers."""
-    compute = [line for cell in schedule.compute.code() for line in _instructions(cell, graph)]
+    sizes = [aligned(size, schedule.pool.alignment) for size in graph.sizes]
+    compute = [line for cell in schedule.compute.code() for line in _instructions(cell, graph, sizes)]
     streams = {COMPUTE: tuple(compute)}
     if schedule.data.cells:
-        data = [line for cell in schedule.data.code() for line in _instructions(cell, graph)]
+        data = [line for cell in schedule.data.code() for line in _instructions(cell, graph, sizes)]
         streams[DATA] = tuple(_with_host_released(data))
     return Segment(streams, repeat)
 
 
-def _instructions(cell: Cell, graph: TaskGraph) -> list[Instruction]:
+def _instructions(cell: Cell, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
     if isinstance(cell, TakeWorkspace | GiveWorkspace):
         blocks = tuple(b for b in graph.writes[cell.kernel] if graph.blocks[b].kind is BlockKind.WORKSPACE)
         if not blocks:
             return []
         if isinstance(cell, GiveWorkspace):
             return [Release(blocks)]
-        # Only the first of a kernel's workspaces has bytes once its algorithm is chosen.
-        return [Acquire(blocks, offsets=(cell.offset, *(0 for _ in blocks[1:])))]
+        ends = accumulate((sizes[b] for b in blocks), initial=cell.offset)
+        return [Acquire(blocks, offsets=tuple(ends)[:-1])]
     return [cell]  # type: ignore[list-item]
 
 

@@ -1,0 +1,42 @@
+"""Partitioning the batch for a policy: the sub-batch that was asked for, or the one that equation 8 of moDNN chooses.
+
+Lives here: what policies with sub-batches have in common. Does not live here: equation 8 (`simgpu.policies.window`) and
+the search by it (`simgpu.policies.subbatch`), or what a split graph is (`simgpu.graph.split`).
+"""
+
+from __future__ import annotations
+
+from simgpu.errors import InputError
+from simgpu.graph.bounds import first_reason
+from simgpu.graph.split import split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import PlanContext
+from simgpu.policies.subbatch import select_sub_batch
+
+
+def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
+    """The graph in sub-batches, their size, and notes that say so.
+
+    asked: samples at a time, 0 to have them chosen. alpha: share of the tasks in equation 8. A batch that nobody can
+    partition stays whole where the choice is free. Raises `InputError` for numbers that are none of these, and where
+    the sub-batch that was asked for cannot be had.
+    """
+    whole = context.graph.trace.info.batch
+    if not 0 < alpha <= 1:
+        what = f"{alpha} is no share of the tasks"
+        raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
+    if asked:
+        if not 1 <= asked <= whole:
+            what = f"{asked} is no part of a batch of {whole}"
+            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
+        return split(context.graph, asked), asked, [f"sub-batches of {asked} of {whole} samples, as asked for"]
+    found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    reason = found.why_whole
+    if found.size < whole:
+        try:
+            graph = split(context.graph, found.size)
+            return graph, found.size, [f"sub-batches of {found.size} of {whole} samples"]
+        except InputError as error:
+            reason = first_reason(error)
+    told = [f"the batch of {whole} is not partitioned: {reason}"] if reason else [f"one batch of {whole} samples"]
+    return split(context.graph, whole), whole, told
