@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import Program
@@ -37,7 +38,7 @@ slow = settings(
 
 def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None) -> None:
     """Both machines do the same work at the same times, or both stop for lack of memory."""
-    reference = ReferenceMachine(program, graph, node, budget=budget, iterations=3)
+    reference = ReferenceMachine(program, transformed(graph, program.transforms), node, budget=budget, iterations=3)
     done = reference.run()
     assert not reference.wrong
     try:
@@ -47,7 +48,8 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
         assert error.at_ns == reference.now
         return
     assert done
-    names = [block.id for block in graph.blocks], [kernel.id for kernel in graph.kernels]
+    ran = transformed(graph, program.transforms)
+    names = [block.id for block in ran.blocks], [kernel.id for kernel in ran.kernels]
     expected = sorted((s, k, names[k == "Launch"][n], a, b, i) for s, k, n, a, b, i in reference.works)
     found = sorted(
         (span.stream, KIND[span.kind], span.name, span.start_ns, span.end_ns, span.iteration)
@@ -55,7 +57,7 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
         if span.kind in KIND
     )
     assert found == expected
-    assert result.timeline.device_memory.used.max(initial=0) == reference.peak
+    assert max(curve.used.max(initial=0) for curve in result.timeline.device_memories) == reference.peak
 
 
 def agree(data: st.DataObject, barrier: bool, duplex: Duplex, *, tight: bool) -> None:

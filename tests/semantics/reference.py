@@ -32,6 +32,9 @@ from simgpu.timeline.streams import StreamId
 
 Token = tuple[int, int] | None
 
+#: Memories by number: those of GPUs from 0, and the host's.
+HOST = -1
+
 
 @dataclass
 class Line:
@@ -55,6 +58,7 @@ class Line:
 class Flow:
     line: Line
     cap: int
+    links: tuple[str, ...]
     left: Fraction
     since: int
     rate: int = 0
@@ -62,7 +66,7 @@ class Flow:
 
 @dataclass
 class Contents:
-    """What one space holds: a value per block that has memory, and who is at it."""
+    """What one memory holds: a value per block that has memory, and who is at it."""
 
     value: dict[int, Token] = field(default_factory=dict)
     readers: dict[int, int] = field(default_factory=dict)
@@ -70,7 +74,10 @@ class Contents:
 
 
 class ReferenceMachine:
-    """Run a program of one GPU. `works`: (stream, kind, number, start, end, iteration); `wrong`: what went wrong."""
+    """Run a program of one or several GPUs.
+
+    `works`: (stream, kind, number, start, end, iteration); `wrong`: what went wrong.
+    """
 
     def __init__(
         self,
@@ -95,19 +102,23 @@ class ReferenceMachine:
         }
         self.counts: dict[int, int] = {}
         limit = None if program.unlimited_memory else budget
-        self.limit = {Space.DEVICE: limit, Space.HOST: node.host.pinned_memory}
-        self.used = {Space.DEVICE: 0, Space.HOST: 0}
-        self.queue: dict[Space, list[Line]] = {Space.DEVICE: [], Space.HOST: []}
+        self.gpus = 1 + max(stream.gpu for stream in program.streams)
+        memories = (*range(self.gpus), HOST)
+        self.limit = {memory: node.host.pinned_memory if memory == HOST else limit for memory in memories}
+        self.used = dict.fromkeys(memories, 0)
+        self.queue: dict[int, list[Line]] = {memory: [] for memory in memories}
         self.engine_queue: dict[str, list[Line]] = {}
         self.engine_holder: dict[str, Line | None] = {}
         self.flows: list[Flow] = []
-        self.space = {Space.DEVICE: Contents(), Space.HOST: Contents()}
+        self.space = {memory: Contents() for memory in memories}
         self.works: list[tuple[str, str, int, int, int, int]] = []
         self.wrong: list[str] = []
         self.peak = 0
-        for b in program.resident:
-            self._take(Space.DEVICE, (b,))
-            self.space[Space.DEVICE].value[b] = (0, 0)
+        for holding in program.holdings:
+            memory = HOST if holding.gpu is None else holding.gpu
+            for b in holding.blocks:
+                self._take(memory, (b,))
+                self.space[memory].value[b] = (0, 0)
 
     def _flat(self, stream: StreamId, iterations: int) -> list[tuple[Instruction, int, int]]:
         return [
@@ -138,7 +149,7 @@ class ReferenceMachine:
                 cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
                 size = self.graph.copy_sizes[line.here[0].block]  # type: ignore[index, union-attr]
                 line.doing = "flow"
-                self.flows.append(Flow(line, cap, Fraction(size), self.now))
+                self.flows.append(Flow(line, cap, self._links(line, out), Fraction(size), self.now))
                 self._share()
         done = [flow for flow in self.flows if self._finish(flow) <= self.now]
         for flow in done:
@@ -153,17 +164,57 @@ class ReferenceMachine:
     def _finish(self, flow: Flow) -> int:
         return flow.since + ceil(flow.left * 10**9 / flow.rate)
 
+    def _links(self, line: Line, out: bool) -> tuple[str, ...]:
+        """What a copy shares with others: its GPU's link where both directions are one, and its switch, if any."""
+        gpu = line.stream.gpu
+        links = [f"link {gpu}"] if self.node.link.duplex is Duplex.HALF else []
+        for number, switch in enumerate(self.node.switches):
+            if gpu in switch.gpus and self.gpus > 1:
+                both = switch.duplex is Duplex.HALF
+                links.append(f"switch {number} {'both' if both else 'out' if out else 'in'}")
+        return tuple(links)
+
+    def _carries(self, link: str) -> int:
+        what, number, *way = link.split()
+        of = self.node.link if what == "link" else self.node.switches[int(number)]
+        if way == ["out"]:
+            return of.d2h_bandwidth
+        return of.h2d_bandwidth if way == ["in"] else max(of.d2h_bandwidth, of.h2d_bandwidth)
+
     def _share(self) -> None:
-        """Two flows at most: each gets half, and what the other cannot use."""
-        capacity = max(self.node.link.d2h_bandwidth, self.node.link.h2d_bandwidth)
-        half = self.node.link.duplex is Duplex.HALF
-        for flow in self.flows:
-            others = [other.cap for other in self.flows if other is not flow] if half else []
-            fair = capacity // (1 + len(others))
-            rate = min(flow.cap, capacity - others[0] if others and others[0] < fair else fair)
-            if rate != flow.rate:
+        """Raise all rates together until a link is full or a flow has all it can take; then go on with the others."""
+        rates: dict[int, int] = {}
+        rising = set(range(len(self.flows)))
+        links = {link for flow in self.flows for link in flow.links}
+
+        def fits(level: int) -> bool:
+            rate = {i: rates[i] if i in rates else min(flow.cap, level) for i, flow in enumerate(self.flows)}
+            return all(
+                sum(rate[i] for i, f in enumerate(self.flows) if link in f.links) <= self._carries(link)
+                for link in links
+            )
+
+        def stops(link: str, level: int) -> bool:
+            taken = sum(rates.get(i, level) for i, f in enumerate(self.flows) if link in f.links)
+            more = sum(i in rising and f.cap > level for i, f in enumerate(self.flows) if link in f.links)
+            return taken + more > self._carries(link)
+
+        while rising:
+            low, high = 0, max(self.flows[i].cap for i in rising)
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle - 1)
+            for i in [i for i in rising if self.flows[i].cap <= low]:
+                rates[i] = self.flows[i].cap
+                rising.discard(i)
+            full = {link for link in links if stops(link, low)}
+            for i in [i for i in rising if full.intersection(self.flows[i].links)]:
+                rates[i] = low
+                rising.discard(i)
+        for i, flow in enumerate(self.flows):
+            if rates[i] != flow.rate:
                 flow.left -= Fraction(flow.rate * (self.now - flow.since), 10**9)
-                flow.since, flow.rate = self.now, rate
+                flow.since, flow.rate = self.now, rates[i]
 
     # --- one instant ----------------------------------------------------------------------------------------
 
@@ -187,7 +238,7 @@ class ReferenceMachine:
                 instruction, iteration, index = line.here
                 if isinstance(instruction, Provide):
                     for b in instruction.blocks:
-                        self.space[Space.DEVICE].value[b] = (iteration, 0)
+                        self.space[self._memory(line, instruction.space)].value[b] = (iteration, 0)
                 elif not (isinstance(instruction, Await) and self._heard(line, instruction, iteration, index)):
                     break
                 line.position += 1
@@ -210,28 +261,32 @@ class ReferenceMachine:
         if isinstance(instruction, Signal):
             self.counts[instruction.event] = self.counts.get(instruction.event, 0) + 1
         if isinstance(instruction, Release):
-            space = self.space[instruction.space]
+            memory = self._memory(line, instruction.space)
+            space = self.space[memory]
             for b in instruction.blocks:
                 if b not in space.value:
                     self.wrong.append(f"release of absent {b}")
                 if space.readers.get(b) or space.writers.get(b):
                     self.wrong.append(f"release of {b} in use")
                 space.value.pop(b, None)
-                self.used[instruction.space] -= self._size(instruction.space, b)
+                self.used[memory] -= self._size(memory, b)
 
-    def _size(self, space: Space, b: int) -> int:
-        if space is Space.HOST:
+    def _memory(self, line: Line, space: Space) -> int:
+        return HOST if space is Space.HOST else line.stream.gpu
+
+    def _size(self, memory: int, b: int) -> int:
+        if memory == HOST:
             return self.graph.copy_sizes[b]
         unit = self.node.gpu.alignment
         return ceil(Fraction(self.graph.sizes[b], unit)) * unit
 
-    def _take(self, space: Space, blocks: Sequence[int]) -> bool:
+    def _take(self, space: int, blocks: Sequence[int]) -> bool:
         need = sum(self._size(space, b) for b in blocks)
         limit = self.limit[space]
         if limit is not None and self.used[space] + need > limit:
             return False
         self.used[space] += need
-        self.peak = max(self.peak, self.used[Space.DEVICE])
+        self.peak = max(self.peak, *(self.used[gpu] for gpu in range(self.gpus)))
         for b in blocks:
             if b in self.space[space].value:
                 self.wrong.append(f"{b} taken twice")
@@ -252,11 +307,12 @@ class ReferenceMachine:
         if line is None:
             return False
         instruction: Acquire = line.here[0]  # type: ignore[index, assignment]
-        if not self.queue[instruction.space] and self._take(instruction.space, instruction.blocks):
+        memory = self._memory(line, instruction.space)
+        if not self.queue[memory] and self._take(memory, instruction.blocks):
             line.position += 1
         else:
             line.doing = "memory"
-            self.queue[instruction.space].append(line)
+            self.queue[memory].append(line)
         return True
 
     def _start(self) -> bool:
@@ -284,7 +340,7 @@ class ReferenceMachine:
 
     def _engine(self, line: Line) -> str:
         both = self.node.gpu.copy_engines == 1
-        return "both" if both else type(line.here[0]).__name__  # type: ignore[index]
+        return f"{line.stream.gpu} {'both' if both else type(line.here[0]).__name__}"  # type: ignore[index]
 
     def _serve(self, line: Line) -> None:
         self.engine_holder[self._engine(line)] = line
@@ -316,21 +372,23 @@ class ReferenceMachine:
 
     # --- values ---------------------------------------------------------------------------------------------
 
-    def _accesses(self, instruction: Instruction) -> tuple[list[tuple[Space, int]], list[tuple[Space, int]]]:
+    def _accesses(self, line: Line) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        instruction, gpu = line.here[0], line.stream.gpu  # type: ignore[index]
         if isinstance(instruction, Launch):
-            k = instruction.kernel
-            return [(Space.DEVICE, b) for b in self.graph.reads[k]], [(Space.DEVICE, b) for b in self.graph.writes[k]]
-        if isinstance(instruction, Encode):
-            return [(instruction.space, instruction.block)], [(instruction.space, instruction.into)]
-        if isinstance(instruction, Decode):
-            return [(instruction.space, instruction.source)], [(instruction.space, instruction.block)]
+            k, where = instruction.kernel, HOST if line.stream.role == "host" else gpu
+            return [(where, b) for b in self.graph.reads[k]], [(where, b) for b in self.graph.writes[k]]
+        if isinstance(instruction, Encode | Decode):
+            where = self._memory(line, instruction.space)
+            whole, form = instruction.block, instruction.into if isinstance(instruction, Encode) else instruction.source
+            first, then = (whole, form) if isinstance(instruction, Encode) else (form, whole)
+            return [(where, first)], [(where, then)]
         b = instruction.block  # type: ignore[union-attr]
-        here, there = (Space.DEVICE, b), (Space.HOST, b)
+        here, there = (gpu, b), (HOST, b)
         return ([here], [there]) if isinstance(instruction, CopyOut) else ([there], [here])
 
     def _begin_access(self, line: Line) -> None:
         instruction, iteration, _ = line.here  # type: ignore[misc]
-        reads, writes = self._accesses(instruction)
+        reads, writes = self._accesses(line)
         for space, b in reads:
             self._check_read(instruction, iteration, space, b)
             self.space[space].readers[b] = self.space[space].readers.get(b, 0) + 1
@@ -344,7 +402,7 @@ class ReferenceMachine:
                 self.wrong.append(f"{instruction} writes {b} while it is in use")
             self.space[space].writers[b] = self.space[space].writers.get(b, 0) + 1
 
-    def _check_read(self, instruction: Instruction, iteration: int, space: Space, b: int) -> None:
+    def _check_read(self, instruction: Instruction, iteration: int, space: int, b: int) -> None:
         value = self.space[space].value.get(b)
         if value is None:
             self.wrong.append(f"{instruction} in iteration {iteration} finds no value of {b}")
@@ -363,7 +421,7 @@ class ReferenceMachine:
 
     def _end_access(self, line: Line) -> None:
         instruction, iteration, _ = line.here  # type: ignore[misc]
-        reads, writes = self._accesses(instruction)
+        reads, writes = self._accesses(line)
         for space, b in reads:
             self.space[space].readers[b] -= 1
         for space, b in writes:
