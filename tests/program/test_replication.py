@@ -1,0 +1,345 @@
+"""Several GPUs and their exchange of gradients: closed forms on chains of layers, and what `verify` must refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError, ProgramError
+from simgpu.graph.replicate import Exchange, Replicate
+from simgpu.graph.split import Split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.run import run_program
+from simgpu.program.exchange import ACCUMULATION
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.program.text import from_json, listing, to_json
+from simgpu.program.verify import verify
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import Trace
+from tests.semantics.hand_made import GB, node
+from tests.semantics.networks import exchanges, moved, network, networks, on_all, several, switched_nodes
+from tests.semantics.reference import ReferenceMachine
+
+HOST, GATHER = Exchange.HOST, Exchange.GATHER
+#: Two bytes a nanosecond.
+TWICE = 2 * GB
+#: Bytes that take 100 ns over a link of `divisible`.
+SIZE = 120
+
+
+def divisible(gpus: int) -> NodeSpec:
+    """Links and a switch of 1.2 GB/s, which up to four GPUs share without a rest."""
+    rate = 12 * GB // 10
+    return several(gpus, switch=rate, base=node(out=rate, back=rate))
+
+
+def spans(timeline: Timeline, iteration: int = -1) -> dict[str, tuple[int, int]]:
+    """Start and end of kernels and copies of an iteration; copies are called ``out:w1.grad`` and ``gpu1.in:w1``."""
+    prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:", SpanKind.COMPUTE: ""}
+    number = range(len(timeline.iteration_ends_ns))[iteration]
+    return {
+        ("" if span.kind is SpanKind.COMPUTE or not span.gpu else f"gpu{span.gpu}.") + prefix[span.kind] + span.name: (
+            span.start_ns,
+            span.end_ns,
+        )
+        for span in timeline
+        if span.kind in prefix and span.iteration == number
+    }
+
+
+def run(trace: Trace, how: Replicate, where: NodeSpec | None = None, iterations: int = 3) -> Timeline:
+    tasks = TaskGraph.of(trace)
+    on = where or several(how.gpus)
+    program = on_all(lower(tasks, Placement()), tasks, on, how)
+    verify(program, tasks)
+    result = run_program(program, tasks, on, budget=None, iterations=iterations)
+    assert result.steady
+    return result.timeline
+
+
+def iteration_ns(timeline: Timeline) -> int:
+    start, end = timeline.window(-1)
+    return end - start
+
+
+# --- the naive exchange ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_gathering_one_gradient_behind_one_switch(gpus: int):
+    """All other GPUs send at once, GPU 0 fetches one after the other, adds the last one up, and all wait for it."""
+    others, compute, step, copied, added = gpus - 1, 20, 5, 100, 60
+    timeline = run(network([SIZE], step=step), Replicate(gpus, GATHER, 3 * SIZE * GB // added), divisible(gpus))
+    out, fetched, spread = others * copied, others * copied, copied + others * copied
+    assert iteration_ns(timeline) == compute + out + fetched + added + step + spread
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_gathering_without_a_switch(gpus: int):
+    """What is sent arrives at once, and new weights reach all others together."""
+    size, others = 100, gpus - 1
+    timeline = run(network([size], step=5), Replicate(gpus, GATHER, 3 * size * GB // 60), several(gpus, switch=None))
+    assert iteration_ns(timeline) == 20 + size + others * size + 60 + 5 + size + size
+
+
+def test_kernels_that_add_up_take_a_launch_each():
+    plain, slow = (run(network([100]), Replicate(2, GATHER, GB, overhead)) for overhead in (0, 7))
+    assert iteration_ns(slow) == iteration_ns(plain) + 7
+
+
+def test_gathering_goes_weight_by_weight():
+    """While the gradient of one weight is added up, the next one is fetched; its weight leaves before the next step."""
+    found = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
+    assert found["in:w2.grad.gpu1"][0] == found["in:w1.grad.gpu1"][1] == found["accumulate:w1.grad.gpu1"][0]
+    assert found["out:w1"][0] == found["S1"][1] < found["S2"][0]
+
+
+def test_one_step_for_all_weights_waits_for_all_gradients():
+    found = spans(run(network([100, 100], step=5, together=True), Replicate(2, GATHER, 3 * GB)))
+    assert found["step"][0] == max(found[f"accumulate:w{n}.grad.gpu1"][1] for n in (1, 2))
+
+
+def test_where_no_optimizer_is_recorded_plain_gradient_descent_updates_the_weights():
+    """Two gradients and a weight are read and a weight written by two kernels of 300 bytes, 3 a nanosecond."""
+    timeline = run(network([100], step=None), Replicate(2, GATHER, 3 * GB))
+    assert iteration_ns(timeline) == 20 + 100 + 100 + 100 + 100 + 100 + 100
+
+
+# --- moDNN's exchange --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_the_host_adds_up_one_gradient_behind_one_switch(gpus: int):
+    """All gradients out, the host reads them and the weight and writes the weight, all weights in."""
+    copied = 100
+    timeline = run(network([SIZE]), Replicate(gpus, HOST, TWICE), divisible(gpus))
+    assert iteration_ns(timeline) == 20 + gpus * copied + (gpus + 2) * SIZE // 2 + gpus * copied
+
+
+def test_the_optimizers_state_is_the_hosts_and_counts():
+    timeline = run(network([100], momentum=True), Replicate(2, HOST, TWICE))
+    assert iteration_ns(timeline) == 20 + 200 + (2 + 4) * 100 // 2 + 200
+    # Input, feature map, weight and gradient: the momentum is not on a GPU.
+    assert {int(curve.live.max()) for curve in timeline.device_memories} == {20 + 20 + 100 + 100}
+    assert timeline.host_memory.live.tolist()[0] == 200
+
+
+def test_a_gradient_leaves_as_soon_as_it_is_made_and_the_weight_returns_beside_compute():
+    """Of the upper layer everything is hidden behind the lower one's backward."""
+    trace = network([10, 100], gradient=1000, error=1000)
+    found = spans(run(trace, Replicate(2, HOST, TWICE)))
+    made = found["W2"][1]
+    assert found["out:w2.grad"] == found["gpu1.out:w2.grad.gpu1"] == (made, made + 200)
+    assert found["update:w2"] == (made + 200, made + 400)
+    # The old weight is still used by the kernel that passes the error on.
+    assert found["E2"] == (made, made + 1000)
+    assert found["in:w2"] == found["gpu1.in:w2"] == (made + 1000, made + 1200)
+    timeline = run(trace, Replicate(2, HOST, TWICE))
+    assert iteration_ns(timeline) == 2 * 10 + 3 * 1000 + 20 + 20 + 20
+
+
+def test_more_cores_shorten_what_the_host_does():
+    one, two = (iteration_ns(run(network([100]), Replicate(2, HOST, rate))) for rate in (GB, TWICE))
+    assert one - two == (2 + 2) * 100 // 2
+
+
+def test_the_next_iteration_begins_on_all_gpus_together_with_all_weights():
+    timeline = run(network([10, 300]), Replicate(3, HOST, TWICE))
+    before, after = spans(timeline, -2), spans(timeline, -1)
+    begun = {after[f"F1{gpu}"][0] for gpu in ("", ".gpu1", ".gpu2")}
+    assert begun == {max(end for name, (_, end) in before.items() if "in:w" in name)}
+
+
+def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
+    """A batch of 5 in sub-batches of 2: two rounds, and a smaller one."""
+    for batch, sub_batch in ((4, 1), (5, 2)):
+        tasks = TaskGraph.of(network([1000], batch=batch, step=5))
+        one = lower(Split(sub_batch).apply(tasks), Placement())
+        one = replace(one, transforms=(Split(sub_batch),))
+        for exchange in Exchange:
+            how = Replicate(2, exchange, TWICE)
+            program = on_all(one, tasks, several(2), how)
+            verify(program, tasks)
+            timeline = run_program(program, tasks, several(2), budget=None).timeline
+            last = timeline.iteration == 2
+            copies = (timeline.kind == SpanKind.COPY_OUT) | (timeline.kind == SpanKind.COPY_IN)
+            assert int((last & copies).sum()) == 4
+            made = [span for span in timeline if span.iteration == 2 and span.name.startswith("W1")]
+            left = next(span for span in timeline if span.iteration == 2 and span.name == "w1.grad.gpu1")
+            assert left.start_ns == max(span.end_ns for span in made)
+
+
+def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
+    """x1 comes back for the last kernel by the stream for copies in, where the weight of layer 2 is expected first."""
+    tasks = TaskGraph.of(network([10, 10], gradient=100, error=100))
+    swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
+    one = lower(tasks, Placement((swap,)))
+    for rate, first in ((GB, "in:w2"), (GB // 100, "in:x0")):
+        program = on_all(one, tasks, several(2), Replicate(2, HOST, rate))
+        verify(program, tasks)
+        found = spans(run_program(program, tasks, several(2), budget=None).timeline)
+        assert min(("in:w2", "in:x0"), key=lambda name: found[name]) == first
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+TASKS = TaskGraph.of(network([10, 100], momentum=True))
+
+
+def edited(exchange: Exchange, stream: StreamId, drop: Instruction) -> Program:
+    """The program of two GPUs without the last such instruction of a stream."""
+    program = on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
+    verify(program, TASKS)
+    (segment,) = program.segments
+    code = list(segment.streams[stream])
+    at = len(code) - 1 - code[::-1].index(drop)
+    return replace(program, segments=(Segment({**segment.streams, stream: (*code[:at], *code[at + 1 :])}),))
+
+
+def refused(program: Program) -> str:
+    with pytest.raises(ProgramError) as caught:
+        verify(program, TASKS)
+    return str(caught.value)
+
+
+def waits(program: Program, stream: StreamId, before: type[Instruction]) -> Instruction:  # type: ignore[valid-type]
+    """What a stream waits for just before its last instruction of a kind."""
+    code = program.segments[0].streams[stream]
+    last = max(at for at, instruction in enumerate(code) if isinstance(instruction, before))
+    return next(instruction for instruction in reversed(code[:last]) if isinstance(instruction, Await))
+
+
+def whole(exchange: Exchange) -> Program:
+    return on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+def test_a_gradient_that_never_leaves(exchange: Exchange):
+    ran = transformed(TASKS, whole(exchange).transforms)
+    drop = CopyOut(ran.block("w1.grad.gpu1"))
+    assert "holds no value in host memory" in refused(edited(exchange, StreamId(1, "d2h"), drop))
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+def test_a_weight_that_never_comes_back(exchange: Exchange):
+    message = refused(edited(exchange, StreamId(1, "h2d"), CopyIn(TASKS.block("w1"))))
+    assert "w1" in message
+    assert "older value" in message or "wrong version" in message
+
+
+def test_a_weight_that_comes_back_while_the_old_one_is_used():
+    """The wait of a copy in that has two: for the host, and for the kernel that uses the weight last."""
+    program = whole(HOST)
+    code = program.segments[0].streams[StreamId(1, "h2d")]
+    at = next(at for at in range(len(code)) if isinstance(code[at], Await) and isinstance(code[at + 1], Await))
+    message = refused(edited(HOST, StreamId(1, "h2d"), code[at + 1]))
+    assert "block w2 is overwritten while gpu1.compute may still be using it" in message
+
+
+def test_kernels_that_do_not_wait_for_their_weights():
+    """Without the wait for its last weight, the GPU reads it in the next iteration before it may be there."""
+    for gpu in (0, 1):
+        stream = StreamId(gpu, "compute")
+        drop = waits(whole(HOST), stream, Signal)
+        assert "may not hold its value" in refused(edited(HOST, stream, drop))
+
+
+def test_a_host_that_does_not_wait_for_a_gradient():
+    drop = waits(whole(HOST), ACCUMULATION, Launch)
+    assert "may not hold its value in host memory" in refused(edited(HOST, ACCUMULATION, drop))
+
+
+def test_gpu_0_that_does_not_wait_for_what_it_fetches():
+    drop = waits(whole(GATHER), H2D, CopyIn)
+    assert "may not hold its value in host memory" in refused(edited(GATHER, H2D, drop))
+
+
+def test_memory_for_a_fetched_gradient_is_taken_and_given_back():
+    ran = transformed(TASKS, whole(GATHER).transforms)
+    block = ran.block("w1.grad.gpu1")
+    assert "holds no device memory" in refused(edited(GATHER, H2D, Acquire((block,))))
+    assert "leaves block w1.grad.gpu1 in device memory" in refused(edited(GATHER, COMPUTE, Release((block,))))
+
+
+def test_a_policy_that_moves_weights_itself_is_refused():
+    swap = Swap(TASKS.block("w2"), TASKS.kernel("F2"), TASKS.kernel("E2"), TASKS.kernel("E2"))
+    with pytest.raises(InputError, match="moves 'w2' between GPU and host itself"):
+        on_all(lower(TASKS, Placement((swap,))), TASKS, several(2), Replicate(2, HOST, GB))
+
+
+# --- what holds of all -------------------------------------------------------------------------------------
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+
+
+@many
+@given(st.data(), st.integers(2, 3), st.booleans())
+def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.DataObject, gpus: int, barrier: bool):
+    tasks = TaskGraph.of(data.draw(networks()))
+    where = data.draw(switched_nodes(gpus))
+    how = data.draw(exchanges(gpus))
+    program = on_all(lower(tasks, data.draw(moved(tasks, layer_barrier=barrier))), tasks, where, how)
+    (segment,) = program.segments
+    streams = {stream: list(code) for stream, code in segment.streams.items()}
+    places = [(stream, at) for stream, code in streams.items() for at in range(len(code))]
+    stream, at = data.draw(st.sampled_from(places))
+    if data.draw(st.booleans()):
+        del streams[stream][at]
+    else:
+        streams[stream][at : at + 2] = reversed(streams[stream][at : at + 2])
+    mutant = replace(program, segments=(Segment({name: tuple(code) for name, code in streams.items()}),))
+    try:
+        verify(mutant, tasks)
+    except ProgramError:
+        return
+    ran = transformed(tasks, mutant.transforms)
+    times = st.sampled_from([0, 1, 5, 1000, 10**6])
+    durations = data.draw(st.lists(times, min_size=len(ran.kernels), max_size=len(ran.kernels)))
+    machine = ReferenceMachine(mutant, ran, where, iterations=3, durations=durations)
+    finished = machine.run()
+    assert machine.wrong == []
+    assert finished
+
+
+@many
+@given(st.data(), st.integers(2, 4))
+def test_a_program_of_several_gpus_survives_being_written_and_read(data: st.DataObject, gpus: int):
+    tasks = TaskGraph.of(data.draw(networks()))
+    where = data.draw(switched_nodes(gpus))
+    program = on_all(lower(tasks, Placement()), tasks, where, data.draw(exchanges(gpus)))
+    assert from_json(to_json(program)) == program
+
+
+def test_a_listing_says_what_every_memory_holds():
+    lines = listing(whole(HOST), TASKS).splitlines()
+    assert lines[:3] == ["resident: x0 w1 w2", "on GPU 1: x0.gpu1 w1 w2", "on the host: w1 w1.momentum w2 w2.momentum"]
+    assert "  gpu1.d2h" in lines
+
+
+def test_without_a_split_copies_stand_in_streams_of_their_own():
+    assert {str(stream) for stream in whole(HOST).streams} == {
+        *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
+    }
+    assert D2H in whole(HOST).streams
