@@ -38,6 +38,7 @@ COPY_OUT = Look("copy out", "#EE8866")
 COPY_IN = Look("copy in", "#44AA99")
 WAIT_COPY_OUT = Look("waits for copy out", "#F8D0C0", "////", COPY_OUT.fill)
 WAIT_COPY_IN = Look("waits for copy in", "#C4E6E1", "\\\\\\\\", COPY_IN.fill)
+WAIT_COPY = Look("waits for a copy", "#E6E2D3", "////", "#8A7A3A")
 WAIT_MEMORY = Look("waits for memory", "#EFC4C4", "xxxx", "#BB4444")
 WAIT_OTHER = Look("waits for another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
@@ -54,6 +55,7 @@ LOOKS = (
     COPY_IN,
     WAIT_COPY_OUT,
     WAIT_COPY_IN,
+    WAIT_COPY,
     WAIT_MEMORY,
     WAIT_OTHER,
     COPY_WAIT,
@@ -69,6 +71,10 @@ _BUSY = {
 }
 
 
+#: What is waited for by the role of the stream that signals it.
+_WAITS = {"d2h": WAIT_COPY_OUT, "h2d": WAIT_COPY_IN, "data": WAIT_COPY}
+
+
 def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
     """The look of a span; `phases` tells the phase of a kernel where it is known."""
     if span.kind is SpanKind.COMPUTE:
@@ -81,9 +87,7 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
     if memory:
         return WAIT_MEMORY
     cause = StreamId.of(span.cause).role if span.cause else ""
-    if cause == "d2h":
-        return WAIT_COPY_OUT
-    return WAIT_COPY_IN if cause == "h2d" else WAIT_OTHER
+    return _WAITS.get(cause, WAIT_OTHER)
 
 
 def bars(
