@@ -1,0 +1,191 @@
+"""Replicas of a graph: names, sharing, what the exchange adds; and which gradient belongs to which weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.graph.replicate import Exchange, Replicate, replicas
+from simgpu.graph.split import Split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed, with_encodings
+from simgpu.graph.updates import Update, updates_of
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from tests.semantics.hand_made import GB, INFO, block, held, kernel
+from tests.semantics.networks import network
+
+HOST, GATHER = Exchange.HOST, Exchange.GATHER
+TASKS = TaskGraph.of(network([10, 100], momentum=True))
+
+
+def ids(graph: TaskGraph) -> list[str]:
+    return [each.id for each in graph.kernels]
+
+
+# --- replicas ----------------------------------------------------------------------------------------------
+
+
+def test_gpu_0_keeps_its_names_and_the_others_add_their_number():
+    two = replicas(TASKS, Replicate(2, HOST, GB)).graph
+    own = [kernel.id for kernel in TASKS.kernels if kernel.phase is not Phase.OPTIMIZER]
+    assert ids(two) == [*own, *(f"{name}.gpu1" for name in own), "update:w1", "update:w2"]
+    assert [each.id for each in two.blocks[: len(TASKS.blocks)]] == [each.id for each in TASKS.blocks]
+
+
+def test_weights_are_one_block_and_everything_else_is_each_gpus_own():
+    two = replicas(TASKS, Replicate(2, HOST, GB)).graph
+    added = {each.id for each in two.blocks[len(TASKS.blocks) :]}
+    assert added == {f"{name}.gpu1" for name in ("x0", "x1", "x2", "g1", "w1.grad", "w2.grad")}
+    assert two.kernels[two.kernel("E2.gpu1")].reads == ("x2.gpu1", "w2")
+
+
+def test_forward_reads_the_old_weights_on_all_gpus_and_only_the_exchange_makes_new_ones():
+    for exchange in Exchange:
+        two = replicas(TASKS, Replicate(3, exchange, GB)).graph
+        weight = two.block("w1")
+        assert two.last_version[weight] == 1
+        for name in ("F1", "F1.gpu1", "F1.gpu2"):
+            k = two.kernel(name)
+            assert two.read_versions[k][two.reads[k].index(weight)] == 0
+
+
+def test_gathering_adds_one_gradient_after_the_other_before_it_is_used():
+    three = replicas(TASKS, Replicate(3, GATHER, 3 * GB, overhead_ns=4)).graph
+    assert ids(three)[-6:] == [
+        *("accumulate:w1.grad.gpu1", "accumulate:w1.grad.gpu2", "S1"),
+        *("accumulate:w2.grad.gpu1", "accumulate:w2.grad.gpu2", "S2"),
+    ]
+    assert three.durations[-6:] == (4 + 10, 4 + 10, 5, 4 + 100, 4 + 100, 5)
+
+
+def test_the_host_reads_all_gradients_weight_and_state_and_writes_weight_and_state():
+    three = replicas(TASKS, Replicate(3, HOST, GB)).graph
+    update = three.kernels[three.kernel("update:w2")]
+    assert update.reads == ("w2.grad", "w2.grad.gpu1", "w2.grad.gpu2", "w2", "w2.momentum")
+    assert update.writes == ("w2", "w2.momentum")
+    assert three.durations[three.kernel("update:w2")] == (5 + 2) * 100
+
+
+def test_what_only_the_optimizer_uses_exists_once_and_on_no_gpu_where_the_host_updates():
+    momentum = TASKS.block("w1.momentum")
+    gathered, hosted = (replicas(TASKS, Replicate(2, exchange, GB)) for exchange in (GATHER, HOST))
+    assert [gathered.blocks[gpu][momentum] for gpu in (0, 1)] == [momentum, None]
+    assert [hosted.blocks[gpu][momentum] for gpu in (0, 1)] == [None, None]
+
+
+def test_rounds_of_a_split_batch_hold_the_kernels_of_all_gpus():
+    split = Split(2).apply(TaskGraph.of(network([10], batch=5)))
+    two = replicas(split, Replicate(2, HOST, GB)).graph
+    assert ids(two) == ["F1", "W1", "F1.gpu1", "W1.gpu1", "F1@1", "W1@1", "F1@1.gpu1", "W1@1.gpu1", "update:w1"]
+    assert [(part.first, part.stop, part.repeat) for part in two.rounds] == [(0, 4, 2), (4, 8, 1), (8, 9, 1)]
+
+
+def test_encoded_forms_are_copied_and_the_hosts_codec_is_shared():
+    class Costs:
+        def sparsity(self, block: Block) -> float | None:
+            return None
+
+        def is_known(self, block: Block, codec: str) -> bool:
+            return True
+
+        def encoded_bytes(self, block: Block, codec: str) -> int:
+            return 5
+
+        def encode_ns(self, block: Block, encoding: object) -> int:
+            return 3
+
+        def decode_ns(self, block: Block, encoding: object) -> int:
+            return 4
+
+    from simgpu.graph.encodings import Encoding
+
+    graph = with_encodings(replace(TASKS, costs=Costs()), [Encoding(TASKS.block("x1"), "zvc")])
+    form = graph.block("x1:zvc")
+    plain, shared = (replicas(graph, Replicate(2, HOST, GB, by_host=by_host)).graph for by_host in ((), (form,)))
+    copy = plain.block("x1:zvc.gpu1")
+    assert plain.encoded[copy] == (plain.block("x1.gpu1"), 3, 4)
+    assert shared.encoded[form] == (graph.block("x1"), 6, 8)
+    assert plain.sizes[copy] == 5
+
+
+def test_the_transform_is_the_same():
+    how = Replicate(2, HOST, GB)
+    assert transformed(TASKS, (how,)).trace == replicas(TASKS, how).graph.trace
+
+
+# --- which gradient updates which weight -------------------------------------------------------------------
+
+
+def pairs(graph: TaskGraph) -> dict[str, tuple[str, ...]]:
+    names = [each.id for each in graph.blocks]
+    return {names[u.weight]: (names[u.gradient], *(names[b] for b in u.state)) for u in updates_of(graph)[0]}
+
+
+def renamed(trace: Trace, **new: str) -> TaskGraph:
+    """The trace with blocks called otherwise; dots stand as underscores in `new`."""
+    names = {old.replace("_", "."): name for old, name in new.items()}
+
+    def of(kernel: Kernel) -> Kernel:
+        reads, writes = (tuple(names.get(b, b) for b in blocks) for blocks in (kernel.reads, kernel.writes))
+        return replace(kernel, reads=reads, writes=writes)
+
+    blocks = tuple(replace(each, id=names.get(each.id, each.id)) for each in trace.blocks)
+    return TaskGraph.of(replace(trace, kernels=tuple(map(of, trace.kernels)), blocks=blocks))
+
+
+def test_names_tell_what_belongs_together():
+    assert pairs(TASKS) == {"w1": ("w1.grad", "w1.momentum"), "w2": ("w2.grad", "w2.momentum")}
+    assert updates_of(TASKS)[1] == TASKS.kernel("S1")
+
+
+def test_without_names_sizes_tell_it():
+    graph = renamed(network([10, 100], momentum=True), w1_grad="a", w2_grad="b", w1_momentum="c", w2_momentum="d")
+    assert pairs(graph) == {"w1": ("a", "c"), "w2": ("b", "d")}
+
+
+def test_of_one_size_the_weight_read_first_goes_with_the_gradient_made_last():
+    graph = renamed(network([10, 10], step=None), w1_grad="a", w2_grad="b")
+    assert pairs(graph) == {"w1": ("a",), "w2": ("b",)}
+
+
+def test_layers_come_before_sizes():
+    trace = network([10, 10], step=None)
+    layers = {"w1": "low", "w2": "high", "w1.grad": "high", "w2.grad": "low"}
+    blocks = tuple(replace(each, layer=layers.get(each.id)) for each in trace.blocks)
+    graph = renamed(replace(trace, blocks=blocks), w1_grad="a", w2_grad="b")
+    assert pairs(graph) == {"w1": ("b",), "w2": ("a",)}
+
+
+def test_a_weight_that_the_optimizer_never_writes_stays_each_gpus_own():
+    trace = network([10, 100])
+    kernels = tuple(each for each in trace.kernels if each.id != "S2")
+    graph = TaskGraph.of(replace(trace, kernels=kernels))
+    assert pairs(graph) == {"w1": ("w1.grad",)}
+    assert "w2.gpu1" in replicas(graph, Replicate(2, HOST, GB)).graph.block_number
+
+
+def test_without_an_optimizer_all_weights_with_gradients_are_updated():
+    assert pairs(TaskGraph.of(network([10, 100], step=None))) == {"w1": ("w1.grad",), "w2": ("w2.grad",)}
+
+
+def test_a_trace_without_gradients_is_refused():
+    with pytest.raises(InputError, match="no block is known as the gradient of a weight"):
+        updates_of(TaskGraph.of(chain([5], [10], [100])))
+
+
+def test_an_optimizer_in_the_midst_of_backward_is_refused():
+    blocks = [held("w", 4, kind=BlockKind.WEIGHT), block("w.grad", 4, kind=BlockKind.WEIGHT_GRADIENT)]
+    kernels = [
+        kernel("B", 1, "w", "w.grad", phase=Phase.BACKWARD),
+        kernel("S", 1, "w.grad w", "w", phase=Phase.OPTIMIZER),
+        kernel("last", 1, phase=Phase.BACKWARD),
+    ]
+    with pytest.raises(InputError, match="kernel 'S' of the optimizer runs before backward has ended"):
+        updates_of(TaskGraph.of(Trace(INFO, tuple(kernels), tuple(blocks))))
+
+
+def test_an_update_is_told_by_numbers():
+    assert updates_of(TASKS)[0][0] == Update(TASKS.block("w1"), TASKS.block("w1.grad"), (TASKS.block("w1.momentum"),))
