@@ -1,0 +1,242 @@
+"""Several GPUs under any policy: shares of the batch, what results tell, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simgpu
+from simgpu.analysis.breakdown import breakdown
+from simgpu.errors import InputError
+from simgpu.hardware.spec import HostSpec, NodeSpec
+from simgpu.parallel import DataParallel, priced
+from simgpu.program.text import to_json
+from simgpu.simulation import Result, simulate
+from simgpu.timeline.export import memory_frame, write_csv, write_perfetto
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+from simgpu.trace.zoo.modelled import build_trace
+from tests.semantics.networks import network, several
+
+GPU_EXCHANGES = [(gpus, exchange) for gpus in (2, 4) for exchange in ("gather", "host")]
+
+
+@pytest.fixture(scope="module")
+def node() -> NodeSpec:
+    return simgpu.load_node("k40-x4")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Trace:
+    return simgpu.load_trace("resnet20-cifar-cpu")
+
+
+@pytest.fixture(scope="module")
+def resnet(node: NodeSpec) -> Trace:
+    return build_trace("resnet34", batch=64, gpu=node.gpu)
+
+
+def same_bytes(first: Result, second: Result, folder: Path) -> bool:
+    texts = []
+    for result in (first, second):
+        write_csv(result.timeline, folder / "timeline.csv")
+        texts.append((folder / "timeline.csv").read_bytes() + json.dumps(result.to_dict()).encode())
+    return texts[0] == texts[1]
+
+
+# --- any policy --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
+@pytest.mark.parametrize(("gpus", "exchange"), GPU_EXCHANGES)
+def test_policies_run_on_several_gpus_and_are_steady(
+    node: NodeSpec, recorded: Trace, policy: str, gpus: int, exchange: str
+):
+    result = simulate(recorded, node, policy, gpus=gpus, exchange=exchange)
+    assert result.steady
+    assert result.trace.batch == recorded.info.batch
+    assert result.metrics.samples_per_s == pytest.approx(recorded.info.batch * 1e9 / result.iteration_ns)
+    assert result.metrics.breakdown.total == result.iteration_ns
+    assert len(result.timeline.device_memories) == gpus
+
+
+@pytest.mark.parametrize("budget", ["40 MiB", "120 MiB"])
+def test_every_gpu_keeps_to_the_budget(node: NodeSpec, budget: str):
+    trace = build_trace("resnet20", batch=64, gpu=node.gpu)
+    for exchange in ("gather", "host"):
+        result = simulate(trace, node, "modnn", gpus=4, exchange=exchange, budget=budget)
+        assert result.steady
+        assert all(curve.used.max() <= result.budget for curve in result.timeline.device_memories)
+
+
+def test_modnns_exchange_scales_better_than_the_naive_one(node: NodeSpec, resnet: Trace):
+    naive, hosted = (simulate(resnet, node, "ideal", gpus=4, exchange=exchange) for exchange in ("gather", "host"))
+    assert naive.metrics.speedup is not None
+    assert hosted.metrics.speedup is not None
+    assert 1 < naive.metrics.speedup < hosted.metrics.speedup
+
+
+def test_more_cores_never_slow_the_exchange(node: NodeSpec, resnet: Trace):
+    times = [simulate(resnet, node, "modnn", gpus=4, cores=cores).iteration_ns for cores in (1, 2, 20)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_what_is_encoded_on_one_host_for_several_gpus_takes_longer():
+    trace = simgpu.load_trace("vgg16-b128-v100")
+    node = simgpu.load_node("v100", {"gpus": 2, "host.accumulate_bandwidth": "12 GB/s"})
+    above = {"threshold": 0.3}
+    alone = simulate(trace.at_batch(64, node.gpu), node, "vdnn++", parameters=above)
+    together = simulate(trace, node, "vdnn++", parameters=above, gpus=2)
+
+    def longest(result: Result) -> int:
+        chosen = result.timeline.kind == SpanKind.ENCODE
+        return int((result.timeline.end_ns - result.timeline.start_ns)[chosen].max(initial=0))
+
+    assert 0 < 2 * longest(alone) == longest(together)
+
+
+# --- one GPU -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
+def test_one_gpu_gives_the_very_same_bytes(node: NodeSpec, recorded: Trace, policy: str, tmp_path: Path):
+    plain, one = simulate(recorded, node, policy), simulate(recorded, node, policy, gpus=1, exchange="gather", cores=9)
+    assert same_bytes(plain, one, tmp_path)
+    assert to_json(plain.program) == to_json(one.program)
+    assert one.metrics.speedup is None
+    assert "elsewhere" not in to_json(plain.program)
+
+
+def test_the_same_run_gives_the_same_bytes(node: NodeSpec, recorded: Trace, tmp_path: Path):
+    first, second = (simulate(recorded, node, "vdnn", gpus=3 + 1, exchange="host") for _ in range(2))
+    assert same_bytes(first, second, tmp_path)
+
+
+# --- what results tell -------------------------------------------------------------------------------------
+
+
+def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
+    result = simulate(resnet, node, "none", gpus=2, exchange="gather")
+    metrics, share = result.metrics, simulate(resnet.at_batch(32, node.gpu), node, "none")
+    single = simulate(resnet, node, "ideal").iteration_ns
+    assert metrics.speedup == single / result.iteration_ns
+    assert metrics.together_ns == result.iteration_ns - share.iteration_ns
+    assert result.ideal_ns == share.ideal_ns
+    weights = sum(
+        block.bytes for block in resnet.blocks if block.persistent and f"{block.id}.grad" in resnet.block_by_id
+    )
+    # A gradient to GPU 0 by way of the host, and a weight back the same way.
+    assert (metrics.bytes_out, metrics.bytes_in) == (2 * weights, 2 * weights)
+    assert metrics.device_peak_bytes == max(int(curve.live.max()) for curve in result.timeline.device_memories)
+    assert result.to_dict()["data_parallel"] == {"gpus": 2, "exchange": "gather", "cores": 1}
+    assert {"speedup", "together_ns"} <= set(result.to_dict()["metrics"])
+    assert result.notes[0] == "2 GPUs train 32 of 64 samples each; GPU 0 gathers the gradients and updates the weights"
+    assert "2 of the node's 4 GPUs run" in result.notes
+
+
+def test_an_iteration_ends_when_compute_has_ended_on_all_gpus(node: NodeSpec, resnet: Trace):
+    timeline = simulate(resnet, node, "ideal", gpus=2, exchange="gather").timeline
+    computing = np.array([name.endswith("compute") for name in timeline.streams])[timeline.stream]
+    for number, end in enumerate(timeline.iteration_ends_ns):
+        mine = (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == number) & computing
+        assert end == timeline.end_ns[mine].max()
+
+
+def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):
+    result = simulate(resnet, node, "vdnn", gpus=2, exchange="gather")
+    parts = [breakdown(result.timeline, gpu=gpu) for gpu in (0, 1)]
+    assert [part.total for part in parts] == [result.iteration_ns] * 2
+    # GPU 0 adds up gradients and runs the optimizer while the other one waits.
+    assert parts[0].compute > parts[1].compute
+    assert parts[0].stalled < parts[1].stalled
+
+
+def test_waiting_for_the_host_is_told_as_that():
+    trace = network([1000], batch=2)
+    on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**6))
+    parts = simulate(trace, on, "ideal", gpus=2).metrics.breakdown
+    assert parts.stalled_host == 4 * 1000 * 1000
+
+
+def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Path):
+    timeline = simulate(recorded, node, "vdnn", gpus=2).timeline
+    frame = memory_frame(timeline)
+    assert sorted(set(zip(frame["gpu"], frame["space"], strict=True))) == [(-1, "host"), (0, "device"), (1, "device")]
+    assert set(timeline.frame()["gpu"]) == {0, 1}
+    write_perfetto(timeline, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert names == {"gpu 0": 1, "gpu 1": 2}
+    counted = {(event["pid"], event["name"]) for event in events if event["ph"] == "C"}
+    assert counted == {(1, "device memory"), (2, "device memory"), (1, "host memory")}
+
+
+def test_figures_of_several_gpus_show_all_of_them(node: NodeSpec, recorded: Trace):
+    result = simulate(recorded, node, "vdnn", gpus=2, exchange="gather")
+    streams, memory = result.plot().axes
+    assert "gpu1.compute" in [label.get_text() for label in streams.get_yticklabels()]
+    assert memory.get_ylabel().startswith("memory of GPU 0")
+    assert "live on the other GPUs" in [text.get_text() for text in memory.get_legend().get_texts()]
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"gpus": 5}, "node k40-x4 has 4 GPUs, not 5"),
+        ({"gpus": 3}, "a batch of 64 cannot be divided evenly among 3 GPUs; take a batch of 63 or 66"),
+        ({"gpus": 2, "cores": 21}, "the host of node k40-x4 has 20 cores, not 21"),
+        ({"gpus": 0}, "0 is not a whole number of at least 1"),
+        ({"gpus": 2.0}, "2.0 is not a whole number of at least 1"),
+        ({"gpus": 2, "cores": 0}, "0 is not a whole number of at least 1"),
+        ({"gpus": 2, "exchange": "gahter"}, "unknown exchange 'gahter'; did you mean 'gather'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named(node: NodeSpec, resnet: Trace, arguments: dict[str, object], what: str):
+    with pytest.raises(InputError, match=what) as caught:
+        simulate(resnet, node, "ideal", **arguments)  # type: ignore[arg-type]
+    assert all(problem.place.startswith("argument ") for problem in caught.value.problems)
+
+
+def test_a_host_of_unknown_speed_is_refused(resnet: Trace, node: NodeSpec):
+    silent = replace(node, host=HostSpec())
+    with pytest.raises(InputError, match=r"node\.host\.accumulate_bandwidth: is not stated for node k40-x4"):
+        simulate(resnet, silent, "ideal", gpus=4)
+    assert simulate(resnet, silent, "ideal", gpus=4, exchange="gather").steady
+
+
+def test_a_gpu_of_unknown_memory_cannot_gather():
+    with pytest.raises(InputError, match=r"node\.gpu\.dram_bandwidth: is not stated"):
+        simulate(network([10], batch=2), several(2), "ideal", gpus=2, exchange="gather")
+
+
+def test_a_trace_without_weights_is_refused(node: NodeSpec):
+    from simgpu.trace.chain import chain
+
+    trace = chain([5], [7], [100])
+    with pytest.raises(InputError, match="nothing to exchange"):
+        simulate(replace(trace, info=replace(trace.info, batch=4)), node, "ideal", gpus=4)
+
+
+# --- prices ------------------------------------------------------------------------------------------------
+
+
+def test_gpu_0_adds_up_at_a_share_of_its_memorys_bandwidth(node: NodeSpec):
+    how = priced(DataParallel(4, simgpu.parallel.Exchange.GATHER), node)
+    assert 0.5 < how.bandwidth / (node.gpu.dram_bandwidth or 1) < 1
+    assert how.overhead_ns > 1000
+
+
+def test_cores_add_up_until_their_memory_is_the_limit(node: NodeSpec):
+    rates = [priced(DataParallel(4, cores=cores), node).bandwidth for cores in (1, 2, 3, 20)]
+    one = node.host.accumulate_bandwidth or 0
+    assert rates == [one, 2 * one, node.host.accumulate_limit, node.host.accumulate_limit]
+    # As far as more cores helped in the paper (moDNN, section 7.5).
+    assert 2 <= rates[-1] / one <= 3
