@@ -16,6 +16,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, import_trace
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.modelled import build_trace
 
 SHIPPED = ("vgg11-cifar-cpu", "resnet20-cifar-cpu")
@@ -100,6 +101,20 @@ def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
     assert rescaled.kernels == built.kernels
     assert rescaled.algorithms == built.algorithms
     assert "unknown shape" not in rescaled.info.notes
+
+
+@pytest.mark.parametrize("other", [64, 128])
+def test_a_higher_limit_of_workspaces_holds_at_the_other_batch(other: int) -> None:
+    """At 256 samples the fastest convolutions need more than the usual limit, at 64 they do not."""
+
+    def high(batch: int) -> Trace:
+        gpu = simgpu.load_node("k40").gpu
+        return build_trace("vgg16", batch=batch, gpu=gpu, framework="fused", workspace_limit=16 * 2**30)
+
+    rescaled, built = high(256).at_batch(other), high(other)
+    assert max(choice.workspace_bytes for choice in high(256).algorithms) > WORKSPACE_LIMIT
+    assert rescaled.kernels == built.kernels
+    assert rescaled.algorithms == built.algorithms
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet34"])

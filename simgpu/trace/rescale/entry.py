@@ -71,14 +71,16 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     """The time model to use, and what it is in words."""
     from simgpu.hardware.nodes import load_node, node_names
-    from simgpu.trace.timemodel.model import time_model
+    from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 
     if gpu is None:
         shipped = (load_node(name).gpu for name in node_names())
         gpu = next((found for found in shipped if found.is_called(trace.info.device) and found.architecture), None)
     if gpu is None:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
-    return time_model(gpu), f"durations by the time model of {gpu.name}"
+    # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
+    limit = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
+    return time_model(gpu, workspace_limit=max(limit, WORKSPACE_LIMIT)), f"durations by the time model of {gpu.name}"
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:
