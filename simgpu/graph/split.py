@@ -93,10 +93,11 @@ def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> 
     new = {block.id: block.id if block.id in lasting else block.id + suffix for block in graph.blocks}
     kernels = graph.kernels[:end]
     last = kernels[-1].id + suffix if kernels else None
+    summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
     begun: set[str] = set()
     made = []
     for kernel in kernels:
-        sums = [b for b in dict.fromkeys(kernel.writes) if b in lasting and not graph.trace.block_by_id[b].persistent]
+        sums = [b for b in dict.fromkeys(kernel.writes) if b in summed]
         reads = (*kernel.reads, *(b for b in sums if b not in begun and b not in kernel.reads))
         begun.update(sums)
         made.append(

@@ -27,11 +27,13 @@ from simgpu.policies.base import PlanContext
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
+from simgpu.simulation import task_graph
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import import_trace
 from simgpu.trace.zoo.modelled import build_trace
+from simgpu.units import parse_bytes
 from tests.benchmarks.conftest import Report
 
 DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"
@@ -159,3 +161,20 @@ def test_start_up(report: Report) -> None:
     ]
     ratio = median(helped for _, helped in pairs) / median(bare for bare, _ in pairs)
     report("simgpu --help over a bare interpreter", ratio, "at most 15", ratio <= 15)
+
+
+@pytest.mark.parametrize("budget", ["12 GiB", "4 GiB", "1 GiB"])
+def test_planning_costs_little_beside_simulating(budget: str, report: Report) -> None:
+    node = load_node("k40")
+    trace = build_trace("resnet152", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
+    limit, vdnn = parse_bytes(budget), planned(TaskGraph.of(trace), "vdnn")
+
+    def plan() -> None:
+        # A graph of its own each time: what it tells of other batches is remembered.
+        context = PlanContext(task_graph(trace, node), node, limit, trial=None, rng=None)  # type: ignore[arg-type]
+        make_policy("modnn").plan(context)
+
+    planning, _ = interleaved(plan, rounds=3)
+    simulating, _ = interleaved(lambda: run(vdnn, TaskGraph.of(trace), "counting", iterations=3), rounds=3)
+    ratio = planning / simulating
+    report(f"modnn, {budget}: planning ResNet-152 over simulating it under vDNN", ratio, "below 100, aim 20", ratio < 100)

@@ -6,11 +6,11 @@ anything moves (`simgpu.policies.modnn.schedule`). Addresses come from the very 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.lanes import Point
 from simgpu.policies.modnn.tasks import Tasks
@@ -101,20 +101,25 @@ class DeviceMemory:
             self.pool.release(request)
         return failed
 
-    def scheme(self, size: int, needed: Collection[int], delay: Callable[[list[int]], int]) -> Scheme | None:
+    def scheme(
+        self,
+        size: int,
+        needed: Collection[int],
+        delay: Callable[[list[int]], int],
+        segments: Sequence[Segment] = (),
+    ) -> Scheme | None:
         """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
 
         Neighbouring segments are taken from each node of the list upwards until they are large enough (figure 6). A
         block that nobody has used since it was made or fetched stays, and so does what is needed at once. Of schemes
-        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address.
+        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address. segments:
+        those of the pool, where they are at hand.
         """
-        segments = list(self.pool.segments())
+        segments = segments or list(self.pool.segments())
         best: tuple[int, int, int] | None = None
         chosen: tuple[int, ...] = ()
-        movable = [
-            block is None or (block in self.present and block not in self.unused and block not in needed)
-            for _, _, block in segments
-        ]
+        staying = self.unused.union(needed)
+        movable = [block is None or (block in self.present and block not in staying) for _, _, block in segments]
         for first, start in enumerate(segments):
             total, blocks = 0, []
             for index in range(first, len(segments)):

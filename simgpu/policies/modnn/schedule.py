@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.algorithms import Candidate, best, least
 from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
@@ -248,11 +248,13 @@ class Schedule:
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
         found = []
+        segments: list[Segment] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             delay: int | None = 0
             if not self._has_room(request):
-                scheme = self.memory.scheme(request[1], task.touched, self._delay)
+                segments = segments or list(self.pool.segments())
+                scheme = self.memory.scheme(request[1], task.touched, self._delay, segments)
                 delay = None if scheme is None else scheme.delay
             if delay is not None:
                 held_up = self.memory.fits_beside(missing, request) if missing else ()
