@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,14 +127,47 @@ def test_where_energy_comes_from_is_told_with_it() -> None:
 # --- moDNN, section 7.4 ---------------------------------------------------------------------------------------------
 
 
+@cache
+def resnet34_at_256() -> Trace:
+    """The network that the paper measured the power of, at its batch, modelled for its board."""
+    values = {"trace": {"zoo": "resnet34", "batch": 256}, "node": "k40", "policies": "ideal"}
+    return make_scenario(values, "a test").trace
+
+
+def most_that_it_rises() -> float:
+    """By which share the average power rises at most as memory gets less, as the paper states it."""
+    if not CLAIMS.exists():
+        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+    rows = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["modnn"]
+    return float(next(row["value"] for row in rows if row["id"] == "modnn.power"))
+
+
 @pytest.fixture(scope="module")
 def resnet34() -> dict[int, Result]:
     """One iteration on a K40 in its ideal case, at the paper's batch and at smaller ones."""
-    whole = make_scenario(
-        {"trace": {"zoo": "resnet34", "batch": 256}, "node": "k40", "policies": "ideal"}, "a test"
-    ).trace
     node = load_node("k40")
-    return {batch: simulate(at_batch(whole, batch, node.gpu), node, "ideal") for batch in (256, 64, 16, 4)}
+    return {batch: simulate(at_batch(resnet34_at_256(), batch, node.gpu), node, "ideal") for batch in (256, 64, 16, 4)}
+
+
+@pytest.fixture(scope="module")
+def budgets() -> list[Result]:
+    """moDNN on the same board with less and less memory."""
+    return [simulate(resnet34_at_256(), load_node("k40"), "modnn", budget=f"{gib} GiB") for gib in (12, 8, 6, 5, 4, 3)]
+
+
+def test_less_memory_hardly_changes_the_average_power(resnet34: dict[int, Result], budgets: list[Result]) -> None:
+    ideal = resnet34[256].metrics.power
+    averages = [result.metrics.power.average_w for result in budgets if result.metrics.power]
+    assert ideal is not None
+    assert len(averages) == len(budgets)
+    assert max(averages) <= (1 + most_that_it_rises()) * ideal.average_w
+
+
+def test_less_memory_costs_energy_as_it_costs_time(budgets: list[Result]) -> None:
+    by_time = sorted(budgets, key=lambda result: result.iteration_ns)
+    energies = [result.metrics.power.energy_nj for result in by_time if result.metrics.power]
+    assert energies == sorted(energies)
+    assert len(energies) == len(budgets)
 
 
 def test_smaller_sub_batches_draw_less_on_average_and_at_most(resnet34: dict[int, Result]) -> None:
@@ -151,16 +185,12 @@ def test_energy_for_a_sample_grows_as_the_sub_batch_shrinks(resnet34: dict[int, 
 
 
 def test_copies_both_ways_all_the_time_add_no_more_than_the_paper_measured(resnet34: dict[int, Result]) -> None:
-    if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
-    rows = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["modnn"]
-    most = next(row["value"] for row in rows if row["id"] == "modnn.power")
     node, ideal = load_node("k40"), resnet34[256].metrics.power
     assert ideal is not None
     assert node.gpu.power is not None
     both_ways = node.link.d2h_bandwidth + node.link.h2d_bandwidth
     added_w = both_ways * (node.gpu.power.dram_fj + node.gpu.power.link_fj) / 10**15
-    assert 0 < added_w / ideal.average_w < most
+    assert 0 < added_w / ideal.average_w < most_that_it_rises()
 
 
 def test_the_board_stays_below_its_limit(resnet34: dict[int, Result]) -> None:
