@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
@@ -68,14 +69,20 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     )
 
 
+@cache
+def _shipped_gpu(device: str) -> GpuSpec | None:
+    """The first shipped GPU with that name of which the time model knows enough."""
+    from simgpu.hardware.nodes import load_node, node_names
+
+    shipped = (load_node(name).gpu for name in node_names())
+    return next((found for found in shipped if found.is_called(device) and found.architecture), None)
+
+
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     """The time model to use, and what it is in words."""
-    from simgpu.hardware.nodes import load_node, node_names
     from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 
-    if gpu is None:
-        shipped = (load_node(name).gpu for name in node_names())
-        gpu = next((found for found in shipped if found.is_called(trace.info.device) and found.architecture), None)
+    gpu = gpu or _shipped_gpu(trace.info.device)
     if gpu is None:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
     # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
