@@ -1,0 +1,194 @@
+"""A batch in sub-batches: rounds of forward and backward, gradients summed over them, the optimizer once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu import simulate
+from simgpu.errors import InputError
+from simgpu.graph.split import Split, split
+from simgpu.graph.taskgraph import Round, TaskGraph
+from simgpu.graph.transforms import WithAlgorithms
+from simgpu.hardware.nodes import load_node
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.program.text import from_json, to_json
+from simgpu.simulation import task_graph
+from simgpu.trace.chain import chain
+from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.trace.zoo.modelled import build_trace
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, node, trace
+from tests.semantics.random_traces import traces
+
+DW = BlockKind.WEIGHT_GRADIENT
+
+
+def training(batch: int) -> Trace:
+    """One layer with its weight, of so many samples: x -> y, the gradient of w twice, then the update."""
+    made = trace(
+        [
+            kernel("F", 60, "x w", "y"),
+            kernel("B", 120, "y x", "dw", phase=BACKWARD),
+            kernel("U", 7, "dw w", "w", phase=OPTIMIZER, pure=False),
+        ],
+        [
+            held("x", 600, kind=BlockKind.INPUT),
+            held("w", 50, kind=BlockKind.WEIGHT),
+            block("y", 1200, release="end"),
+            block("dw", 50, kind=DW, release="U"),
+        ],
+    )
+    return replace(made, info=replace(made.info, batch=batch))
+
+
+class Kept(Policy):
+    """Every block stays until its last use, in sub-batches."""
+
+    name, summary, source = "kept", "tests", "tests"
+
+    def __init__(self, batch: int) -> None:
+        object.__setattr__(self, "batch", batch)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        return {}
+
+    def plan(self, context: PlanContext) -> Program:
+        change = Split(self.batch)  # type: ignore[attr-defined]
+        return replace(lower(change.apply(context.graph), Placement()), transforms=(change,))
+
+
+def test_rounds_repeat_and_a_smaller_one_and_the_optimizer_follow():
+    graph = split(TaskGraph.of(training(6)), 4)
+    assert [kernel.id for kernel in graph.kernels] == ["F", "B", "F@2", "B@2", "U"]
+    assert graph.rounds == (Round(0, 2, 1), Round(2, 4, 1), Round(4, 5, 1))
+    assert split(TaskGraph.of(training(6)), 2).rounds == (Round(0, 2, 3), Round(2, 3, 1))
+
+
+def test_what_holds_samples_shrinks_and_what_does_not_is_shared():
+    graph = split(TaskGraph.of(training(6)), 4)
+    sizes = {block.id: block.bytes for block in graph.blocks}
+    assert sizes == {"x": 400, "y": 800, "x@2": 200, "y@2": 400, "w": 50, "dw": 50}
+    assert [block.id for block in graph.blocks if block.persistent and block.release in (None, "end")] == ["w", "dw"]
+
+
+def test_gradients_of_weights_are_added_to_what_earlier_rounds_left():
+    graph = split(TaskGraph.of(training(6)), 4)
+    for k in (graph.kernel("B"), graph.kernel("B@2")):
+        assert graph.block("dw") in graph.reads[k]
+    versions = dict(zip(graph.reads[4], graph.read_versions[4], strict=True))
+    assert versions[graph.block("dw")] == 2
+
+
+def test_inputs_are_given_anew_and_outputs_let_go_of_in_each_round():
+    graph = split(TaskGraph.of(training(6)), 4)
+    releases = {block.id: block.release for block in graph.blocks}
+    assert (releases["x"], releases["x@2"], releases["y"], releases["y@2"]) == ("B", "B@2", "B", "B@2")
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 6), (2, [2] * 3), (4, [4, 2]), (6, [6])])
+def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes: list[int]):
+    whole = training(6)
+    rounds = [sum(kernel.duration_ns for kernel in whole.at_batch(size).kernels[:2]) for size in sizes]
+    result = simulate(whole, node(), Kept(batch))
+    assert result.iteration_ns == sum(rounds) + 7 == result.graph.ideal_ns()
+    assert result.steady
+    assert result.ideal_ns == 60 + 120 + 7
+    assert set(result.phases.values()) == set(Phase)
+
+
+@pytest.mark.parametrize(("batch", "peak"), [(1, 300 + 100), (2, 600 + 100), (4, 1200 + 100), (6, 1800 + 100)])
+def test_memory_is_that_of_one_sub_batch_and_the_weights(batch: int, peak: int):
+    assert simulate(training(6), node(), Kept(batch)).metrics.device_peak_bytes == peak
+
+
+def test_the_whole_batch_needs_no_other_trace():
+    whole = training(6)
+    graph = split(replace(TaskGraph.of(whole), rescaled=None), 6)
+    assert graph.durations == (60, 120, 7)
+    assert graph.rounds == (Round(0, 2, 1), Round(2, 3, 1))
+
+
+@pytest.mark.parametrize("batch", [0, 7, -1])
+def test_a_sub_batch_is_part_of_the_batch(batch: int):
+    with pytest.raises(InputError, match=f"sub-batch: {batch} is no part of a batch of 6; give 1 to 6"):
+        split(TaskGraph.of(training(6)), batch)
+
+
+def test_an_optimizer_in_the_middle_keeps_the_batch_whole():
+    made = training(6)
+    late = replace(made, kernels=(*made.kernels, kernel("after", 1, "w", "", phase=BACKWARD)))
+    assert split(TaskGraph.of(late), 6).rounds == (Round(0, 4, 1),)
+    with pytest.raises(InputError, match="kernel 'U' of the optimizer runs before backward has ended"):
+        split(TaskGraph.of(late), 3)
+
+
+def test_a_split_survives_being_written_down():
+    program = Kept(4).plan(PlanContext(TaskGraph.of(training(6)), node(), 0, None, None))  # type: ignore[arg-type]
+    assert from_json(to_json(program)) == program
+
+
+def test_a_zoo_trace_is_split_as_the_time_model_has_it():
+    """Rounds take what the network takes at that batch; algorithms can be chosen for each round."""
+    gpu = load_node("k40").gpu
+    whole = build_trace("vgg11", batch=48, gpu=gpu, input="cifar10")
+    graph = split(task_graph(whole, load_node("k40")), 32)
+    for part, batch in zip(graph.rounds, (32, 16), strict=False):
+        alone = build_trace("vgg11", batch=batch, gpu=gpu, input="cifar10")
+        expected = [kernel.duration_ns for kernel in alone.kernels if kernel.phase is not Phase.OPTIMIZER]
+        assert list(graph.durations[part.first : part.stop]) == expected
+    choices = {(choice.kernel, choice.algorithm): choice for choice in graph.trace.algorithms}
+    name = next(kernel for kernel, _ in choices if kernel.endswith("@16"))
+    slow = choices[name, "implicit_gemm"]
+    chosen = WithAlgorithms(((graph.kernel(name), "implicit_gemm"),)).apply(graph)
+    assert chosen.durations[graph.kernel(name)] == slow.duration_ns
+    assert chosen.rounds == graph.rounds
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces(max_kernels=12), st.sampled_from([1, 2, 4, 6]))
+def test_any_trace_runs_in_sub_batches_or_is_refused(whole: Trace, batch: int):
+    whole = replace(whole, info=replace(whole.info, batch=6))
+    result = simulate(whole, node(), Kept(batch))
+    graph = result.graph
+    assert result.iteration_ns == graph.ideal_ns()
+    assert result.steady
+    assert sum(part.repeat for part in graph.rounds if part.first < part.stop) >= 6 // batch or not graph.kernels
+
+
+@pytest.mark.parametrize("sub_batch", [1, 2, 4, 6])
+@pytest.mark.parametrize("mode", ["all", "conv"])
+def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
+    """Its iteration is the sum of what vDNN takes for each sub-batch: the layer barrier lets nothing reach across."""
+    made = chain([60, 120, 90, 30], [120, 180, 150, 60], [600, 1200, 1800, 2400], op="conv2d")
+    # Inputs that are let go of in the round, as a split graph has them.
+    blocks = tuple(replace(b, release="B1") if b.id == "x1" else b for b in made.blocks)
+    whole = replace(made, info=replace(made.info, batch=6), blocks=blocks)
+    times = [
+        simulate(whole.at_batch(size), node(), "vdnn", parameters={"mode": mode}).iteration_ns
+        for size in (*(sub_batch for _ in range(6 // sub_batch)), *([6 % sub_batch] if 6 % sub_batch else []))
+    ]
+    parameters = {"sub_batch": sub_batch, "mode": mode, "algorithms": "recorded"}
+    result = simulate(whole, node(), "vdnn+", parameters=parameters)
+    assert result.iteration_ns == sum(times)
+    assert result.notes[0] == f"sub-batches of {sub_batch} of 6 samples, as asked for"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"sub_batch": 7}, "parameters.sub_batch: 7 is no part of a batch of 6; give 1 to 6, or 0"),
+        ({"alpha": 0.0}, "parameters.alpha: 0.0 is no share of the tasks; give a number over 0 and up to 1"),
+        ({"alpha": 1.5}, "parameters.alpha: 1.5 is no share of the tasks"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["vdnn+", "modnn"])
+def test_what_is_no_sub_batch_or_share_is_refused(policy: str, parameters: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        simulate(training(6), node(), policy, parameters=parameters)
