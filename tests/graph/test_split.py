@@ -153,13 +153,11 @@ def test_a_zoo_trace_is_split_as_the_time_model_has_it():
 
 @settings(max_examples=100, deadline=None)
 @given(traces(max_kernels=12), st.sampled_from([1, 2, 4, 6]))
-def test_any_trace_runs_in_sub_batches_or_is_refused(whole: Trace, batch: int):
+def test_any_trace_runs_in_sub_batches(whole: Trace, batch: int):
     whole = replace(whole, info=replace(whole.info, batch=6))
     result = simulate(whole, node(), Kept(batch))
-    graph = result.graph
-    assert result.iteration_ns == graph.ideal_ns()
+    assert result.iteration_ns == result.graph.ideal_ns()
     assert result.steady
-    assert sum(part.repeat for part in graph.rounds if part.first < part.stop) >= 6 // batch or not graph.kernels
 
 
 @pytest.mark.parametrize("sub_batch", [1, 2, 4, 6])
