@@ -24,6 +24,7 @@ from simgpu.program.instructions import (
     Space,
 )
 from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
@@ -135,3 +136,15 @@ def test_half_duplex_switches_keep_to_the_rules(data: st.DataObject, gpus: int):
     where = replace(where, switches=(SwitchSpec(tuple(range(gpus)), GB, 2 * GB, Duplex.HALF),))
     one = lower(tasks, data.draw(moved(tasks, layer_barrier=False)))
     compare(on_all(one, tasks, where, data.draw(exchanges(gpus))), tasks, where, None)
+
+
+@slow
+@given(st.data(), st.integers(2, 3), st.integers(2, 3))
+def test_gpus_with_several_compute_streams_keep_to_the_rules(data: st.DataObject, gpus: int, streams: int):
+    trace = data.draw(networks())
+    kernels = tuple(replace(each, stream=data.draw(st.integers(0, streams - 1))) for each in trace.kernels)
+    tasks = TaskGraph.of(replace(trace, kernels=kernels))
+    where = data.draw(switched_nodes(gpus))
+    program = on_all(lower(tasks, Placement()), tasks, where, data.draw(exchanges(gpus)))
+    verify(program, tasks)
+    compare(program, tasks, where, None)
