@@ -21,20 +21,20 @@ from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithEncodings, transformed
+from simgpu.graph.transforms import transformed
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.parallel import DataParallel, Together, priced, share_of
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import make_policy
-from simgpu.program.instructions import CopyOut, Program
+from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
+from simgpu.remarks import on_compression, on_epoch, on_gpus
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
-from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Phase, Trace, TraceInfo
 from simgpu.units import format_bytes, format_time
 
@@ -300,33 +300,6 @@ class _Shared:
     pool: str | None
     epoch: int
 
-    def _on_epoch(self) -> list[str]:
-        """Where the trace tells nothing of the epoch itself."""
-        known = epochs_of(self.trace)
-        if not known or known[0] <= self.epoch <= known[-1]:
-            return []
-        nearest = known[0] if self.epoch < known[0] else known[-1]
-        return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {self.epoch}"]
-
-    def _on_compression(self, program: Program) -> list[str]:
-        """What copies are compressed without the policy's doing, and which sizes nobody measured."""
-        notes, cdma = [], self.node.gpu.cdma
-        changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
-        used = {encoding.codec for change in changes for encoding in change.chosen}
-        if cdma is not None and _copies(program):
-            used.add(cdma.codec)
-            smaller = self.graph.copy_sizes != tuple(block.bytes for block in self.graph.blocks)
-            what = (
-                f"compresses copies ({cdma.codec})"
-                if smaller
-                else f"compresses nothing: no size in {cdma.codec} is known"
-            )
-            notes.append(f"the DMA engine of {self.node.name} {what}")
-        if isinstance(self.graph.costs, NodeCosts):
-            modelled = sorted(used & set(self.graph.costs.modelled_codecs))
-            notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
-        return notes
-
     def _pool(self, program: Program) -> str:
         if self.pool == "counting" and program.pool == "addressed":
             what = f"policy {self.policy.name} plans addresses, which the counting pool does not have"
@@ -342,9 +315,8 @@ class _Shared:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
-        notes = (*notes, *self._on_epoch(), *self._on_compression(program))
-        if self.node.gpus > program.gpus:
-            notes = (*notes, _on_gpus(program.gpus, self.node.gpus))
+        notes = (*notes, *on_epoch(self.trace, self.epoch), *on_compression(program, self.graph, self.node))
+        notes = (*notes, *on_gpus(program, self.node))
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         ran = transformed(self.graph, program.transforms)
@@ -386,20 +358,6 @@ class _Shared:
             notes=(f"{samples}; {how.told}", *result.notes),
             together=Together(how, whole.ideal_ns(), alone.iteration_ns),
         )
-
-
-def _on_gpus(used: int, there: int) -> str:
-    return (
-        f"{used} of the node's {there} GPUs run"
-        if used > 1
-        else f"one of the node's {there} GPUs runs, with a link of its own"
-    )
-
-
-def _copies(program: Program) -> bool:
-    return any(
-        isinstance(i, CopyOut) for segment in program.segments for code in segment.streams.values() for i in code
-    )
 
 
 __all__ = ["OutOfMemoryError", "Result", "simulate"]

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -29,6 +29,7 @@ from simgpu.program.instructions import (
     Space,
 )
 from simgpu.timeline.streams import StreamId
+from tests.semantics.reference_links import carries, fair_rates, shared_links
 
 Token = tuple[int, int] | None
 
@@ -149,7 +150,8 @@ class ReferenceMachine:
                 cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
                 size = self.graph.copy_sizes[line.here[0].block]  # type: ignore[index, union-attr]
                 line.doing = "flow"
-                self.flows.append(Flow(line, cap, self._links(line, out), Fraction(size), self.now))
+                links = shared_links(self.node, line.stream.gpu, out, alone=self.gpus == 1)
+                self.flows.append(Flow(line, cap, links, Fraction(size), self.now))
                 self._share()
         done = [flow for flow in self.flows if self._finish(flow) <= self.now]
         for flow in done:
@@ -164,57 +166,13 @@ class ReferenceMachine:
     def _finish(self, flow: Flow) -> int:
         return flow.since + ceil(flow.left * 10**9 / flow.rate)
 
-    def _links(self, line: Line, out: bool) -> tuple[str, ...]:
-        """What a copy shares with others: its GPU's link where both directions are one, and its switch, if any."""
-        gpu = line.stream.gpu
-        links = [f"link {gpu}"] if self.node.link.duplex is Duplex.HALF else []
-        for number, switch in enumerate(self.node.switches):
-            if gpu in switch.gpus and self.gpus > 1:
-                both = switch.duplex is Duplex.HALF
-                links.append(f"switch {number} {'both' if both else 'out' if out else 'in'}")
-        return tuple(links)
-
-    def _carries(self, link: str) -> int:
-        what, number, *way = link.split()
-        of = self.node.link if what == "link" else self.node.switches[int(number)]
-        if way == ["out"]:
-            return of.d2h_bandwidth
-        return of.h2d_bandwidth if way == ["in"] else max(of.d2h_bandwidth, of.h2d_bandwidth)
-
     def _share(self) -> None:
-        """Raise all rates together until a link is full or a flow has all it can take; then go on with the others."""
-        rates: dict[int, int] = {}
-        rising = set(range(len(self.flows)))
-        links = {link for flow in self.flows for link in flow.links}
-
-        def fits(level: int) -> bool:
-            rate = {i: rates[i] if i in rates else min(flow.cap, level) for i, flow in enumerate(self.flows)}
-            return all(
-                sum(rate[i] for i, f in enumerate(self.flows) if link in f.links) <= self._carries(link)
-                for link in links
-            )
-
-        def stops(link: str, level: int) -> bool:
-            taken = sum(rates.get(i, level) for i, f in enumerate(self.flows) if link in f.links)
-            more = sum(i in rising and f.cap > level for i, f in enumerate(self.flows) if link in f.links)
-            return taken + more > self._carries(link)
-
-        while rising:
-            low, high = 0, max(self.flows[i].cap for i in rising)
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if fits(middle) else (low, middle - 1)
-            for i in [i for i in rising if self.flows[i].cap <= low]:
-                rates[i] = self.flows[i].cap
-                rising.discard(i)
-            full = {link for link in links if stops(link, low)}
-            for i in [i for i in rising if full.intersection(self.flows[i].links)]:
-                rates[i] = low
-                rising.discard(i)
-        for i, flow in enumerate(self.flows):
-            if rates[i] != flow.rate:
+        capacity = {link: carries(self.node, link) for flow in self.flows for link in flow.links}
+        rates = fair_rates([(flow.cap, flow.links) for flow in self.flows], capacity)
+        for flow, rate in zip(self.flows, rates, strict=True):
+            if rate != flow.rate:
                 flow.left -= Fraction(flow.rate * (self.now - flow.since), 10**9)
-                flow.since, flow.rate = self.now, rates[i]
+                flow.since, flow.rate = self.now, rate
 
     # --- one instant ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,56 @@
+"""What a run has to say about itself, beside what its policy says.
+
+Lives here: the notes of a result. Does not live here: running (`simgpu.simulation`), or the notes of policies.
+"""
+
+from __future__ import annotations
+
+from simgpu.codecs.costs import NodeCosts
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import WithEncodings
+from simgpu.hardware.spec import NodeSpec
+from simgpu.program.instructions import CopyOut, Program
+from simgpu.trace.epochs import epochs_of
+from simgpu.trace.model import Trace
+
+
+def on_epoch(trace: Trace, epoch: int) -> list[str]:
+    """Where the trace tells nothing of the epoch itself."""
+    known = epochs_of(trace)
+    if not known or known[0] <= epoch <= known[-1]:
+        return []
+    nearest = known[0] if epoch < known[0] else known[-1]
+    return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {epoch}"]
+
+
+def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:
+    """What copies are compressed without the policy's doing, and which sizes nobody measured."""
+    notes, cdma = [], node.gpu.cdma
+    changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
+    used = {encoding.codec for change in changes for encoding in change.chosen}
+    if cdma is not None and _copies(program):
+        used.add(cdma.codec)
+        smaller = graph.copy_sizes != tuple(block.bytes for block in graph.blocks)
+        what = (
+            f"compresses copies ({cdma.codec})" if smaller else f"compresses nothing: no size in {cdma.codec} is known"
+        )
+        notes.append(f"the DMA engine of {node.name} {what}")
+    if isinstance(graph.costs, NodeCosts):
+        modelled = sorted(used & set(graph.costs.modelled_codecs))
+        notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
+    return notes
+
+
+def on_gpus(program: Program, node: NodeSpec) -> list[str]:
+    """How many of the node's GPUs run, where not all do."""
+    if program.gpus == node.gpus:
+        return []
+    if program.gpus == 1:
+        return [f"one of the node's {node.gpus} GPUs runs, with a link of its own"]
+    return [f"{program.gpus} of the node's {node.gpus} GPUs run"]
+
+
+def _copies(program: Program) -> bool:
+    return any(
+        isinstance(i, CopyOut) for segment in program.segments for code in segment.streams.values() for i in code
+    )

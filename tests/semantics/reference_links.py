@@ -1,0 +1,63 @@
+"""How the second machine shares links: rates by raising all flows together, found by halving, in whole bytes a second.
+
+It shares no code with the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from simgpu.hardware.spec import Duplex, NodeSpec
+
+#: A flow's own limit, and the links it shares with others.
+Wanted = tuple[int, tuple[str, ...]]
+
+
+def shared_links(node: NodeSpec, gpu: int, out: bool, alone: bool) -> tuple[str, ...]:
+    """What a copy shares with others: its GPU's link where both directions are one, and its switch, if any."""
+    links = [f"link {gpu}"] if node.link.duplex is Duplex.HALF else []
+    for number, switch in enumerate(node.switches):
+        if gpu in switch.gpus and not alone:
+            both = switch.duplex is Duplex.HALF
+            links.append(f"switch {number} {'both' if both else 'out' if out else 'in'}")
+    return tuple(links)
+
+
+def carries(node: NodeSpec, link: str) -> int:
+    """Bytes per second that a link of that name carries."""
+    what, number, *way = link.split()
+    of = node.link if what == "link" else node.switches[int(number)]
+    if way == ["out"]:
+        return of.d2h_bandwidth
+    return of.h2d_bandwidth if way == ["in"] else max(of.d2h_bandwidth, of.h2d_bandwidth)
+
+
+def fair_rates(flows: Sequence[Wanted], capacity: Mapping[str, int]) -> list[int]:
+    """Raise all rates together until a link is full or a flow has all it can take; then go on with the others."""
+    rates: dict[int, int] = {}
+    rising = set(range(len(flows)))
+
+    def on(link: str) -> list[int]:
+        return [i for i, (_, links) in enumerate(flows) if link in links]
+
+    def fits(level: int) -> bool:
+        rate = [rates[i] if i in rates else min(cap, level) for i, (cap, _) in enumerate(flows)]
+        return all(sum(rate[i] for i in on(link)) <= most for link, most in capacity.items())
+
+    def stops(link: str, level: int) -> bool:
+        taken = sum(rates.get(i, level) for i in on(link))
+        return taken + sum(i in rising for i in on(link)) > capacity[link]
+
+    while rising:
+        low, high = 0, max(flows[i][0] for i in rising)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        for i in [i for i in rising if flows[i][0] <= low]:
+            rates[i] = flows[i][0]
+            rising.discard(i)
+        full = {link for link in capacity if stops(link, low)}
+        for i in [i for i in rising if full.intersection(flows[i][1])]:
+            rates[i] = low
+            rising.discard(i)
+    return [rates[i] for i in range(len(flows))]
