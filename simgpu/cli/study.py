@@ -21,10 +21,8 @@ from simgpu.experiments.study_tables import (
     PUBLISHED_HEADINGS,
     published_notes,
     published_rows,
-    ratio_headings,
-    ratio_notes,
-    ratio_rows,
-    ratio_title,
+    study_tables,
+    table_notes,
 )
 from simgpu.scenario.load_study import load_study
 
@@ -43,8 +41,9 @@ from simgpu.scenario.load_study import load_study
 def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
 
-    Its cells are throughput over a baseline; where a run is out of memory or its policy refuses the network, they
-    say so. Ends with 3 when every run with limited memory was out of it, with 2 when every such run was refused.
+    Its cells are throughput over a baseline, or what else the study tells; where a run is out of memory or its policy
+    refuses the network, they say so. A sweep of budgets has one row a run. Ends with 3 when every run with limited
+    memory was out of it, with 2 when every such run was refused.
 
     \b
     simgpu study cswap-6a
@@ -66,14 +65,14 @@ def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> 
 
 
 def show_study(screen: Screen, result: StudyResult) -> None:
-    """What was run, the table of each baseline, and the published numbers beside ours."""
+    """What was run, the tables, and the published numbers beside ours."""
     screen.print(Text(result.study.name, style="bold"))
     screen.print(facts(result.study.facts()))
-    for over in result.study.baseline:
+    for title, headings, rows in study_tables(result):
         screen.print()
-        screen.print(Text(ratio_title(over), style="bold"))
-        screen.print(table(ratio_headings(result), ratio_rows(result, over)))
-    for note in ratio_notes(result):
+        screen.print(Text(title, style="bold"))
+        screen.print(table(headings, rows))
+    for note in table_notes(result):
         screen.print(Text(note, style="dim"))
     if result.study.published:
         screen.print()

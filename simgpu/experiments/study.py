@@ -7,12 +7,14 @@ is (`simgpu.scenario.study`), or the texts of its tables (`simgpu.experiments.st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.experiments.study_measures import MEASURES, Cell
+from simgpu.experiments.study_memory import memory_of
 from simgpu.experiments.training import train
 from simgpu.policies.registry import make_policy
 
@@ -28,31 +30,18 @@ _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One trace under one run.
-
-    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy
-    refused the trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks
-    that leave compressed, of each epoch. steady: whether the last two iterations were equal in every epoch.
-    limited: whether memory has an end.
-    """
-
-    samples_per_s: float | None
-    iteration_ns: tuple[int, ...] = ()
-    compressed: tuple[int, ...] = ()
-    steady: bool | None = None
-    limited: bool = True
-    out_of_memory: str = ""
-    refused: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Beside:
-    """A published number and ours. ours: None where a run it needs was out of memory; traces: how many it is of."""
+    """A published number and ours.
+
+    ours: None where a run it needs was out of memory. traces: how many it is of; values: on how many of their points,
+    several for a trace where a sweep is told of, and points: how many there are.
+    """
 
     published: Published
     ours: float | None
     traces: int
+    values: int
+    points: int
 
     @property
     def difference(self) -> float | None:
@@ -62,39 +51,76 @@ class Beside:
 
 @dataclass(frozen=True, repr=False)
 class StudyResult:
-    """The cells of a study by labels of trace and run. Prints as its tables; `frame` has all numbers."""
+    """The cells of a study by labels of trace and run. Prints as its tables; `frame` has all numbers.
+
+    memory: of each trace, where published numbers are of it: bytes by the names of `simgpu.experiments.study_memory`.
+    """
 
     study: Study
     cells: Mapping[tuple[str, str], Cell]
+    memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
+        """A measure of one run on a trace, told over another run where it is not of the run alone.
+
+        None where one of them was out of memory, or where what is measured is not known.
+        """
+        ours = self.cells[trace, run]
+        theirs = self.cells[trace, over] if over else ours
+        if ours.samples_per_s is None or theirs.samples_per_s is None:
+            return None
+        return MEASURES[measure].of(ours, theirs)
 
     def ratio(self, trace: str, run: str, over: str) -> float | None:
         """Throughput of one run over that of another, None where one of them was out of memory."""
-        ours, theirs = (self.cells[trace, label].samples_per_s for label in (run, over))
-        return ours / theirs if ours is not None and theirs else None
+        return self.value("throughput", trace, run, over)
 
-    def ratios(self, run: str, over: str, without: Iterable[str] = ()) -> dict[str, float]:
-        """The same by trace, where both runs fitted."""
-        left = set(without)
-        found = {trace: self.ratio(trace, run, over) for trace in self.study.traces if trace not in left}
-        return {trace: ratio for trace, ratio in found.items() if ratio is not None}
+    def values(self, measure: str, run: str, over: str = "", without: Iterable[str] = ()) -> dict[str, list[float]]:
+        """The values by trace, where there are any: of one run, or of every run of a sweep.
 
-    def mean(self, run: str, over: str) -> float | None:
-        """Arithmetic mean of the ratios of all traces where both runs fitted."""
-        found = list(self.ratios(run, over).values())
+        over: a run, or a sweep, of which the run with the same budget is meant.
+        """
+        left, found = set(without), {}
+        for trace in self.study.traces:
+            values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)] if trace not in left else []
+            if told := [value for value in values if value is not None]:
+                found[trace] = told
+        return found
+
+    def mean(self, run: str, over: str = "", measure: str = "throughput") -> float | None:
+        """Arithmetic mean of a measure over all traces, and over all runs of a sweep, where both runs fitted."""
+        found = [value for values in self.values(measure, run, over).values() for value in values]
         return fmean(found) if found else None
+
+    def _pairs(self, run: str, over: str) -> list[tuple[str, str]]:
+        """Labels of runs that are compared; the second is empty for a measure of runs alone."""
+        members = self.study.members(run)
+        if not over:
+            return [(member.label, "") for member in members]
+        pairs = [(member, self.study.compared(member, over)) for member in members]
+        return [(member.label, other.label) for member, other in pairs if other is not None]
 
     def beside(self) -> tuple[Beside, ...]:
         """Every published number with ours."""
         return tuple(map(self._beside, self.study.published))
 
     def _beside(self, row: Published) -> Beside:
-        ratios = self.ratios(row.run, row.over, row.without)
-        if row.measure == "time_saved":
-            ratios = {trace: 1 - 1 / ratio for trace, ratio in ratios.items()}
-        if row.of in self.study.traces:
-            return Beside(row, ratios.get(row.of), int(row.of in ratios))
-        values = list(ratios.values())
-        return Beside(row, _AGGREGATES[row.of](values) if values else None, len(values))
+        if row.memory is not None:
+            found = {trace: [self._of_memory(row, trace)] for trace in self.study.traces if trace not in row.without}
+            each = 1
+        else:
+            found = self.values(row.measure, row.run, row.over, row.without)
+            each = len(self._pairs(row.run, row.over))
+        traces = [row.of] if row.of in self.study.traces else list(self.study.traces)
+        of = {trace: found[trace] for trace in traces if trace in found}
+        values = [value for told in of.values() for value in told]
+        points = each * (len(traces) - len(row.without))
+        aggregate = _AGGREGATES.get(row.of, fmean)
+        return Beside(row, aggregate(values) if values else None, len(of), len(values), points)
+
+    def _of_memory(self, row: Published, trace: str) -> float:
+        ideal, amount = self.memory[trace]["ideal"], self.memory[trace][row.memory or ""]
+        return 1 - amount / ideal if row.measure == "memory_saved" else ideal / amount
 
     @property
     def nothing_fitted(self) -> bool:
@@ -113,18 +139,29 @@ class StudyResult:
                 "batch": self.study.traces[trace].info.batch,
                 "origin": self.study.traces[trace].info.origin.value,
                 "samples_per_s": cell.samples_per_s,
-                **{f"over_{label}": self.ratio(trace, run, label) for label in self.study.baseline},
+                **{f"over_{label}": self._over(trace, runs[run], label) for label in self.study.baseline},
+                "bytes_moved": cell.bytes_moved,
+                "energy_nj": cell.energy_nj,
+                "average_power": cell.average_power,
+                "largest_power": cell.largest_power,
                 "steady": cell.steady,
-                "policy": policy_label(make_policy(*runs[run].policy)),
+                "policy": policy_label(make_policy(*runs[run].on(trace)[0])),
                 "node": runs[run].node.name,
+                "gpus": how.gpus if (how := runs[run].data_parallel) is not None else 1,
+                "budget_bytes": runs[run].on(trace)[1],
             }
             for (trace, run), cell in self.cells.items()
         ]
         return pd.DataFrame(rows).set_index(["trace", "run"])
 
+    def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:
+        other = self.study.compared(run, baseline)
+        return None if other is None else self.ratio(trace, run.label, other.label)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         study = self.study
+        runs = {run.label: run for run in study.runs}
         return {
             "schema": STUDY_REPORT_SCHEMA,
             "study": study.name,
@@ -138,14 +175,21 @@ class StudyResult:
             "runs": {run.label: _run(run) for run in study.runs},
             "results": [
                 {"trace": trace, "run": run, **asdict(cell)}
-                | {"over": {label: self.ratio(trace, run, label) for label in study.baseline}}
+                | {"over": {label: self._over(trace, runs[run], label) for label in study.baseline}}
                 for (trace, run), cell in self.cells.items()
             ],
             "mean_of_ratios": {
                 label: {run.label: self.mean(run.label, label) for run in study.runs} for label in study.baseline
             },
+            "memory": {trace: dict(amounts) for trace, amounts in self.memory.items()},
             "published": [
-                {**asdict(row.published), "ours": row.ours, "difference": row.difference, "traces": row.traces}
+                {
+                    **asdict(row.published),
+                    "ours": row.ours,
+                    "difference": row.difference,
+                    "traces": row.traces,
+                    "values": row.values,
+                }
                 for row in self.beside()
             ],
         }
@@ -168,39 +212,36 @@ def run_study(study: Study, *, progress: Callable[[str], None] | None = None) ->
     (1.0, 1.0)
     """
     cells = {}
-    for label, trace in study.traces.items():
+    for label in study.traces:
         if progress:
             progress(f"{label}, {len(study.runs)} runs of {len(study.epochs)} epochs")
         for run in study.runs:
-            cells[label, run.label] = _cell(study, trace, run)
-    return StudyResult(study, cells)
+            cells[label, run.label] = _cell(study, label, run)
+    asked = any(row.memory is not None for row in study.published)
+    return StudyResult(
+        study, cells, {label: memory_of(trace) for label, trace in study.traces.items()} if asked else {}
+    )
 
 
-def _cell(study: Study, trace: Trace, run: StudyRun) -> Cell:
-    policy, parameters = run.policy
+def _cell(study: Study, label: str, run: StudyRun) -> Cell:
+    (policy, parameters), budget = run.on(label)
     try:
         training = train(
-            trace,
+            study.traces[label],
             run.node,
             policy,
             parameters=parameters,
             epochs=study.epochs,
             iterations=study.iterations,
             seed=study.seed,
+            budget=budget,
+            **(run.data_parallel.arguments if run.data_parallel else {}),
         )
     except OutOfMemoryError as error:
         return Cell(None, out_of_memory=str(error))
     except (InputError, MissingExtraError) as error:
         return Cell(None, refused=str(error))
-    results = [epoch.result for epoch in training.epochs]
-    steady = [result.steady for result in results]
-    return Cell(
-        training.samples_per_s,
-        tuple(result.iteration_ns for result in results),
-        training.counts,
-        None if None in steady else all(steady),
-        not all(result.program.unlimited_memory for result in results),
-    )
+    return Cell.of(training)
 
 
 def _about(trace: Trace) -> dict[str, Any]:
@@ -209,4 +250,19 @@ def _about(trace: Trace) -> dict[str, Any]:
 
 def _run(run: StudyRun) -> dict[str, Any]:
     made = make_policy(*run.policy)
-    return {"policy": made.name, "parameters": dict(made.parameters), "node": asdict(run.node)}
+    return {
+        "policy": made.name,
+        "parameters": dict(made.parameters),
+        "node": asdict(run.node),
+        "budget_bytes": run.budget,
+        "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
+        "sweep": run.sweep,
+        "for_trace": {
+            trace: {
+                "policy": policy and policy.name,
+                "parameters": dict(policy.parameters) if policy else None,
+                "budget_bytes": budget,
+            }
+            for trace, (policy, budget) in run.changed.items()
+        },
+    }

@@ -1,18 +1,23 @@
-"""A study's numbers as texts for people: the table of ratios, and published numbers beside ours.
+"""A study's numbers as texts for people: the tables of its measures, and published numbers beside ours.
 
-Lives here: which numbers stand side by side and how they are rounded. Does not live here: the numbers
-(`simgpu.experiments.study`), or drawing on a terminal (the command line's).
+Lives here: which numbers stand side by side. Does not live here: the numbers (`simgpu.experiments.study`), how they are
+rounded (`simgpu.experiments.study_measures`), or drawing on a terminal (the command line's).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import facts_text, table_text
+from simgpu.experiments.study_measures import MEASURES
+from simgpu.experiments.study_memory import AMOUNTS
+from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.study import Beside, StudyResult
+    from simgpu.scenario.study import Published, StudyRun
 
 NO_MEMORY, REFUSED = "no memory", "refused"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
@@ -21,31 +26,82 @@ _ABSENT = "-"
 _UNSTEADY = " *"
 
 
-def ratio_title(over: str) -> str:
-    """What `ratio_rows` are."""
-    return f"throughput over {over}"
+class StudyTable(NamedTuple):
+    """One table of texts."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
 
 
-def ratio_headings(result: StudyResult) -> tuple[str, ...]:
-    """Of `ratio_rows`."""
-    return ("", "batch", *(run.label for run in result.study.runs))
+def study_tables(result: StudyResult) -> list[StudyTable]:
+    """The tables of a study: each of its measures over each baseline, then memory where published numbers are of it.
+
+    One row a network and one column a run; the other way round where there is a sweep, which has many runs. Of one
+    network alone a sweep is one table, with one column a measure. Means stand at the end.
+    """
+    study = result.study
+    swept = any(run.sweep for run in study.runs)
+    if swept and len(study.traces) == 1:
+        found = [_of_one_trace(result, over) for over in study.baseline]
+    else:
+        make = _by_run if swept else _by_trace
+        found = [
+            make(result, measure, over)
+            for measure in study.tables
+            for over in (study.baseline if not MEASURES[measure].alone else ("",))
+        ]
+    return [*found, _memory(result)] if result.memory else found
 
 
-def ratio_rows(result: StudyResult, over: str) -> list[tuple[str, ...]]:
-    """One row a trace, one column a run: throughput over that of one run; the arithmetic mean of these at the end."""
-    runs = [run.label for run in result.study.runs]
+def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
+    study = result.study
     rows = [
-        (label, str(trace.info.batch), *(_cell(result, label, run, over) for run in runs))
-        for label, trace in result.study.traces.items()
+        (label, str(trace.info.batch), *(_cell(result, label, run, measure, over) for run in study.runs))
+        for label, trace in study.traces.items()
     ]
-    means = (result.mean(run, over) for run in runs)
-    return [*rows, (MEAN, "", *(_ABSENT if mean is None else f"{mean:.3f}" for mean in means))]
+    means = (MEASURES[measure].text(result.mean(run.label, over, measure)) for run in study.runs)
+    headings = ("", "batch", *(run.label for run in study.runs))
+    return StudyTable(_title(measure, over), headings, [*rows, (MEAN, "", *means)])
 
 
-def ratio_notes(result: StudyResult) -> list[str]:
-    """What to know before reading the table."""
+def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
+    study = result.study
+    rows = [
+        (
+            run.label,
+            *(_cell(result, label, run, measure, over) for label in study.traces),
+            MEASURES[measure].text(result.mean(run.label, over, measure)),
+        )
+        for run in study.runs
+    ]
+    return StudyTable(_title(measure, over), ("", *study.traces, MEAN), rows)
+
+
+def _of_one_trace(result: StudyResult, over: str) -> StudyTable:
+    study = result.study
+    (label,) = study.traces
+    rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in study.tables)) for run in study.runs]
+    return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in study.tables)), rows)
+
+
+def _memory(result: StudyResult) -> StudyTable:
+    """Each amount in bytes, and under it the mean of the ideal memory over it."""
+    rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
+    saved = (fmean(amounts["ideal"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS)
+    title = "memory: ideal, at least, and by one technique alone; mean of ideal over it"
+    return StudyTable(title, ("", *AMOUNTS.values()), [*rows, (MEAN, *(f"{each:.1f}x" for each in saved))])
+
+
+def _title(measure: str, over: str) -> str:
+    return MEASURES[measure].title.format(over=over)
+
+
+def table_notes(result: StudyResult) -> list[str]:
+    """What to know before reading the tables."""
     fits = all(cell.samples_per_s is not None for cell in result.cells.values())
-    told = ["mean: arithmetic, of the ratios above" + ("" if fits else "; of the networks on which both ran")]
+    one = len(result.study.traces) == 1 and any(run.sweep for run in result.study.runs)
+    told = [] if one else ["mean: arithmetic, of the numbers above" + ("" if fits else "; of those that there are")]
     if any(cell.steady is False for cell in result.cells.values()):
         told.append("* unsteady: the last two iterations still differ; run more of them")
     return told
@@ -69,21 +125,23 @@ def study_text(result: StudyResult) -> str:
 
 def _parts(result: StudyResult) -> Iterator[str]:
     yield facts_text([("study", result.study.name), *result.study.facts()])
-    for over in result.study.baseline:
-        yield f"\n{ratio_title(over)}"
-        yield table_text((*ratio_headings(result), ""), [(*row, "") for row in ratio_rows(result, over)])
-    yield from ratio_notes(result)
+    for title, headings, rows in study_tables(result):
+        yield f"\n{title}"
+        yield table_text((*headings, ""), [(*row, "") for row in rows])
+    yield from table_notes(result)
     if result.study.published:
         yield f"\n{table_text(PUBLISHED_HEADINGS, published_rows(result))}"
         yield from published_notes(result)
 
 
-def _cell(result: StudyResult, trace: str, run: str, over: str) -> str:
-    cell = result.cells[trace, run]
+def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str) -> str:
+    cell, told = result.cells[trace, run.label], MEASURES[measure]
     if cell.samples_per_s is None:
         return REFUSED if cell.refused else NO_MEMORY
-    ratio = result.ratio(trace, run, over)
-    return (_ABSENT if ratio is None else f"{ratio:.3f}") + (_UNSTEADY if cell.steady is False else "")
+    other = None if told.alone else result.study.compared(run, over)
+    known = told.alone or other is not None
+    text = told.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
+    return text + (_UNSTEADY if cell.steady is False else "")
 
 
 def _numbers(result: StudyResult) -> dict[str, int]:
@@ -92,18 +150,25 @@ def _numbers(result: StudyResult) -> dict[str, int]:
 
 
 def _published(row: Beside, traces: int, numbers: dict[str, int]) -> tuple[str, ...]:
-    number = row.published
-    saved = number.measure == "time_saved"
-    what = f"{number.run} over {number.over}, {number.of}" + (", time saved" if saved else "")
+    number, told = row.published, MEASURES[row.published.measure]
+    what = f"{_subject(number)}, {number.of}" + (f", {told.word}" if told.word else "")
     if number.without:
         what += f", without {', '.join(number.without)}"
-    if number.of == MEAN and row.traces + len(number.without) < traces:
+    if row.points > traces and row.values < row.points:
+        what += f" (of {row.values} of {row.points})"
+    elif number.of == MEAN and row.traces + len(number.without) < traces:
         what += f" (of {row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
+    return (
+        what,
+        told.text(row.ours),
+        told.text(number.value),
+        told.difference(row.difference),
+        number.source + mark,
+    )
 
-    def text(value: float | None) -> str:
-        return _ABSENT if value is None else f"{value:.1%}" if saved else f"{value:.3f}"
 
-    gap = row.difference
-    differs = _ABSENT if gap is None else f"{100 * gap:+.1f} points" if saved else f"{gap:+.3f}"
-    return (what, text(row.ours), text(number.value), differs, number.source + mark)
+def _subject(number: Published) -> str:
+    if number.memory is not None:
+        return AMOUNTS[number.memory]
+    return f"{number.run} over {number.over}" if number.over else number.run

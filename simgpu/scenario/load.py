@@ -10,18 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.graph.replicate import Exchange
 from simgpu.graph.work import not_told
 from simgpu.hardware.spec import NodeSpec
-from simgpu.parallel import DataParallel, priced, share_of
 from simgpu.policies.base import Policy
 from simgpu.scenario.catalogue import read_file
-from simgpu.scenario.model import SCHEMA, DataParallelSection, Outputs, Scenario, ScenarioFile
+from simgpu.scenario.model import SCHEMA, Outputs, Scenario, ScenarioFile
 from simgpu.scenario.reading import Reading
 from simgpu.shipped import find
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
-from simgpu.units import format_bytes
 from simgpu.validation import validate
 from simgpu.yamlfile import YamlMapping
 
@@ -69,12 +66,11 @@ class _Loading(Reading):
         node = self.node(values.get("node"), "node", {"overrides": values.get("overrides")})
         trace = self.trace(values.get("trace"), "trace", node, values.get("node"))
         self._check_policies()
-        if file and node and file.budget is not None and file.budget > node.budget:
-            what = f"{values['budget']} is more than the {format_bytes(node.budget)} that node {node.name} has"
-            self.tell("budget", what, "lower it, or raise node.gpu.memory")
+        self.budget(file.budget if file else None, values.get("budget"), "budget", node)
         if file and node and trace and "power" in file.outputs.plots:
             self._check_power(node, trace)
-        how = self._data_parallel(file, node, trace) if file and node and trace else None
+        asked = file.data_parallel if file else None
+        how = self.data_parallel(asked, "data_parallel", node, (trace.info.batch,)) if node and trace else None
         if self.problems or file is None or node is None or trace is None:
             raise InputError(self.problems)
         outputs = file.outputs
@@ -98,24 +94,6 @@ class _Loading(Reading):
             ),
             data_parallel=how,
         )
-
-    def _data_parallel(self, file: ScenarioFile, node: NodeSpec, trace: Trace) -> DataParallel | None:
-        """Several GPUs, if the node has them, the batch divides, and the exchange can be priced."""
-        asked = file.data_parallel
-        if asked is None or asked.gpus == 1:
-            return None
-        how = DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
-        for check in (lambda: share_of(trace.info.batch, how, node), lambda: priced(how, node)):
-            try:
-                check()
-            except InputError as error:
-                for problem in error.problems:
-                    key = problem.place.removeprefix("argument ")
-                    own = key in DataParallelSection.model_fields
-                    place = f"data_parallel.{key}" if own else "data_parallel.exchange"
-                    what = problem.what if own else f"{asked.exchange} needs {problem.place}, which {problem.what}"
-                    self.tell(place, what, problem.remedy)
-        return how
 
     def _check_power(self, node: NodeSpec, trace: Trace) -> None:
         """A figure of the power is asked for: node and trace must tell enough for one."""

@@ -6,15 +6,26 @@ reading it has in common with a scenario (`simgpu.scenario.reading`), or running
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import NodeSpec
 from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.reading import Reading
-from simgpu.scenario.study import AGGREGATES, STUDY_SCHEMA, Published, PublishedSection, Study, StudyFile, StudyRun
+from simgpu.scenario.study import (
+    AGGREGATES,
+    STUDY_SCHEMA,
+    Alone,
+    Published,
+    PublishedSection,
+    Study,
+    StudyFile,
+    StudyRun,
+)
 from simgpu.trace.model import Trace
 from simgpu.validation import validate
 
@@ -44,7 +55,10 @@ class _Loading(Reading):
         node = self.node(self.values.get("node"), "node", everywhere)
         traces = {label: self._trace(label, entry, node) for label, entry in self._labelled("traces")}
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
-        published = self._check_labels(file) if file is not None else ()
+        batches = tuple(trace.info.batch for trace in traces.values() if trace is not None)
+        runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], batches)) if file else ()
+        self._check_unique(runs)
+        published = self._check_labels(file, runs) if file is not None else ()
         if self.problems or file is None:
             # the same node or trace named twice tells its problems twice
             raise InputError(dict.fromkeys(self.problems))
@@ -54,16 +68,13 @@ class _Loading(Reading):
             paper=file.paper,
             notes=tuple(file.notes),
             traces={label: trace for label, trace in traces.items() if trace is not None},
-            runs=tuple(
-                StudyRun(label, run.policy, found)
-                for label, run in file.runs.items()
-                if (found := nodes[label]) is not None
-            ),
+            runs=runs,
             baseline=tuple(dict.fromkeys(file.baseline)),
             epochs=tuple(dict.fromkeys(file.epochs)),
             iterations=file.iterations,
             seed=file.seed,
             published=published,
+            tables=tuple(dict.fromkeys(file.tables)),
         )
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
@@ -83,6 +94,10 @@ class _Loading(Reading):
             return None  # the model of the file has already said so
         place = f"runs.{label}"
         self.policy(run.get("policy"), f"{place}.policy")
+        changes = run.get("for_trace")
+        for trace, change in changes.items() if isinstance(changes, dict) else ():
+            if isinstance(change, dict) and change.get("policy") is not None:
+                self.policy(change["policy"], f"{place}.for_trace.{trace}.policy")
         if run.get("node") is None and not run.get("overrides"):
             return own
         sections = {f"{place}.overrides": run.get("overrides"), **everywhere}
@@ -90,22 +105,57 @@ class _Loading(Reading):
             return self.node(self.values.get("node"), "node", sections)
         return self.node(run["node"], f"{place}.node", sections)
 
-    def _check_labels(self, file: StudyFile) -> tuple[Published, ...]:
+    def _runs(self, label: str, file: StudyFile, node: NodeSpec | None, batches: tuple[int, ...]) -> Iterator[StudyRun]:
+        """A run, or each of the runs of a sweep; nothing where its node could not be read."""
+        section, written, place = file.runs[label], self.values["runs"][label], f"runs.{label}"
+        self.budget(section.budget, written.get("budget"), f"{place}.budget", node)
+        for number, size in enumerate(section.budgets):
+            self.budget(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
+        how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
+        for trace, change in section.for_trace.items():
+            at = f"{place}.for_trace.{trace}"
+            self._known(trace, file.traces, at, "trace")
+            if change.policy is None and change.budget is None:
+                self.tell(at, "changes nothing", "give it a policy or a budget, or leave it out")
+            self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
+        if node is None:
+            return
+        changed = {trace: (change.policy, change.budget) for trace, change in section.for_trace.items()}
+        run = StudyRun(label, section.policy, node, section.budget, how, changed=changed)
+        if not section.budgets:
+            yield run
+        for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
+            yield replace(run, label=f"{label} {text.strip()}", budget=size, sweep=label)
+
+    def _check_unique(self, runs: tuple[StudyRun, ...]) -> None:
+        """No two runs of the same label, and no run that is called as a sweep."""
+        taken = Counter(run.label for run in runs)
+        for run in dict.fromkeys(run.sweep for run in runs if taken[run.label] > 1 and run.sweep):
+            self.tell(f"runs.{run}.budgets", "two runs have the same label", "give each budget once, or another label")
+
+    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
         """Baselines and published numbers of runs and traces that there are."""
         listed = isinstance(self.values.get("baseline"), list)
+        known = dict.fromkeys((*file.runs, *(run.label for run in runs)))
         for number, label in enumerate(file.baseline):
-            self._known(label, file.runs, f"baseline[{number}]" if listed else "baseline", "run")
-        return tuple(self._published(row, f"published[{at}]", file) for at, row in enumerate(file.published))
+            self._known(label, known, f"baseline[{number}]" if listed else "baseline", "run")
+        return tuple(
+            self._published(row, f"published[{at}]", file, known, runs) for at, row in enumerate(file.published)
+        )
 
-    def _published(self, row: PublishedSection, place: str, file: StudyFile) -> Published:
-        over = row.over if row.over is not None else file.baseline[0]
-        self._known(row.run, file.runs, f"{place}.run", "run")
-        if row.over is not None:
-            self._known(over, file.runs, f"{place}.over", "run")
-        if row.run == over:
-            self.tell(
-                f"{place}.run", f"{over!r} is compared with itself", "name another run, or another to compare it with"
-            )
+    def _published(
+        self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
+    ) -> Published:
+        alone = row.told in get_args(Alone)
+        over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
+        if row.run is not None:
+            self._known(row.run, known, f"{place}.run", "run")
+            if row.over is not None:
+                self._known(over, known, f"{place}.over", "run")
+            if row.run == over:
+                remedy = "name another run, or another to compare it with"
+                self.tell(f"{place}.run", f"{over!r} is compared with itself", remedy)
+            self._check_sweeps(row.run, over, place, runs)
         self._known(row.of, (*AGGREGATES, *file.traces), f"{place}.of", "trace")
         for number, label in enumerate(row.without):
             self._known(label, file.traces, f"{place}.without[{number}]", "trace")
@@ -114,9 +164,18 @@ class _Loading(Reading):
             self.tell(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
         if not set(file.traces) - set(row.without):
             self.tell(f"{place}.without", "leaves no trace", "name fewer")
+        note = row.note.strip()
         return Published(
-            row.run, over, row.of, row.value, row.measure, row.source, tuple(row.without), row.note.strip()
+            row.run or "", over, row.of, row.value, row.told, row.source, tuple(row.without), note, row.memory
         )
+
+    def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
+        """What is compared with a sweep needs a run of the same budget in it."""
+        theirs = {run.budget for run in runs if run.sweep == over}
+        ours = {run.budget for run in runs if label in (run.label, run.sweep)}
+        if over and theirs and not theirs.issuperset(ours):
+            what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
+            self.tell(f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run")
 
     def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
         if label not in known:

@@ -7,21 +7,25 @@ Lives here: `Reading`, one file on its way in. Does not live here: what a file m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
+from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
+from simgpu.parallel import DataParallel, priced, share_of
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
-from simgpu.scenario.model import PolicyEntry
+from simgpu.scenario.model import DataParallelSection, PolicyEntry
 from simgpu.scenario.modelled import ModelledTrace
 from simgpu.shipped import find
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
 from simgpu.validation import put, validate
 from simgpu.yamlfile import YamlMapping
 
@@ -115,6 +119,35 @@ class Reading:
                 inside = f"{place}.{choice.name}{inner}" if inner != problem.place and choice.parameters else place
                 self.problems.append(self._told_at(inside, problem))
             return None
+
+    def budget(self, size: int | None, written: object, place: str, node: NodeSpec | None) -> None:
+        """Tells of a budget, as written at a place, that is more than the node has."""
+        if size is not None and node is not None and size > node.budget:
+            what = f"{written} is more than the {format_bytes(node.budget)} that node {node.name} has"
+            self.tell(place, what, "lower it, or raise node.gpu.memory")
+
+    def data_parallel(
+        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+    ) -> DataParallel | None:
+        """Several GPUs, if the node has them, each of these batches divides, and the exchange can be priced."""
+        if asked is None or asked.gpus == 1:
+            return None
+        how = DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+        if node is None:
+            return how
+        checks: list[Callable[[], object]] = [partial(share_of, batch, how, node) for batch in dict.fromkeys(batches)]
+        checks.append(partial(priced, how, node))
+        for check in checks:
+            try:
+                check()
+            except InputError as error:
+                for problem in error.problems:
+                    key = problem.place.removeprefix("argument ")
+                    own = key in DataParallelSection.model_fields
+                    at = f"{place}.{key}" if own else f"{place}.exchange"
+                    what = problem.what if own else f"{asked.exchange} needs {problem.place}, which {problem.what}"
+                    self.tell(at, what, problem.remedy)
+        return how
 
     def tell(self, place: str, what: str, remedy: str) -> None:
         """Notes a problem at a place of the file."""

@@ -7,18 +7,19 @@ reading and cross-checking (`simgpu.scenario.load_study`), or running (`simgpu.e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
-from simgpu.scenario.model import PolicyChoice, PolicyEntry
+from simgpu.scenario.model import DataParallelSection, PolicyChoice, PolicyEntry
 from simgpu.scenario.modelled import WrittenTrace
 from simgpu.trace.model import Origin
-from simgpu.validation import FileModel
+from simgpu.validation import FileModel, Size
 
 if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
 STUDY_SCHEMA = "simgpu.study/1"
 #: What a published number may be of, beside one of the traces.
 AGGREGATES = ("mean", "min", "max")
-Measure = Literal["throughput", "time_saved"]
+#: What is told of a run over another one.
+Relative = Literal["throughput", "time", "time_added", "time_saved", "bytes_moved", "energy", "power_added"]
+#: What is told of a run alone, as a share of the limit of its GPUs.
+Alone = Literal["average_power", "largest_power"]
+OfRun = Literal[Relative, Alone]
+#: What is told of an amount of memory.
+OfMemory = Literal["memory", "memory_saved"]
+Measure = Literal[OfRun, OfMemory]
+#: Amounts of memory that an iteration needs; `simgpu.experiments.study_memory` tells what they are.
+Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms"]
+#: Shares of something, of which 1 would be all.
+_SHARES = ("time_saved", "memory_saved")
 Label = Annotated[str, Field(min_length=1, max_length=24)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -36,32 +48,70 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+class ChangedSection(FileModel):
+    """What is different about a run on one of the traces."""
+
+    policy: Annotated[PolicyChoice | None, PolicyEntry()] = Field(
+        default=None, description="a name, or 'name: {parameter: value}'; without: the run's own"
+    )
+    budget: Size | None = Field(default=None, description="device memory it may use; without: the run's own")
+
+
 class RunSection(FileModel):
-    """One column of a study: a policy, and the node where it is not the study's own."""
+    """One column of a study: a policy, and what it runs on where that is not the study's own."""
 
     policy: Annotated[PolicyChoice, PolicyEntry()] = Field(description="a name, or 'name: {parameter: value}'")
     node: Text | None = Field(default=None, description="another node than the study's")
     overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for this run alone")
+    budget: Size | None = Field(default=None, description="device memory it may use; without: all that the node has")
+    budgets: list[Size] = Field(
+        default=[], description="a sweep: one run for each of these budgets, called '<label> <budget>'"
+    )
+    data_parallel: DataParallelSection | None = Field(default=None, description="several GPUs; without: one")
+    for_trace: dict[str, ChangedSection] = Field(default={}, description="what differs on a trace, by its label")
+
+    @model_validator(mode="after")
+    def _has_one_budget(self) -> RunSection:
+        if self.budgets and self.budget is not None:
+            raise ValueError("a run has a budget or a sweep of budgets: drop one of them")
+        if self.budgets and any(change.budget is not None for change in self.for_trace.values()):
+            raise ValueError("a sweep of budgets has the same budgets on every trace: drop the one of for_trace")
+        return self
 
 
 class PublishedSection(FileModel):
-    """A number that a paper states."""
+    """A number that a paper states, of a run or of an amount of memory."""
 
-    run: str = Field(description="whose it is")
-    over: str | None = Field(default=None, description="the run it is compared with; without: the first baseline")
+    run: str | None = Field(default=None, description="whose it is; a sweep stands for all its runs")
+    over: str | None = Field(
+        default=None, description="the run it is compared with; without: the first baseline; of a sweep the same budget"
+    )
+    memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
     of: str = Field(default="mean", description="a trace, or mean, min or max of all")
     without: list[str] = Field(default=[], description="traces that this mean, min or max leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
-    measure: Measure = Field(
-        default="throughput", description="throughput over the other run's, or the share of its time that is saved"
+    measure: Measure | None = Field(
+        default=None, description="what is stated; without: throughput of a run, ideal memory over an amount of memory"
     )
     source: Text = Field(description="section, figure or table")
     note: str = Field(default="", description="what to know before believing it")
 
+    @property
+    def told(self) -> Measure:
+        """What is stated."""
+        return self.measure or ("throughput" if self.memory is None else "memory")
+
     @model_validator(mode="after")
-    def _is_a_share(self) -> PublishedSection:
-        if self.measure == "time_saved" and self.value >= 1:
-            raise ValueError(f"value {self.value:g} is no share of a time: write 20% as 0.2")
+    def _is_of_one_thing(self) -> PublishedSection:
+        if (self.run is None) == (self.memory is None):
+            raise ValueError("is of a run or of an amount of memory: write either run or memory")
+        if (self.memory is not None) != (self.told in get_args(OfMemory)):
+            whose, fits = ("an amount of memory", OfMemory) if self.memory is not None else ("a run", OfRun)
+            raise ValueError(f"{self.told} is not told of {whose}: write {', '.join(get_args(fits))}")
+        if self.over is not None and (self.memory is not None or self.told in get_args(Alone)):
+            raise ValueError(f"{self.told} is not told over another run: drop over")
+        if self.told in _SHARES and self.value >= 1:
+            raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
         return self
 
 
@@ -78,7 +128,10 @@ class StudyFile(FileModel):
     traces: dict[Label, WrittenTrace] = Field(min_length=1, description="by the label of its row")
     runs: dict[Label, RunSection] = Field(min_length=1, description="by the label of its column")
     baseline: Annotated[list[str], BeforeValidator(_as_list)] = Field(
-        min_length=1, description="the run, or runs, that throughput is told over"
+        min_length=1, description="the run, or runs, that the others are told over"
+    )
+    tables: list[Literal[OfRun, "moved"]] = Field(
+        default=["throughput"], min_length=1, description="what is told of every trace and run"
     )
     epochs: list[Annotated[int, Field(ge=0)]] = Field(
         default=[0], min_length=1, description="of training; one iteration of each, all weighted equally"
@@ -94,16 +147,38 @@ def _iterations(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """One column: a policy on a node."""
+    """One column: a policy on a node.
+
+    budget: bytes of device memory, None for all that the node has. sweep: the label in the file of which this is one
+    budget, else empty. changed: policy and budget on some traces, None where they are the run's own.
+    """
 
     label: str
     policy: PolicyChoice
     node: NodeSpec
+    budget: int | None = None
+    data_parallel: DataParallel | None = None
+    sweep: str = ""
+    changed: Mapping[str, tuple[PolicyChoice | None, int | None]] = field(default_factory=dict)
+
+    def on(self, trace: str) -> tuple[PolicyChoice, int | None]:
+        """Policy and budget on a trace, by its label."""
+        policy, budget = self.changed.get(trace, (None, None))
+        return policy or self.policy, self.budget if budget is None else budget
+
+    @property
+    def at(self) -> str:
+        """The budget of this run of a sweep, as it is written; empty outside a sweep."""
+        return self.label.removeprefix(self.sweep).strip() if self.sweep else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`."""
+    """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`.
+
+    run, over: labels as in the file; empty where the number is of an amount of memory; over is also empty where it is
+    of a run alone.
+    """
 
     run: str
     over: str
@@ -113,13 +188,15 @@ class Published:
     source: str
     without: tuple[str, ...] = ()
     note: str = ""
+    memory: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Study:
     """Everything a study needs, loaded and checked.
 
-    traces: by the label of their row. baseline: labels of the runs that throughput is told over. epochs: of training.
+    traces: by the label of their row. baseline: labels of the runs, or sweeps of runs, that the others are told over.
+    tables: the measures that are told of every trace and run. epochs: of training.
     """
 
     name: str
@@ -133,6 +210,15 @@ class Study:
     iterations: int
     seed: int
     published: tuple[Published, ...]
+    tables: tuple[Literal[OfRun, "moved"], ...] = ("throughput",)
+
+    def members(self, label: str) -> tuple[StudyRun, ...]:
+        """The run of a label, or all runs of the sweep of that label."""
+        return tuple(run for run in self.runs if label in (run.label, run.sweep))
+
+    def compared(self, run: StudyRun, over: str) -> StudyRun | None:
+        """The run that this one is told over: of a sweep the one with the same budget, None where it has none."""
+        return next((each for each in self.members(over) if not each.sweep or each.budget == run.budget), None)
 
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""

@@ -8,6 +8,8 @@ import pytest
 
 from simgpu.cli.schema import json_schema
 from simgpu.errors import InputError
+from simgpu.graph.replicate import Exchange
+from simgpu.parallel import DataParallel
 from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
 from simgpu.scenario.load import load_scenario
 from simgpu.scenario.load_study import load_study
@@ -41,6 +43,34 @@ published:
     value: 0.3
     source: figure 2
     note: it is said so
+"""
+
+
+#: Budgets, several GPUs, and numbers of other things than throughput.
+BUDGETS = """\
+schema: simgpu.study/1
+node: k40-x4
+traces:
+  AlexNet: {zoo: alexnet, batch: 32, framework: fused}
+  VGG-11: {zoo: vgg11, batch: 16, framework: fused}
+runs:
+  ideal: {policy: ideal}
+  moDNN:
+    policy: modnn
+    budget: 2 GB
+    for_trace: {VGG-11: {budget: 3 GB, policy: {modnn: {sub_batch: 4}}}}
+  sweep: {policy: modnn, budgets: [1 GB, 2 GB]}
+  vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
+  four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
+baseline: [ideal, vDNN+]
+tables: [time_added, moved]
+published:
+  - {run: moDNN, measure: time_added, value: 0.03, source: figure 10}
+  - {run: sweep, over: vDNN+, value: 1.26, source: figure 12}
+  - {run: sweep 2 GB, over: moDNN, of: VGG-11, measure: bytes_moved, value: 4, source: figure 11}
+  - {run: four, measure: largest_power, value: 0.5, source: figure 15}
+  - {memory: bound, value: 59, source: figure 9}
+  - {memory: algorithms, measure: memory_saved, value: 0.15, source: figure 13}
 """
 
 
@@ -110,6 +140,95 @@ def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
     assert lines[0].split() == ["study", "try"]
     assert "origin      modelled, not recorded, for Tesla V100 PCIe, by simgpu zoo 0.1.0, sparsity too" in lines
     assert any(line.startswith("run         epochs 0, 2, weighted equally") for line in lines)
+
+
+def test_a_sweep_becomes_a_run_for_each_budget(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    assert [(run.label, run.sweep, run.budget) for run in study.runs] == [
+        ("ideal", "", None),
+        ("moDNN", "", 2 * 10**9),
+        ("sweep 1 GB", "sweep", 10**9),
+        ("sweep 2 GB", "sweep", 2 * 10**9),
+        ("vDNN+ 2 GB", "vDNN+", 2 * 10**9),
+        ("vDNN+ 1 GB", "vDNN+", 10**9),
+        ("vDNN+ 4 GB", "vDNN+", 4 * 10**9),
+        ("four", "", None),
+    ]
+    sweep = study.members("sweep")
+    assert [run.at for run in sweep] == ["1 GB", "2 GB"]
+    partners = [study.compared(run, "vDNN+") for run in sweep]
+    assert [partner and partner.label for partner in partners] == ["vDNN+ 1 GB", "vDNN+ 2 GB"]
+    assert study.compared(study.members("four")[0], "vDNN+") is None
+    assert study.compared(sweep[0], "ideal") == study.runs[0]
+
+
+def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    (run,), (four,) = study.members("moDNN"), study.members("four")
+    assert run.on("AlexNet") == (PolicyChoice("modnn", {}), 2 * 10**9)
+    assert run.on("VGG-11") == (PolicyChoice("modnn", {"sub_batch": 4}), 3 * 10**9)
+    assert four.data_parallel == DataParallel(4, Exchange.HOST, 2)
+
+
+def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    assert study.tables == ("time_added", "moved")
+    assert [(row.run, row.over, row.measure, row.memory) for row in study.published] == [
+        ("moDNN", "ideal", "time_added", None),
+        ("sweep", "vDNN+", "throughput", None),
+        ("sweep 2 GB", "moDNN", "bytes_moved", None),
+        ("four", "", "largest_power", None),
+        ("", "", "memory", "bound"),
+        ("", "", "memory_saved", "algorithms"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("    budget: 2 GB", "    budget: 13 GiB", "line 10, runs.moDNN.budget: 13 GiB is more than the 12 GiB that"),
+        ("    budget: 2 GB", "    budget: 2", "line 10, runs.moDNN.budget: 2 has no unit"),
+        ("[1 GB, 2 GB]", "[1 GB, 20 GB]", "line 12, runs.sweep.budgets[1]: 20 GB is more than the 12 GiB"),
+        ("[1 GB, 2 GB]", "[1 GB, 1 GB]", "line 12, runs.sweep.budgets: two runs have the same label"),
+        ("[1 GB, 2 GB]}", "[1 GB], budget: 2 GB}", "line 12, runs.sweep: a run has a budget or a sweep of budgets"),
+        (
+            "[1 GB, 2 GB]}",
+            "[1 GB, 2 GB], for_trace: {AlexNet: {budget: 1 GB}}}",
+            "line 12, runs.sweep: a sweep of budgets has the same budgets on every trace",
+        ),
+        ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.for_trace.VGG11: there is no trace 'VGG11'; did you mean"),
+        ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.for_trace.VGG-11.budget: 30 GB is more than the"),
+        ("sub_batch: 4", "sub_bach: 4", "line 11, runs.moDNN.for_trace.VGG-11.policy.modnn.sub_bach: policy 'modnn'"),
+        (
+            "{budget: 3 GB, policy: {modnn: {sub_batch: 4}}}",
+            "{}",
+            "line 11, runs.moDNN.for_trace.VGG-11: changes nothing",
+        ),
+        ("gpus: 4", "gpus: 5", "line 14, runs.four.data_parallel.gpus: node k40-x4 has 4 GPUs, not 5"),
+        ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
+        ("batch: 16", "batch: 18", "line 14, runs.four.data_parallel.gpus: a batch of 18 cannot be divided evenly"),
+        ("exchange: host", "exchange: hots", "line 14, runs.four.data_parallel.exchange: 'hots' is not one of"),
+        ("[time_added, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
+        ("[time_added, moved]", "[]", "line 16, tables: [] is too short"),
+        ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
+        ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
+        ("run: four, measure", "run: four, over: ideal, measure", "line 21, published[3]: largest_power is not told"),
+        ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
+        ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "of: mean", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "memory: bound, over: four", "line 22, published[4]: memory is not told over another run"),
+        ("memory: bound", "memory: bound, measure: time", "line 22, published[4]: time is not told of an amount of"),
+        ("memory: bound", "run: four, measure: memory", "line 22, published[4]: memory is not told of a run"),
+        ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is no share: write 20% as 0.2"),
+    ],
+)
+def test_a_mistake_about_budgets_gpus_and_measures_is_told_at_its_place(
+    old: str, new: str, expected: str, tmp_path: Path
+) -> None:
+    assert BUDGETS.count(old) == 1
+    told = problems_of(study_file(tmp_path, BUDGETS.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
+    assert len(told) == len(set(told))
 
 
 @pytest.mark.parametrize(
@@ -199,4 +318,7 @@ def test_the_json_schema_knows_its_parts() -> None:
     assert (name["type"], modelled["required"]) == ("string", ["zoo", "batch"])
     run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
     assert "cswap" in run["policy"]["anyOf"][0]["enum"]
-    assert published["measure"]["enum"] == ["throughput", "time_saved"]
+    (measures, _) = published["measure"]["anyOf"]
+    assert {"throughput", "time_saved", "time_added", "bytes_moved", "memory"} <= set(measures["enum"])
+    assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
+    assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)

@@ -1,0 +1,143 @@
+"""What a study tells of its runs: each measure as a number of one run, or of one over another, and in words.
+
+Lives here: `Cell`, the numbers of a run, and `MEASURES`. Does not live here: which runs stand side by side
+(`simgpu.experiments.study`), or tables (`simgpu.experiments.study_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from simgpu.units import format_bytes
+
+if TYPE_CHECKING:
+    from simgpu.experiments.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One trace under one run.
+
+    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy
+    refused the trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks
+    that leave compressed, of each epoch. steady: whether the last two iterations were equal in every epoch.
+    limited: whether memory has an end. bytes_moved: over the links, out and in, of all epochs' iterations together.
+    energy_nj: of these iterations, average_power and largest_power: shares of the limit of the GPUs that ran; None
+    where nothing is known of them.
+    """
+
+    samples_per_s: float | None
+    iteration_ns: tuple[int, ...] = ()
+    compressed: tuple[int, ...] = ()
+    steady: bool | None = None
+    limited: bool = True
+    out_of_memory: str = ""
+    refused: str = ""
+    bytes_moved: int | None = None
+    energy_nj: int | None = None
+    average_power: float | None = None
+    largest_power: float | None = None
+
+    @classmethod
+    def of(cls, training: Training) -> Cell:
+        """The numbers of a training."""
+        results = [epoch.result for epoch in training.epochs]
+        steady = [result.steady for result in results]
+        metrics = [result.metrics for result in results]
+        power = [each.power for each in metrics if each.power is not None]
+        known = power if len(power) == len(results) else []
+        drawn, time_ns = sum(each.energy_nj for each in known), sum(each.duration_ns for each in known)
+        limit_w = known[0].limit_mw / 1000 if known else 0
+        return cls(
+            training.samples_per_s,
+            tuple(result.iteration_ns for result in results),
+            training.counts,
+            None if None in steady else all(steady),
+            not all(result.program.unlimited_memory for result in results),
+            bytes_moved=sum(each.bytes_out + each.bytes_in for each in metrics),
+            energy_nj=drawn if known else None,
+            average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
+            largest_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
+        )
+
+
+def _over(ours: float | None, theirs: float | None) -> float | None:
+    """One number over another; None where one of them is not known, or there is nothing to divide by."""
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _less_one(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio - 1
+
+
+def _throughput(ours: Cell, theirs: Cell) -> float | None:
+    return _over(ours.samples_per_s, theirs.samples_per_s)
+
+
+def _time(ours: Cell, theirs: Cell) -> float | None:
+    return _over(theirs.samples_per_s, ours.samples_per_s)
+
+
+def _time_saved(ours: Cell, theirs: Cell) -> float | None:
+    ratio = _throughput(ours, theirs)
+    return 1 - 1 / ratio if ratio else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A measure: its title over a table, and how a published one is called.
+
+    of: its value for a run (and the run it is told over), None where that is not known. share: it is told in percent;
+    size: in bytes. alone: it needs no other run.
+    """
+
+    title: str
+    word: str
+    of: Callable[[Cell, Cell], float | None]
+    share: bool = False
+    size: bool = False
+    alone: bool = False
+
+    def text(self, value: float | None) -> str:
+        """A value, or a dash."""
+        if value is not None and self.size:
+            return format_bytes(round(value))
+        return "-" if value is None else f"{value:.1%}" if self.share else f"{value:.3f}"
+
+    def difference(self, value: float | None) -> str:
+        """How far ours is from the published one, or a dash."""
+        return "-" if value is None else f"{100 * value:+.1f} points" if self.share else f"{value:+.3f}"
+
+
+#: By the name that a study's file has for it.
+MEASURES: Mapping[str, Measure] = {
+    "throughput": Measure("throughput over {over}", "", _throughput),
+    "time": Measure("time over that of {over}", "time", _time),
+    "time_added": Measure(
+        "time added to that of {over}", "time added", lambda a, b: _less_one(_time(a, b)), share=True
+    ),
+    "time_saved": Measure("time saved of that of {over}", "time saved", _time_saved, share=True),
+    "moved": Measure("bytes moved, out and in", "moved", lambda a, _: a.bytes_moved, size=True, alone=True),
+    "bytes_moved": Measure(
+        "bytes that {over} moves over those of the run",
+        "fewer bytes moved",
+        lambda a, b: _over(b.bytes_moved, a.bytes_moved),
+    ),
+    "energy": Measure("energy over that of {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj)),
+    "power_added": Measure(
+        "average power added to that of {over}",
+        "average power added",
+        lambda a, b: _less_one(_over(a.average_power, b.average_power)),
+        share=True,
+    ),
+    "average_power": Measure(
+        "average power, share of the GPU's limit", "average power", lambda a, _: a.average_power, share=True, alone=True
+    ),
+    "largest_power": Measure(
+        "largest power, share of the GPU's limit", "largest power", lambda a, _: a.largest_power, share=True, alone=True
+    ),
+    "memory": Measure("ideal memory over it", "ideal memory over it", lambda a, b: None, alone=True),
+    "memory_saved": Measure("ideal memory saved", "ideal memory saved", lambda a, b: None, share=True, alone=True),
+}
