@@ -141,7 +141,10 @@ def _kept(graph: TaskGraph, b: int, lasts: bool) -> Block:
     """A block that no round has for itself: it stays, or it is the optimizer's own."""
     block = graph.blocks[b]
     if lasts:
-        return replace(block, persistent=True, release=RELEASED_AT_END)
+        return replace(block, persistent=True, born=None, release=RELEASED_AT_END)
+    if block.born is not None and graph.uses[b]:
+        # What the host puts there in a round, and the optimizer alone uses, is put there for the optimizer.
+        return replace(block, born=graph.kernels[graph.uses[b][0]].id)
     given = block.kind in GIVEN and block.persistent and graph.uses[b]
     return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if given else block
 
