@@ -177,4 +177,5 @@ def test_planning_costs_little_beside_simulating(budget: str, report: Report) ->
     planning, _ = interleaved(plan, rounds=3)
     simulating, _ = interleaved(lambda: run(vdnn, TaskGraph.of(trace), "counting", iterations=3), rounds=3)
     ratio = planning / simulating
-    report(f"modnn, {budget}: planning ResNet-152 over simulating it under vDNN", ratio, "below 100, aim 20", ratio < 100)
+    what = f"modnn, {budget}: planning ResNet-152 over simulating it under vDNN"
+    report(what, ratio, "below 100, aim 20", ratio < 100)
