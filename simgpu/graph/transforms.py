@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from simgpu.errors import ProgramError
 from simgpu.graph.encodings import EncodedForm, Encoding
@@ -26,10 +27,18 @@ class Transform(Protocol):
         ...
 
 
+#: What became of a graph by the transform that was last applied to it, for as long as the graph itself lives: planner,
+#: check and machine all ask for the same.
+_LAST: WeakKeyDictionary[TaskGraph, tuple[Transform, TaskGraph]] = WeakKeyDictionary()
+
+
 def transformed(graph: TaskGraph, transforms: Iterable[Transform]) -> TaskGraph:
     """The graph after these transforms, in order."""
     for transform in transforms:
-        graph = transform.apply(graph)
+        last = _LAST.get(graph)
+        if last is None or last[0] != transform:
+            last = _LAST[graph] = transform, transform.apply(graph)
+        graph = last[1]
     return graph
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from simgpu.errors import InputError
 from simgpu.graph.bounds import first_reason
-from simgpu.graph.split import split
+from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
 from simgpu.policies.base import PlanContext
 from simgpu.policies.subbatch import select_sub_batch
 
@@ -29,14 +30,15 @@ def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGra
         if not 1 <= asked <= whole:
             what = f"{asked} is no part of a batch of {whole}"
             raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
-        return split(context.graph, asked), asked, [f"sub-batches of {asked} of {whole} samples, as asked for"]
+        told = [f"sub-batches of {asked} of {whole} samples, as asked for"]
+        return transformed(context.graph, (Split(asked),)), asked, told
     found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
     reason = found.why_whole
     if found.size < whole:
         try:
-            graph = split(context.graph, found.size)
+            graph = transformed(context.graph, (Split(found.size),))
             return graph, found.size, [f"sub-batches of {found.size} of {whole} samples"]
         except InputError as error:
             reason = first_reason(error)
     told = [f"the batch of {whole} is not partitioned: {reason}"] if reason else [f"one batch of {whole} samples"]
-    return split(context.graph, whole), whole, told
+    return transformed(context.graph, (Split(whole),)), whole, told

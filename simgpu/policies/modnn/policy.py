@@ -14,7 +14,7 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.bounds import check_bound
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import WithAlgorithms
+from simgpu.graph.transforms import WithAlgorithms, transformed
 from simgpu.memory.addressed import AddressedPool
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.modnn.schedule import Schedule
@@ -72,7 +72,7 @@ class Modnn(Policy):
             schedules.append(schedule)
         chosen = tuple(sorted((k, name) for each in schedules for k, name in each.chosen.items()))
         algorithms = WithAlgorithms(chosen)
-        final = algorithms.apply(graph)
+        final = transformed(graph, (algorithms,))
         finish = sum(part.repeat * each.compute.now for part, each in zip(graph.rounds, schedules, strict=True))
         cleared = sum(part.repeat * len(each.defragmented) for part, each in zip(graph.rounds, schedules, strict=True))
         if cleared:
