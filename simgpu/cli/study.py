@@ -19,6 +19,7 @@ from simgpu.cli.settings import parse_settings
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import (
     PUBLISHED_HEADINGS,
+    failures,
     published_notes,
     published_rows,
     study_tables,
@@ -57,9 +58,8 @@ def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> 
         click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
     else:
         show_study(Screen(), result)
-    for (trace, run), cell in result.cells.items():
-        if failure := cell.out_of_memory or cell.refused:
-            click.echo(f"\n{trace}, {run}: {failure}", err=True)
+    for failure in failures(result):
+        click.echo(f"\n{failure}", err=True)
     if result.nothing_fitted:
         sys.exit(OUT_OF_MEMORY if any(cell.out_of_memory for cell in result.cells.values()) else BAD_INPUT)
 

@@ -70,7 +70,7 @@ def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
     rows = [
         (
             run.label,
-            *(_cell(result, label, run, measure, over) for label in study.traces),
+            *(_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in study.traces),
             MEASURES[measure].text(result.mean(run.label, over, measure)),
         )
         for run in study.runs
@@ -100,11 +100,29 @@ def _title(measure: str, over: str) -> str:
 def table_notes(result: StudyResult) -> list[str]:
     """What to know before reading the tables."""
     fits = all(cell.samples_per_s is not None for cell in result.cells.values())
-    one = len(result.study.traces) == 1 and any(run.sweep for run in result.study.runs)
+    swept = any(run.sweep for run in result.study.runs)
+    one = swept and len(result.study.traces) == 1
     told = [] if one else ["mean: arithmetic, of the numbers above" + ("" if fits else "; of those that there are")]
+    if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
+        told.append("-: the budget is too small, or there is no run to compare with")
     if any(cell.steady is False for cell in result.cells.values()):
         told.append("* unsteady: the last two iterations still differ; run more of them")
     return told
+
+
+def failures(result: StudyResult) -> list[str]:
+    """Why cells have no number, with their trace and run; of a sweep on a trace why the largest budget does not do."""
+    runs = {run.label: run for run in result.study.runs}
+    of_sweeps: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    told = []
+    for (trace, label), cell in result.cells.items():
+        if not (why := cell.out_of_memory or cell.refused):
+            continue
+        told.append(f"{trace}, {label}: {why}")
+        if sweep := runs[label].sweep:
+            of_sweeps.setdefault((trace, sweep), []).append((runs[label].budget or 0, told[-1]))
+    less = {text for found in of_sweeps.values() for _, text in sorted(found)[:-1]}
+    return [text for text in told if text not in less]
 
 
 def published_rows(result: StudyResult) -> list[tuple[str, ...]]:
@@ -134,10 +152,10 @@ def _parts(result: StudyResult) -> Iterator[str]:
         yield from published_notes(result)
 
 
-def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str) -> str:
+def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
     cell, told = result.cells[trace, run.label], MEASURES[measure]
     if cell.samples_per_s is None:
-        return REFUSED if cell.refused else NO_MEMORY
+        return REFUSED if cell.refused else no_memory
     other = None if told.alone else result.study.compared(run, over)
     known = told.alone or other is not None
     text = told.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)

@@ -1,4 +1,5 @@
-"""Every shipped study gives the ratios on record, in its first and its last epoch, to four digits.
+"""Every shipped study gives the numbers on record, to four digits: those of a training in its first and its last epoch,
+those of moDNN on some of its networks and budgets.
 
 After a wanted change, write them anew with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and say in
 the commit why they changed.
@@ -6,6 +7,7 @@ the commit why they changed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import yaml
 from pytest_regressions.data_regression import DataRegressionFixture
 
 from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_memory import memory_of
+from simgpu.experiments.study_tables import study_tables
 from simgpu.hardware.nodes import load_node
 from simgpu.scenario.catalogue import shipped_studies
 from simgpu.scenario.load_study import load_study
@@ -22,12 +26,33 @@ from simgpu.scenario.load_study import load_study
 CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 CSWAP = ["cswap-6a", "cswap-6b", "cswap-6c", "cswap-6d"]
 CDMA = ["cdma-13-maxwell", "cdma-13-pascal"]
+#: By study the networks on record, of all those of the paper, and the budgets of its sweeps.
+MODNN: dict[str, tuple[list[str], list[str]]] = {
+    "modnn-10": (["VGG-16", "ResNet-34", "FCN-32s"], []),
+    "modnn-12": (["VGG-16", "ResNet-34", "FCN-32s"], ["0.2 GB", "1.2 GB", "5 GB", "12 GB"]),
+    "modnn-14": (["VGG-16", "ResNet-34", "FCN-32s"], []),
+    "modnn-15": (["ResNet-34"], ["0.5 GB", "1 GB", "2 GB", "3 GB", "4 GB", "5 GB", "12 GB"]),
+    "modnn-17": (["VGG-16", "ResNet-34"], []),
+    "modnn-18": (["VGG-16", "ResNet-34"], ["6 GB", "3 GB"]),
+}
+
+
+loaded = cache(load_study)
 
 
 @cache
 def ends(name: str) -> StudyResult:
     """The study in two epochs."""
     return run_study(load_study(name, {"epochs": [0, 48]}))
+
+
+@cache
+def part(name: str) -> StudyResult:
+    """The study on those networks and budgets."""
+    networks, budgets = MODNN[name]
+    study = loaded(name)
+    runs = tuple(run for run in study.runs if not run.sweep or run.at in budgets)
+    return run_study(replace(study, traces={label: study.traces[label] for label in networks}, runs=runs))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +65,11 @@ def claims() -> dict[str, Any]:
     return {row["id"]: row["value"] for row in rows if "value" in row}
 
 
-@pytest.mark.parametrize("name", shipped_studies())
+def test_every_shipped_study_is_on_record() -> None:
+    assert sorted([*CSWAP, *CDMA, *MODNN]) == sorted(shipped_studies())
+
+
+@pytest.mark.parametrize("name", [*CSWAP, *CDMA])
 def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
     result = ends(name)
     data_regression.check(
@@ -53,6 +82,19 @@ def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFi
                 for trace in result.study.traces
             }
             for over in result.study.baseline
+        }
+    )
+
+
+@pytest.mark.parametrize("name", MODNN)
+def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
+    result = part(name)
+    data_regression.check(
+        {
+            f"{table.title} {column}": {row[0]: row[1 + at] for row in table.rows if row[0] != "mean"}
+            for table in study_tables(result)
+            for at, column in enumerate(table.headings[1:])
+            if column not in ("batch", "mean")
         }
     )
 
@@ -91,13 +133,75 @@ def test_an_engine_never_slows_and_nothing_is_faster_than_hidden_transfers(name:
         assert held <= 1
 
 
+@pytest.mark.parametrize("name", MODNN)
+def test_one_gpu_is_never_faster_than_ideal_and_four_are_never_four_times_as_fast(name: str) -> None:
+    result = part(name)
+    ideal = result.study.baseline[0]
+    for trace in result.study.traces:
+        for run in result.study.runs:
+            ratio = result.ratio(trace, run.label, ideal)
+            assert ratio is None or ratio <= (run.data_parallel.gpus if run.data_parallel else 1)
+
+
+def test_only_a_budget_below_the_bound_leaves_modnn_without_memory() -> None:
+    result = part("modnn-12")
+    for label, trace in result.study.traces.items():
+        bound = memory_of(trace)["bound"]
+        for run in result.study.members("moDNN"):
+            assert run.budget is not None
+            fits = not result.cells[label, run.label].out_of_memory
+            assert fits == (run.budget >= bound)
+
+
+def test_power_hardly_rises_and_its_largest_falls_with_the_sub_batch(claims: dict[str, Any]) -> None:
+    """Section 7.4, figure 15; the sub-batch falls with the budget."""
+    result = part("modnn-15")
+    cells = [result.cells["ResNet-34", run.label] for run in result.study.members("moDNN")]
+    largest = [cell.largest_power or 0 for cell in cells]
+    assert largest == sorted(largest)
+    assert largest[0] < largest[-1]
+    (added,) = (row.ours for row in result.beside() if row.published.measure == "power_added")
+    assert added is not None
+    assert added <= claims["modnn.power"]
+
+
+@pytest.mark.parametrize("name", ["modnn-17", "modnn-18"])
+def test_gradients_by_way_of_the_host_are_exchanged_faster_than_gathered(name: str) -> None:
+    result = part(name)
+    pairs = {
+        "modnn-17": [("moDNN", "ideal")],
+        "modnn-18": [(f"1 core {at}", f"gather {at}") for at in ("6 GB", "3 GB")],
+    }
+    for trace in result.study.traces:
+        for host, gather in pairs[name]:
+            ratio = result.ratio(trace, host, gather)
+            assert ratio is not None
+            assert ratio > 1
+    if name == "modnn-18":
+        assert (result.ratio("VGG-16", "20 cores 3 GB", "1 core 3 GB") or 0) > 1
+
+
+def test_numbers_of_modnn_are_those_of_the_paper(claims: dict[str, Any]) -> None:
+    def stated(name: str) -> list[float]:
+        return [row.value for row in loaded(name).published]
+
+    assert stated("modnn-10") == [*claims["modnn.slowdown.k40"], claims["modnn.traffic"]]
+    assert stated("modnn-12")[0] == claims["modnn.vs_vdnnplus"]
+    memory = [claims[f"modnn.only.{technique}"] for technique in ("subbatch", "offload", "algorithm")]
+    bounds = claims["modnn.memory.bound"]
+    assert stated("modnn-14") == [*bounds, *(each[0] for each in memory), *(each[1] for each in memory)]
+    assert stated("modnn-15") == [claims["modnn.power"]]
+    assert stated("modnn-17") == claims["modnn.gpus.4"]
+    assert stated("modnn-18") == [*claims["modnn.gpus.budgets"], *claims["modnn.gpus.equal_memory"]]
+
+
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
     """Rows that the studies put beside our numbers, against the list of the papers' claims."""
 
     def stated(name: str, run: str, over: str, of: str, measure: str = "throughput") -> float:
         (row,) = (
             row
-            for row in load_study(name).published
+            for row in loaded(name).published
             if (row.run, row.over, row.of, row.measure) == (run, over, of, measure) and not row.without[1:]
         )
         return row.value
@@ -114,7 +218,7 @@ def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> No
     assert stated("cswap-6c", "CSWAP", "vDNN", "mean", "time_saved") == claims["cswap.v100.imagenet.time_saved"]
     assert stated("cswap-6d", "CSWAP", "vDNN", "mean", "time_saved") == claims["cswap.2080ti.imagenet.time_saved"]
     for name in CSWAP:
-        on = 0 if load_study(name).runs[0].node.name == "v100" else 1
+        on = 0 if loaded(name).runs[0].node.name == "v100" else 1
         assert stated(name, "CSWAP", "static", "mean") == claims["cswap.vs_static"][on]
         assert stated(name, "CSWAP", "static", "max") == claims["cswap.vs_static.max"][on]
     for name, claim in zip(CDMA, ("cdma.gain.maxwell", "cdma.gain.pascal"), strict=True):
@@ -128,10 +232,13 @@ def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> No
 
 
 def test_batches_are_those_of_the_papers_tables() -> None:
-    """CSWAP's table III: CIFAR10/ImageNet on the V100, then on the 2080Ti; cDMA's table II."""
-    text = {name: [trace.info.batch for trace in load_study(name).traces.values()] for name in (*CSWAP, *CDMA)}
+    """CSWAP's table III: CIFAR10/ImageNet on the V100, then on the 2080Ti; cDMA's table II; moDNN's section 7."""
+    text = {name: [trace.info.batch for trace in loaded(name).traces.values()] for name in (*CSWAP, *CDMA)}
     assert text["cswap-6a"] == [2560] * 6
     assert text["cswap-6b"] == [2560, 1024, 2560, 1280, 1280, 1280]
     assert text["cswap-6c"] == [512, 32, 128, 128, 64, 512]
     assert text["cswap-6d"] == [256, 32, 32, 16, 128]
+    for name, (networks, _) in MODNN.items():
+        batches = [trace.info.batch for trace in loaded(name).traces.values()]
+        assert batches == ([256] if len(networks) == 1 else [256, 256, 128, 256, 256, 128])
     assert text["cdma-13-maxwell"] == text["cdma-13-pascal"] == [256, 256, 128, 128, 512, 256]

@@ -140,7 +140,7 @@ def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(p
         assert table[0].split() == ["batch", "vDNN", "conv", "plain", "fast", "ideal"]
         assert [line.split()[0] for line in table[1:]] == ["short", "long", "mean"]
         assert "no memory" in table[2]
-    assert "mean: arithmetic, of the ratios above; of the networks on which both ran" in lines
+    assert "mean: arithmetic, of the numbers above; of those that there are" in lines
     assert any(line.startswith("plain over ideal, mean (of 1)") and line.endswith("figure 2 [1]") for line in lines)
     assert any(line.startswith("plain over vDNN, long") and "3.000" in line and " - " in line for line in lines)
     assert lines[-1] == "[1] doubtful"

@@ -1,0 +1,215 @@
+"""What studies tell beside throughput: sweeps of budgets, several GPUs, bytes, power, and memory by technique."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_measures import MEASURES, Cell
+from simgpu.experiments.study_memory import AMOUNTS, memory_of
+from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
+from simgpu.graph.bounds import lower_bound, memory_bounds
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg
+from simgpu.scenario.load_study import load_study
+from simgpu.simulation import Result, simulate
+
+GB = 10**9
+SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}
+RUNS = {
+    "ideal": {"policy": "ideal"},
+    "moDNN": {"policy": "modnn", "budgets": ["0.6 GB", "1 GB"]},
+    "vDNN+": {"policy": "vdnn+", "budgets": ["1 GB", "0.6 GB", "0.1 GB"]},
+    "four": {
+        "policy": "none",
+        "data_parallel": {"gpus": 4, "exchange": "gather"},
+        "for_trace": {"AlexNet": {"policy": {"modnn": {"sub_batch": 8}}, "budget": "0.7 GB"}},
+    },
+}
+PUBLISHED = [
+    {"run": "moDNN", "over": "vDNN+", "value": 1.26, "source": "figure 12"},
+    {"run": "vDNN+", "over": "ideal", "measure": "time", "of": "max", "value": 2, "source": "figure 12"},
+    {"run": "moDNN", "measure": "time_added", "of": "AlexNet", "value": 0.03, "source": "figure 10"},
+    {"run": "moDNN", "over": "vDNN+", "measure": "bytes_moved", "of": "min", "value": 3, "source": "figure 11"},
+    {"run": "moDNN", "measure": "power_added", "of": "max", "value": 0.03, "source": "figure 15"},
+    {"run": "four", "measure": "largest_power", "value": 0.5, "source": "figure 15"},
+    {"memory": "bound", "value": 59, "source": "figure 9"},
+    {"memory": "algorithms", "measure": "memory_saved", "of": "AlexNet", "value": 0.15, "source": "figure 13"},
+]
+CHANGES: dict[str, object] = {
+    "traces": {"AlexNet": SMALL, "half": {**SMALL, "batch": 32}},
+    "runs": RUNS,
+    "baseline": "ideal",
+    "tables": ["time", "moved"],
+    "published": PUBLISHED,
+}
+
+
+@cache
+def small() -> StudyResult:
+    return run_study(load_study("modnn-17", CHANGES))
+
+
+@cache
+def simulated(trace: str, policy: str, budget: int | None = None, **settings: Any) -> Result:
+    study = small().study
+    return simulate(study.traces[trace], study.runs[0].node, policy, budget=budget, **settings)
+
+
+def test_every_run_of_a_sweep_has_its_budget() -> None:
+    for trace in ("AlexNet", "half"):
+        for label, budget in (("moDNN 0.6 GB", 6 * GB // 10), ("moDNN 1 GB", GB)):
+            assert small().cells[trace, label].iteration_ns == (simulated(trace, "modnn", budget).iteration_ns,)
+    assert small().cells["AlexNet", "vDNN+ 0.1 GB"].out_of_memory.startswith("out of device memory")
+
+
+def test_several_gpus_run_together_and_a_run_may_differ_on_a_trace() -> None:
+    study = small().study
+    together = simulate(study.traces["half"], study.runs[0].node, "none", gpus=4, exchange="gather")
+    assert small().cells["half", "four"].iteration_ns == (together.iteration_ns,)
+    assert small().ratio("half", "four", "ideal") == pytest.approx(together.metrics.speedup)
+    settings: dict[str, Any] = {"gpus": 4, "exchange": "gather", "budget": 7 * GB // 10}
+    changed = simulate(study.traces["AlexNet"], study.runs[0].node, "modnn", parameters={"sub_batch": 8}, **settings)
+    assert small().cells["AlexNet", "four"].iteration_ns == (changed.iteration_ns,)
+
+
+def test_measures_are_of_what_the_runs_tell() -> None:
+    label, ours, ideal = "moDNN 0.6 GB", simulated("AlexNet", "modnn", 6 * GB // 10), simulated("AlexNet", "ideal")
+    time = ours.iteration_ns / ideal.iteration_ns
+
+    def value(measure: str, over: str = "ideal") -> float | None:
+        return small().value(measure, "AlexNet", label, over)
+
+    assert value("time") == pytest.approx(time)
+    assert value("time_added") == pytest.approx(time - 1)
+    assert value("time_saved") == pytest.approx(1 - time)
+    assert time > 1
+    moved = ours.metrics.bytes_out + ours.metrics.bytes_in
+    assert small().value("moved", "AlexNet", label) == moved > 0
+    other = simulated("AlexNet", "vdnn+", 6 * GB // 10).metrics
+    assert value("bytes_moved", "vDNN+ 0.6 GB") == pytest.approx((other.bytes_out + other.bytes_in) / moved)
+    power, base = ours.metrics.power, ideal.metrics.power
+    assert power is not None
+    assert base is not None
+    assert value("energy") == pytest.approx(power.energy_nj / base.energy_nj)
+    assert value("power_added") == pytest.approx(power.average_w / base.average_w - 1)
+    assert small().value("average_power", "AlexNet", label) == pytest.approx(power.average_w / 235)
+    assert small().value("largest_power", "AlexNet", label) == pytest.approx(power.largest_w / 235)
+
+
+def test_nothing_moved_and_nothing_known_are_no_numbers() -> None:
+    still, moving, lost = Cell(1.0, bytes_moved=0), Cell(1.0, bytes_moved=8), Cell(None)
+    assert MEASURES["bytes_moved"].of(still, moving) is None
+    assert MEASURES["bytes_moved"].of(moving, still) == 0
+    assert MEASURES["energy"].of(still, moving) is None
+    assert MEASURES["time"].of(lost, still) is None
+    assert MEASURES["time_added"].of(still, lost) is None
+
+
+def test_a_sweep_is_told_over_the_run_of_the_same_budget() -> None:
+    compared, slowest, added, fewer, power, alone, *_ = small().beside()
+    pairs = {
+        (trace, budget): small().ratio(trace, f"moDNN {budget}", f"vDNN+ {budget}")
+        for trace in ("AlexNet", "half")
+        for budget in ("0.6 GB", "1 GB")
+    }
+    ratios = [ratio for ratio in pairs.values() if ratio is not None]
+    assert compared.ours == pytest.approx(sum(ratios) / 4)
+    assert (compared.traces, compared.values, compared.points) == (2, 4, 4)
+    assert (slowest.traces, slowest.values, slowest.points) == (2, 4, 6)
+    times = [small().value("time", "AlexNet", f"moDNN {budget}", "ideal") or 0 for budget in ("0.6 GB", "1 GB")]
+    assert added.ours == pytest.approx(sum(times) / 2 - 1)
+    assert (added.values, added.points) == (2, 2)
+    assert fewer.ours is not None
+    assert power.ours is not None
+    shares = [small().cells[trace, "four"].largest_power or 0 for trace in ("AlexNet", "half")]
+    assert alone.ours == pytest.approx(sum(shares) / 2)
+
+
+def test_memory_by_technique_is_that_of_the_bounds() -> None:
+    study = small().study
+    for label, trace in study.traces.items():
+        graph = TaskGraph.of(trace)
+        bounds, found = memory_bounds(graph), small().memory[label]
+        assert found == memory_of(trace)
+        assert list(found) == list(AMOUNTS)
+        assert (found["ideal"], found["bound"]) == (bounds.ideal.bytes, bounds.bound.bytes)
+        assert found["weights_leave"] == bounds.without_updates.bytes
+        assert found["bound"] < found["sub_batch"] < found["ideal"]
+        assert lower_bound(Tdfg.of(graph)).bytes <= found["transfers"] < found["algorithms"] < found["ideal"]
+    *_, bound, saved = small().beside()
+    ratios = [small().memory[label]["ideal"] / small().memory[label]["bound"] for label in study.traces]
+    assert bound.ours == pytest.approx(sum(ratios) / 2)
+    first = small().memory["AlexNet"]
+    assert saved.ours == pytest.approx(1 - first["algorithms"] / first["ideal"])
+
+
+def test_a_sweep_has_one_row_a_run() -> None:
+    time, moved, memory = study_tables(small())
+    assert time.title == "time over that of ideal"
+    assert time.headings == ("", "AlexNet", "half", "mean")
+    assert [row[0] for row in time.rows] == [run.label for run in small().study.runs]
+    assert time.rows[0][1:] == ("1.000", "1.000", "1.000")
+    assert ("vDNN+ 0.1 GB", "-", "-", "-") in time.rows
+    assert "-: the budget is too small, or there is no run to compare with" in table_notes(small())
+    assert moved.title == "bytes moved, out and in"
+    assert moved.rows[0][1:] == ("0 B", "0 B", "0 B")
+    assert memory.headings[1:] == tuple(AMOUNTS.values())
+    assert [row[0] for row in memory.rows] == ["AlexNet", "half", "mean"]
+
+
+def test_of_a_sweep_only_the_largest_budget_that_does_not_do_is_explained() -> None:
+    runs = {"ideal": RUNS["ideal"], "moDNN": {"policy": "modnn", "budgets": ["1 MB", "1 GB", "10 MB"]}}
+    result = run_study(load_study("modnn-17", {**CHANGES, "runs": runs, "published": []}))
+    assert [text.split(": ")[0] for text in failures(result)] == ["AlexNet, moDNN 10 MB", "half, moDNN 10 MB"]
+
+
+def test_a_sweep_on_one_network_is_one_table_with_a_column_a_measure() -> None:
+    only = {
+        "traces": {"AlexNet": SMALL},
+        "runs": {"ideal": RUNS["ideal"], "moDNN": RUNS["moDNN"]},
+        "baseline": "ideal",
+        "tables": ["time", "average_power"],
+        "published": [],
+    }
+    (table,) = study_tables(run_study(load_study("modnn-17", only)))
+    assert table.title == "AlexNet, over ideal"
+    assert table.headings == ("", "time", "average power")
+    assert table.rows[0][:2] == ("ideal", "1.000")
+    assert all(row[2].endswith("%") for row in table.rows)
+
+
+def test_published_numbers_say_what_they_are_of() -> None:
+    rows = published_rows(small())
+    assert [row[0] for row in rows] == [
+        "moDNN over vDNN+, mean",
+        "vDNN+ over ideal, max, time (of 4 of 6)",
+        "moDNN over ideal, AlexNet, time added",
+        "moDNN over vDNN+, min, fewer bytes moved",
+        "moDNN over ideal, max, average power added",
+        "four, mean, largest power",
+        "bound, mean, ideal memory over it",
+        "algorithms, AlexNet, ideal memory saved",
+    ]
+    assert rows[2][2] == "3.0%"
+    assert rows[2][3].endswith(" points")
+    assert rows[6][2] == "59.000"
+
+
+def test_frame_and_plain_values_hold_all_of_it() -> None:
+    frame, document = small().frame(), json.loads(json.dumps(small().to_dict(), allow_nan=False))
+    row = frame.loc[("half", "moDNN 1 GB")]
+    assert (row["budget_bytes"], row["gpus"]) == (GB, 1)
+    assert row["bytes_moved"] == small().cells["half", "moDNN 1 GB"].bytes_moved
+    assert frame.loc[("AlexNet", "four"), "budget_bytes"] == 7 * GB // 10
+    assert frame.loc[("AlexNet", "four"), "policy"] == "modnn(sub_batch=8)"
+    run = document["runs"]["four"]
+    assert run["data_parallel"] == {"gpus": 4, "exchange": "gather", "cores": 1}
+    assert run["for_trace"]["AlexNet"]["parameters"] == {"sub_batch": 8}
+    assert document["runs"]["vDNN+ 0.6 GB"]["sweep"] == "vDNN+"
+    assert document["memory"]["half"] == small().memory["half"]
+    assert [each["values"] for each in document["published"]] == [each.values for each in small().beside()]
