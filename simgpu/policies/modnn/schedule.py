@@ -11,6 +11,8 @@ Readings of what the paper leaves open:
 * Inputs and labels are on the host when a round begins and are loaded like other data, so each round pays for its
   samples. They are never copied out.
 * A prefetch that finds no room may offload; of its schemes the one that delays the waiting task least is taken.
+* Where no neighbouring segments make room for a workspace, memory can be defragmented for it too; equation 10 charges
+  what that takes.
 * Where a block is prefetched for a task that lacks several, those that find room are fetched although others do not.
 """
 
@@ -195,6 +197,12 @@ class Schedule:
         """Offload everything, then load what the task needs (section 5.2.1)."""
         memory = self.memory
         self.defragmented.append(index)
+        # Outputs that have their place already, but no value yet, are placed anew.
+        placed = tuple(b for b in task.outputs if b in memory.present)
+        if placed:
+            self.compute.do(Release(placed))
+        for b in placed:
+            memory.give(b)
         present = tuple(sorted(memory.present, key=lambda b: (memory.offset(b), b)))
         for b in present:
             if b in memory.arriving:
@@ -204,6 +212,12 @@ class Schedule:
             if not memory.take(b):
                 raise self._too_small(task)
         self._bring(task, task.touched)
+
+    def _defragmentation_ns(self, task: Task) -> int:
+        """How much later the task starts if everything is offloaded and its inputs are loaded again."""
+        values = [b for b in sorted(self.memory.present, key=self.memory.offset) if b not in task.outputs]
+        begin = max(self._offloaded_at(values), self.data.now, self.compute.now)
+        return begin + sum(self.tasks.in_ns[b] for b in task.inputs) - self.compute.now
 
     def _too_small(self, task: Task) -> OutOfMemoryError:
         graph, sizes = self.tasks.graph, self.tasks.sizes
@@ -231,8 +245,9 @@ class Schedule:
             choice = base
         request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
         if not self._make_room(request, index, task):
-            choice = base
-            request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
+            if not self._fits_alone(task, request):
+                choice = base
+                request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             self._defragment(index, task)
         if not self.pool.acquire(request):
             raise self._too_small(task)
@@ -255,11 +270,18 @@ class Schedule:
             if not self._has_room(request):
                 segments = segments or list(self.pool.segments())
                 scheme = self.memory.scheme(request[1], task.touched, self._delay, segments)
-                delay = None if scheme is None else scheme.delay
+                if scheme is not None:
+                    delay = scheme.delay
+                else:
+                    delay = self._defragmentation_ns(task) if self._fits_alone(task, request) else None
             if delay is not None:
                 held_up = self.memory.fits_beside(missing, request) if missing else ()
                 found.append(Candidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
         return found
+
+    def _fits_alone(self, task: Task, workspace: Request) -> bool:
+        """Whether the task's blocks and this workspace fit when nothing else is there."""
+        return sum(self.tasks.sizes[b] for b in task.touched) + workspace[1] <= self.capacity
 
     # --- lines 15 to 27: prefetching --------------------------------------------------------------------------
 
