@@ -1,0 +1,374 @@
+"""moDNN's plans read back from their programs alone, with nothing of the planner's own code (Chen et al., TPDS 2019).
+
+Times come from a walk over the instructions, addresses from the offsets in them, and equations 9 and 10, the offloading
+schemes of figure 6 and the prediction of section 5.2.2 are written down here a second time, the slow and plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.modnn.policy import Plan
+from simgpu.program.instructions import (
+    COMPUTE,
+    DATA,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.trace.model import BlockKind
+
+STREAMS = (COMPUTE, DATA)
+
+
+def padded(size: int, node: NodeSpec) -> int:
+    """Bytes that a block takes."""
+    return -(-size // node.gpu.alignment) * node.gpu.alignment
+
+
+@dataclass
+class Round:
+    """One round of a plan, walked once in the order in which it was planned.
+
+    graph: split, and with the chosen algorithms; before: split only, with its choices. at: address and size of what the
+    device holds. clock: of each stream; written[b]: when its last writer ended. unused: what nobody has used since it
+    was made or fetched; host: of which blocks the host has the present value. position: in each stream's code.
+    """
+
+    program: Program
+    segment: Segment
+    before: TaskGraph
+    graph: TaskGraph
+    node: NodeSpec
+    budget: int
+    at: dict[int, tuple[int, int]] = field(default_factory=dict)
+    clock: list[int] = field(default_factory=lambda: [0, 0])
+    written: dict[int, int] = field(default_factory=dict)
+    unused: set[int] = field(default_factory=set)
+    host: set[int] = field(default_factory=set)
+    position: list[int] = field(default_factory=lambda: [0, 0])
+    fired: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+    copies: list[tuple[CopyIn | CopyOut, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.codes = [self.segment.streams.get(stream, ()) for stream in STREAMS]
+        self.kernels = [each.kernel for each in self.codes[0] if isinstance(each, Launch)]
+        self.stays = set(self.program.resident)
+        base = 0
+        for b in self.program.resident:
+            self.at[b] = (base, padded(self.graph.sizes[b], self.node))
+            base += self.at[b][1]
+        self.room = self.budget - base
+        self.ways = {k: self._choices(k) for k in self.kernels}
+        self.data = {k: self._data(k) for k in self.kernels}
+        self.uses: dict[int, list[int]] = {}
+        for k in self.kernels:
+            for b in self.data[k]:
+                self.uses.setdefault(b, []).append(k)
+        held = self.before.blocks
+        self.inputs = {k: [b for b in self.data[k] if self.uses[b][0] < k or held[b].persistent] for k in self.kernels}
+
+    # --- what tasks need --------------------------------------------------------------------------------------
+
+    def _data(self, k: int) -> list[int]:
+        """Blocks that kernel k touches and that come and go, without its workspace where it has algorithms."""
+        blocks = dict.fromkeys((*self.before.reads[k], *self.before.writes[k]))
+        return [b for b in blocks if b not in self.stays and not (self.ways[k] and self.is_workspace(b))]
+
+    def is_workspace(self, b: int) -> bool:
+        return self.graph.blocks[b].kind is BlockKind.WORKSPACE
+
+    def is_scratch(self, b: int) -> bool:
+        """Whether a block is the workspace of an algorithm that was chosen."""
+        return self.is_workspace(b) and b not in self.uses
+
+    def size(self, b: int) -> int:
+        return padded(self.graph.sizes[b], self.node)
+
+    def _choices(self, k: int) -> list[tuple[int, int, str]]:
+        """Duration, workspace and name of kernel k's algorithms; how it was recorded has no name."""
+        name = self.before.kernels[k].id
+        listed = [c for c in self.before.trace.algorithms if c.kernel == name]
+        if not listed:
+            return []
+        spaces = [b for b in self.before.writes[k] if self.is_workspace(b)]
+        ways = {(c.duration_ns, c.workspace_bytes, c.algorithm) for c in listed}
+        if not any((c.duration_ns, c.workspace_bytes) == self._recorded(k, spaces) for c in listed):
+            ways.add((self.before.durations[k], sum(self.size_before(b) for b in spaces), ""))
+        return sorted(ways)
+
+    def _recorded(self, k: int, spaces: list[int]) -> tuple[int, int]:
+        return self.before.durations[k], sum(self.before.sizes[b] for b in spaces)
+
+    def size_before(self, b: int) -> int:
+        return padded(self.before.sizes[b], self.node)
+
+    def fastest(self, k: int) -> int:
+        """Time of kernel k by its fastest algorithm."""
+        return min([duration for duration, _, _ in self.ways[k]] or [self.before.durations[k]])
+
+    def transfer(self, b: int, *, out: bool) -> int:
+        """Time of a lone copy."""
+        link, size = self.node.link, self.graph.copy_sizes[b]
+        rate = link.d2h_bandwidth if out else link.h2d_bandwidth
+        return link.latency_ns + -(-size * 10**9 // rate)
+
+    # --- the walk ---------------------------------------------------------------------------------------------
+
+    def step(self, lane: int) -> Instruction:
+        """The next instruction of a stream, which may go on."""
+        done = self.codes[lane][self.position[lane]]
+        self.position[lane] += 1
+        now = self.clock[lane]
+        if isinstance(done, Await):
+            self.clock[lane] = max(now, self.fired[done.event])
+        elif isinstance(done, Signal):
+            self.fired[done.event] = now
+        elif isinstance(done, Launch):
+            self._launch(done.kernel)
+        elif isinstance(done, CopyIn | CopyOut):
+            out = isinstance(done, CopyOut)
+            self.clock[lane] += self.transfer(done.block, out=out)
+            self.copies.append((done, now, self.clock[lane]))
+            self.host.add(done.block)
+        elif isinstance(done, Provide) and done.space is Space.HOST:
+            self.host.update(done.blocks)
+        elif isinstance(done, Provide):
+            self.written.update(dict.fromkeys(done.blocks, now))
+        elif isinstance(done, Acquire) and done.space is Space.DEVICE:
+            self._take(done)
+        elif isinstance(done, Release) and done.space is Space.DEVICE:
+            for b in done.blocks:
+                del self.at[b]
+                self.unused.discard(b)
+        return done
+
+    def _launch(self, k: int) -> None:
+        self.starts[k] = self.clock[0]
+        self.clock[0] += self.graph.durations[k]
+        self.unused.difference_update(self.inputs[k])
+        for b in self.graph.writes[k]:
+            self.written[b] = self.clock[0]
+            self.host.discard(b)
+
+    def _take(self, taking: Acquire) -> None:
+        assert taking.offsets is not None
+        for b, offset in zip(taking.blocks, taking.offsets, strict=True):
+            size = self.size(b)
+            assert offset >= 0 and offset + size <= self.budget, "memory outside of the budget"
+            for other, (start, length) in self.at.items():
+                assert not (offset < start + length and start < offset + size), f"{b} lies upon {other}"
+            self.at[b] = (offset, size)
+            if not self.is_scratch(b):
+                self.unused.add(b)
+
+    def may(self, lane: int) -> bool:
+        """Whether a stream has a next instruction and may go on to it."""
+        if self.position[lane] >= len(self.codes[lane]):
+            return False
+        coming = self.codes[lane][self.position[lane]]
+        return not isinstance(coming, Await) or coming.event in self.fired
+
+    def next(self) -> Instruction | None:
+        """What compute comes to next, once the data stream has signalled what it waits for."""
+        while self.position[0] < len(self.codes[0]) and not self.may(0):
+            self.step(1)
+        return self.codes[0][self.position[0]] if self.position[0] < len(self.codes[0]) else None
+
+    def prefetches(self) -> Iterator[int]:
+        """The blocks that the data stream begins to fetch before compute goes on, each before anything makes room."""
+        while (reach := self._reach()) is not None:
+            taking = self.codes[1][reach]
+            assert isinstance(taking, Acquire)
+            yield taking.blocks[0]
+            while self.position[1] <= reach:
+                self.step(1)
+            copied = self.step(1)
+            assert copied == CopyIn(taking.blocks[0])
+
+    def _reach(self) -> int | None:
+        """Position of the next Acquire of device memory on the data stream, if it may go on as far as that."""
+        fired = set(self.fired)
+        for position in range(self.position[1], len(self.codes[1])):
+            coming = self.codes[1][position]
+            if isinstance(coming, Await) and coming.event not in fired:
+                return None
+            if isinstance(coming, Signal):
+                fired.add(coming.event)
+            if isinstance(coming, Acquire) and coming.space is Space.DEVICE:
+                return position
+        return None
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def segments(self) -> list[tuple[int, int, int | None]]:
+        """Address, size and block of everything from the lowest address up; free pieces have no block."""
+        found: list[tuple[int, int, int | None]] = []
+        end = 0
+        for start, size, b in sorted((start, size, b) for b, (start, size) in self.at.items() if size):
+            if start > end:
+                found.append((end, start - end, None))
+            found.append((start, size, b))
+            end = start + size
+        return [*found, (end, self.budget - end, None)] if end < self.budget else found
+
+    def has_hole(self, size: int) -> bool:
+        return size == 0 or any(b is None and length >= size for _, length, b in self.segments())
+
+    def schemes(self, size: int, needed: Collection[int]) -> list[tuple[int, ...]]:
+        """Figure 6: all windows of neighbours that are just large enough and may leave, as the blocks in them."""
+        segments = self.segments()
+        found = []
+        for first, last in combinations(range(len(segments) + 1), 2):
+            window = segments[first:last]
+            large = sum(length for _, length, _ in window)
+            if large >= size > large - window[-1][1] and all(
+                b is None or not (b in self.stays or b in self.unused or b in needed or self.is_scratch(b))
+                for _, _, b in window
+            ):
+                found.append(tuple(b for _, _, b in window if b is not None))
+        return found
+
+    def delay(self, blocks: Collection[int]) -> int:
+        """Figure 3: how much longer compute waits until these blocks have been copied out one after another."""
+        end = self.clock[1]
+        copied = [b for b in blocks if b not in self.host]
+        for b in copied:
+            end = max(end, self.written[b]) + self.transfer(b, out=True)
+        return max(0, end - self.clock[0]) if copied else 0
+
+    # --- equations --------------------------------------------------------------------------------------------
+
+    def lacking(self, k: int) -> tuple[int, list[int]] | None:
+        """The nearest task after kernel k that needs prefetching, and the blocks it lacks which the host has."""
+        for later in self.kernels[self.kernels.index(k) + 1 :]:
+            missing = [b for b in self.inputs[later] if b not in self.at and b in self.host]
+            if missing:
+                return later, missing
+        return None
+
+    def due(self, k: int, later: int, missing: Collection[int], duration: int) -> bool:
+        """Equation 9, with expected starts by the fastest algorithms and all delays so far."""
+        order = self.kernels
+        delays = self.clock[0] - sum(self.fastest(j) for j in order[: order.index(k)]) + duration - self.fastest(k)
+        expected = sum(self.fastest(j) for j in order[: order.index(later)]) + delays
+        return self.clock[0] + duration + sum(self.transfer(b, out=False) for b in missing) > expected
+
+    def will_fit(self, k: int, later: int) -> bool:
+        """Section 5.2.2: no task after k up to `later` is predicted to need defragmentation."""
+        order = self.kernels
+        for s in order[order.index(k) + 1 : order.index(later) + 1]:
+            between = [j for j in order if k <= j < s]
+            made = {b for j in between for b in self.data[j] if b not in self.inputs[j]}
+            gone = {b for j in between for b in self.data[j] if b in self.inputs[j] or self.uses[b][-1] == j}
+            kept = (self.unused | made) - gone
+            least = min([workspace for _, workspace, _ in self.ways[s]], default=0)
+            if sum(self.size(b) for b in kept | set(self.data[s])) + padded(least, self.node) > self.room:
+                return False
+        return True
+
+    def gains(self, k: int) -> dict[tuple[int, int, str], int]:
+        """Equation 10 of each way to run kernel k whose workspace finds room.
+
+        Of none where a prefetch is due and some workspace needs offloading, which changes what room the prefetch has.
+        """
+        pending = self.lacking(k)
+        missing = pending[1] if pending and self.due(k, *pending, self.fastest(k)) else []
+        if missing and not all(self.has_hole(padded(way[1], self.node)) for way in self.ways[k]):
+            return {}
+        base = min(self.ways[k], key=lambda way: (way[1], way[0], way[2]))
+        found = {}
+        for way in self.ways[k]:
+            workspace = padded(way[1], self.node)
+            delays = [0] if self.has_hole(workspace) else [self.delay(s) for s in self.schemes(workspace, self.data[k])]
+            if delays:
+                held_up = self._held_up(workspace, missing)
+                found[way] = base[0] - way[0] - min(delays) - sum(self.transfer(b, out=False) for b in held_up)
+        return found
+
+    def _held_up(self, workspace: int, missing: Collection[int]) -> list[int]:
+        """Blocks that would find no room next to a workspace: exact fit first, then first fit (section 3.3)."""
+        holes = [[start, size] for start, size, b in self.segments() if b is None]
+
+        def placed(size: int) -> bool:
+            fitting = [hole for hole in holes if hole[1] == size] or [hole for hole in holes if hole[1] >= size]
+            if fitting and size:
+                fitting[0][0] += size
+                fitting[0][1] -= size
+            return bool(fitting) or not size
+
+        placed(workspace)
+        return [b for b in missing if not placed(self.size(b))]
+
+
+def laid_apart(part: Round) -> bool:
+    """Whether by its events alone no block of a round ever lies where another still is.
+
+    Each stream notes how far it has heard of the other; memory is free for those who have heard of its release.
+    """
+    position, heard = [0, 0], [[0, -1], [-1, 0]]
+    told: dict[int, int] = {}
+    freed: dict[int, tuple[int, int]] = {}
+    taken: list[tuple[int, int, int]] = []
+    moved = True
+    while moved:
+        moved = False
+        for lane, code in enumerate(part.codes):
+            while position[lane] < len(code):
+                coming = code[position[lane]]
+                if isinstance(coming, Await):
+                    if coming.event not in told:
+                        break
+                    heard[lane][1 - lane] = max(heard[lane][1 - lane], told[coming.event])
+                elif isinstance(coming, Signal):
+                    told[coming.event] = position[lane]
+                elif isinstance(coming, Acquire) and coming.space is Space.DEVICE:
+                    for b, start in zip(coming.blocks, coming.offsets or (), strict=True):
+                        stop = start + part.size(b)
+                        for number, (low, high, _) in enumerate(taken):
+                            if start < high and low < stop:
+                                by, when = freed.get(number, (1 - lane, len(part.codes[1 - lane])))
+                                if by != lane and when > heard[lane][by]:
+                                    return False
+                        taken.append((start, stop, b))
+                elif isinstance(coming, Release) and coming.space is Space.DEVICE:
+                    for b in coming.blocks:
+                        freed[max(n for n, each in enumerate(taken) if each[2] == b)] = (lane, position[lane])
+                position[lane] += 1
+                moved = True
+    return all(at == len(code) for at, code in zip(position, part.codes, strict=True))
+
+
+def rounds_of(plan: Plan, graph: TaskGraph, node: NodeSpec, budget: int) -> list[Round]:
+    """The rounds of a plan for a graph."""
+    split = transformed(graph, plan.program.transforms[:1])
+    final = transformed(graph, plan.program.transforms)
+    return [Round(plan.program, segment, split, final, node, budget) for segment in plan.program.segments]
+
+
+def walked(part: Round, look: Callable[[Instruction], None] = lambda _: None) -> Round:
+    """Walk a round to its end; `look` is called before each instruction of the compute stream."""
+    while (coming := part.next()) is not None:
+        look(coming)
+        if isinstance(coming, Launch):
+            for _ in part.prefetches():
+                pass
+        part.step(0)
+    while part.may(1):
+        part.step(1)
+    return part

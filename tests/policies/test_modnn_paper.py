@@ -1,0 +1,354 @@
+"""moDNN's plans against the paper a second time: the figures by hand, its rules read back from any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import ProgramError
+from simgpu.graph.bounds import lower_bound
+from simgpu.graph.split import split
+from simgpu.graph.tdfg import Tdfg
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import PlanContext
+from simgpu.policies.modnn.policy import Modnn, Plan
+from simgpu.program.instructions import (
+    COMPUTE,
+    DATA,
+    Acquire,
+    Await,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+)
+from simgpu.program.verify import verify
+from simgpu.simulation import simulate, task_graph
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
+from tests.policies.modnn_by_hand import Round, laid_apart, rounds_of, walked
+from tests.semantics.hand_made import BACKWARD, INFO, block, held, kernel, node, trace
+from tests.semantics.random_traces import nodes
+
+#: Trace, node, sub-batch and budget.
+Case = tuple[Trace, NodeSpec, int, int]
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def plan_of(made: Trace, where: NodeSpec, budget: int, **parameters: object) -> Plan:
+    context = PlanContext(task_graph(made, where), where, budget, None, np.random.default_rng(0))  # type: ignore[arg-type]
+    return Modnn(**parameters).planned(context)  # type: ignore[arg-type]
+
+
+@st.composite
+def tight(draw: st.DrawFn) -> Case:
+    """Layers with branches and joins, a node, a sub-batch of the five samples, and a budget little over its bound."""
+    sizes = st.sampled_from([0, 5, 35, 60, 60, 100, 100, 150, 200])
+    times = st.sampled_from([0, 1, 5, 20, 100, 400])
+    count = draw(st.integers(2, 8))
+    blocks = [held("x", draw(sizes), kind=BlockKind.INPUT), held("label", 5, kind=BlockKind.LABEL)]
+    kernels, made, layers = [], ["x"], []
+    for n in range(count):
+        reads = draw(st.lists(st.sampled_from(made[-3:]), min_size=1, max_size=2, unique=True))
+        in_place = n and draw(st.integers(0, 5)) == 0
+        out = made[-1] if in_place else f"y{n}"
+        if not in_place:
+            blocks.append(block(out, draw(sizes)))
+            made.append(out)
+        kernels.append(kernel(f"F{n}", draw(times), " ".join(reads), out, op="conv2d"))
+        layers.append((n, reads, out))
+    begun: set[str] = set()
+    for n, reads, out in reversed(layers):
+        last = "label" if n == count - 1 else ""
+        saved = [b for b in dict.fromkeys((*reads, out)) if b == out or draw(st.booleans())]
+        writes = [f"g{b}" for b in reads]
+        given_ = [g for g in dict.fromkeys((f"g{out}", *writes)) if g in begun]
+        blocks += [block(g, draw(sizes) if g != "gx" else 0, kind=BlockKind.GRADIENT) for g in writes if g not in begun]
+        begun.update(writes)
+        kernels.append(
+            kernel(
+                f"B{n}", draw(times), " ".join((*saved, *given_, last)), " ".join(writes), phase=BACKWARD, op="conv2d"
+            )
+        )
+    algorithms = [
+        AlgorithmChoice(each.id, name, draw(times), draw(st.sampled_from([20, 60, 150])) if name != "gemm" else 0)
+        for each in kernels
+        for name in ("gemm", "winograd", "fft")[: draw(st.integers(0, 3))]
+    ]
+    network = replace(trace(kernels, blocks, algorithms=tuple(algorithms)), info=replace(INFO, batch=5))
+    where = draw(nodes())
+    sub_batch = draw(st.sampled_from([5, 5, 5, 2, 1]))
+    bound = lower_bound(Tdfg.of(split(task_graph(network, where), sub_batch), where.gpu.alignment)).bytes
+    return network, where, sub_batch, bound + draw(st.sampled_from([0, 0, 10, 35, 60, 100, 150, 250]))
+
+
+def planned(case: Case) -> tuple[Plan, list[Round]]:
+    network, where, sub_batch, budget = case
+    plan = plan_of(network, where, budget, sub_batch=sub_batch)
+    return plan, rounds_of(plan, task_graph(network, where), where, budget)
+
+
+# --- any plan -----------------------------------------------------------------------------------------------
+
+
+@many
+@given(tight())
+def test_a_plan_takes_the_time_that_a_walk_over_its_program_finds_and_lays_nothing_upon_another(case: Case) -> None:
+    plan, parts = planned(case)
+    total = 0
+    for part, schedule in zip(map(walked, parts), plan.schedules, strict=True):
+        assert part.clock[1] <= part.clock[0]
+        assert [part.starts[k] for k in part.kernels] == schedule.starts
+        assert [(c.block, isinstance(c, CopyOut), a, b) for c, a, b in part.copies] == [*map(tuple, schedule.transfers)]
+        total += part.segment.repeat * part.clock[0]
+        assert set(part.at) == part.stays
+    assert total == plan.finish_ns
+    network, where, sub_batch, budget = case
+    result = simulate(network, where, "modnn", parameters={"sub_batch": sub_batch}, budget=budget)
+    assert result.iteration_ns == total
+
+
+@many
+@given(tight())
+def test_a_value_is_copied_out_once_and_what_the_host_gave_never(case: Case) -> None:
+    _, parts = planned(case)
+    for part in map(walked, parts):
+        graph, copied = part.graph, []
+        for copy, start, _ in part.copies:
+            if isinstance(copy, CopyOut):
+                b = copy.block
+                writers = [k for k in part.uses[b] if b in graph.writes[k]]
+                written = sum(part.starts[k] + graph.durations[k] <= start for k in writers)
+                assert written or graph.blocks[b].born is not None, "the host gave it"
+                copied.append((b, written))
+        assert len(copied) == len(set(copied))
+
+
+@many
+@given(tight())
+def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_reason(case: Case) -> None:
+    _, parts = planned(case)
+    for part in parts:
+        while (coming := part.next()) is not None:
+            if isinstance(coming, Launch):
+                k, duration = coming.kernel, part.graph.durations[coming.kernel]
+                group: list[int] = []
+                for b in part.prefetches():
+                    if b in group:
+                        continue
+                    found = part.lacking(k)
+                    assert found is not None
+                    later, group = found
+                    assert b in group, "another task needs something earlier"
+                    assert part.due(k, later, group, duration), "equation 9"
+                    assert part.will_fit(k, later), "of no use"
+                found = part.lacking(k)
+                if found is not None:
+                    later, missing = found
+                    if part.due(k, later, missing, duration) and part.will_fit(k, later):
+                        held_back = [
+                            b
+                            for b in missing
+                            if not part.has_hole(part.size(b)) and not part.schemes(part.size(b), part.data[k])
+                        ]
+                        assert held_back, "there was room for a prefetch that was due"
+            part.step(0)
+
+
+def stands_before_choice(part: Round, k: int) -> bool:
+    """Walk on to where kernel k's algorithm is chosen; False where the program does not show that place."""
+    code = part.codes[0]
+    launch = code.index(Launch(k))
+    taken = [
+        at
+        for at in range(part.position[0], launch)
+        if isinstance(code[at], Acquire) and any(b in part.data[k] for b in code[at].blocks)  # type: ignore[union-attr]
+    ]
+    if not taken:
+        return False
+    wanted = code[taken[-1]].blocks  # type: ignore[union-attr]
+    while part.position[0] <= taken[-1]:
+        part.next()
+        part.step(0)
+    if any(b in part.inputs[k] for b in wanted):
+        while not isinstance(part.next(), Await):
+            part.step(0)
+        part.step(0)
+    return True
+
+
+@many
+@given(tight())
+def test_algorithms_are_chosen_by_equation_10(case: Case) -> None:
+    plan, parts = planned(case)
+    chosen = dict(plan.program.transforms[1].chosen)  # type: ignore[attr-defined]
+    for part in parts:
+        for k in part.kernels:
+            gains = part.gains(k) if part.ways[k] and stands_before_choice(part, k) else {}
+            if gains:
+                best = min(gains, key=lambda way: (-gains[way], way[1], way[2]))
+                assert chosen.get(k, "") == best[2]
+            while part.next() != Launch(k):
+                part.step(0)
+            for _ in part.prefetches():
+                pass
+            part.step(0)
+
+
+def without(program: Program, segment: int, stream: StreamId, position: int) -> Program:
+    """The program less one instruction."""
+    code = program.segments[segment].streams[stream]
+    streams = {**program.segments[segment].streams, stream: (*code[:position], *code[position + 1 :])}
+    changed = replace(program.segments[segment], streams=streams)
+    return replace(program, segments=(*program.segments[:segment], changed, *program.segments[segment + 1 :]))
+
+
+def is_needed(case: Case, plan: Plan, segment: int, stream: StreamId, position: int) -> bool:
+    """Whether a program less one Await is not legal, or may lay a block where another still is."""
+    network, where, _, budget = case
+    less, graph = without(plan.program, segment, stream, position), task_graph(network, where)
+    try:
+        verify(less, graph, capacity=budget, alignment=where.gpu.alignment)
+    except ProgramError:
+        return True
+    return not laid_apart(rounds_of(replace(plan, program=less), graph, where, budget)[segment])
+
+
+def waits_again(code: Sequence[Instruction], position: int) -> bool:
+    """Whether a stream waits once more before its next kernel."""
+    kinds = [type(each) for each in code[position + 1 :]]
+    return Await in kinds and (Launch not in kinds or kinds.index(Await) < kinds.index(Launch))
+
+
+@few
+@given(tight())
+def test_streams_wait_for_each_other_only_where_they_have_to(case: Case) -> None:
+    plan, parts = planned(case)
+    for segment, part in enumerate(parts):
+        assert laid_apart(part)
+        for stream, code in part.segment.streams.items():
+            for position, each in enumerate(code):
+                if isinstance(each, Await) and not is_needed(case, plan, segment, stream, position):
+                    after = code[position + 1]
+                    begins_at_a_task = stream == DATA and isinstance(after, Acquire | Release)
+                    assert begins_at_a_task or (stream == COMPUTE and waits_again(code, position))
+
+
+# --- the figures, a byte a nanosecond -------------------------------------------------------------------------
+
+
+def times(made: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """When each kernel of a plan for a trace starts, and from when to when each copy takes, first ones first."""
+    where = node()
+    (part,) = rounds_of(plan_of(made, where, budget), task_graph(made, where), where, budget)
+    walked(part)
+    names = part.graph.kernels
+    copies: dict[str, tuple[int, int]] = {}
+    for copy, start, end in part.copies:
+        name = "out:" if isinstance(copy, CopyOut) else "in:"
+        copies.setdefault(name + part.graph.blocks[copy.block].id, (start, end))
+    return {names[k].id: start for k, start in part.starts.items()}, copies
+
+
+@pytest.mark.parametrize(("between", "begins"), [(20, 50), (60, 70)])
+def test_figure_3_a_task_waits_for_the_rest_of_an_offload_or_not_at_all(between: int, begins: int) -> None:
+    made = trace(
+        [
+            kernel("t", 10, "", "y"),
+            kernel("between", between, "y"),
+            kernel("s", 10, "", "large"),
+            kernel("last", 10, "y", phase=BACKWARD),
+        ],
+        [block("y", 40), block("large", 60)],
+    )
+    starts, copies = times(made, 80)
+    assert starts == {"t": 0, "between": 10, "s": begins, "last": begins + 50}
+    assert copies == {"out:y": (10, 50), "in:y": (begins + 10, begins + 50)}
+
+
+def test_figure_5_a_block_that_the_next_task_uses_stays() -> None:
+    made = trace(
+        [
+            kernel("t", 10, "", "next far"),
+            kernel("both", 10, "next far"),
+            kernel("s", 10, "next", "large"),
+            kernel("last", 10, "far", phase=BACKWARD),
+        ],
+        [block("next", 30), block("far", 30), block("large", 30)],
+    )
+    starts, copies = times(made, 60)
+    assert copies == {"out:far": (10, 40), "in:far": (50, 80)}
+    assert starts == {"t": 0, "both": 10, "s": 40, "last": 80}
+
+
+@pytest.mark.parametrize(("late", "chosen"), [("", ["1", "2"]), ("2", ["5", "6"])])
+def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, chosen: list[str]) -> None:
+    made = trace(
+        [
+            kernel("t", 10, "", "1 2 3 4 5 6"),
+            kernel("most", 100, "1 2 3 5 6", late),
+            kernel("s", 10, "", "four"),
+            *(kernel(f"last{pair[0]}", 10, pair, phase=BACKWARD) for pair in ("1 2", "3 4", "5 6")),
+        ],
+        [block("four", 40), *(block(*each) for each in zip("123456", (20, 20, 10, 10, 20, 20), strict=True))],
+    )
+    where = node()
+    (part,) = rounds_of(plan_of(made, where, 100), task_graph(made, where), where, 100)
+    seen: list[set[tuple[str, ...]]] = []
+
+    def look(coming: Instruction) -> None:
+        if isinstance(coming, Release) and not seen:
+            seen.append({tuple(part.graph.blocks[b].id for b in each) for each in part.schemes(40, ())})
+
+    walked(part, look)
+    assert seen == [{("1", "2"), ("5", "6")}]
+    starts, copies = times(made, 100)
+    assert [name[4:] for name in copies if name.startswith("out:")][:2] == chosen
+    assert starts["s"] == 110
+    assert copies[f"out:{chosen[0]}"] == (10, 30)
+
+
+@pytest.mark.parametrize(("until", "begins", "delay"), [("large", 65, 15), ("", 45, 0)])
+def test_figure_7_a_prefetch_begins_at_the_last_task_that_hides_it_or_as_soon_as_there_is_room(
+    until: str, begins: int, delay: int
+) -> None:
+    made = trace(
+        [
+            kernel("t", 10, "", "y"),
+            kernel("u", 10, "y"),
+            kernel("s", 10, "", "large"),
+            kernel("one", 10),
+            kernel("two", 10, until),
+            kernel("three", 10),
+            kernel("last", 10, "y", phase=BACKWARD),
+        ],
+        [block("y", 25), block("large", 60)],
+    )
+    starts, copies = times(made, 80)
+    assert starts == {"t": 0, "u": 10, "s": 35, "one": 45, "two": 55, "three": 65, "last": 75 + delay}
+    assert copies == {"out:y": (10, 35), "in:y": (begins, begins + 25)}
+
+
+@pytest.mark.parametrize(("between", "begins", "algorithm"), [(5, 15, "gemm"), (15, 60, "fft")])
+def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, begins: int, algorithm: str) -> None:
+    made = trace(
+        [
+            kernel("t", 10, "", "y"),
+            kernel("between", between, "y"),
+            kernel("s", 100, "", "small", op="conv2d"),
+            kernel("last", 10, "y", phase=BACKWARD),
+        ],
+        [block("y", 50), block("small", 10)],
+        algorithms=(AlgorithmChoice("s", "gemm", 100, 0), AlgorithmChoice("s", "fft", 60, 60)),
+    )
+    plan = plan_of(made, node(), 100)
+    assert plan.program.transforms[1].chosen == ((2, algorithm),)  # type: ignore[attr-defined]
+    assert times(made, 100)[0]["s"] == begins
