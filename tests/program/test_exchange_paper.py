@@ -1,0 +1,257 @@
+"""Several GPUs as moDNN (Chen et al., TPDS 2019, section 6) tells it, in numbers worked out by hand.
+
+Copies share a bus: with 1.2 bytes a nanosecond, one to four of them have 1.2, 0.6, 0.4 and 0.3 each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from simgpu.graph.replicate import Exchange, Replicate
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec, SwitchSpec
+from simgpu.machine.run import run_program
+from simgpu.parallel import DataParallel, priced
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Holding,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.program.verify import verify
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import BlockKind, Trace
+from tests.semantics.hand_made import BACKWARD, GB, block, graph, held, kernel, node, trace
+from tests.semantics.networks import network, on_all, several
+
+BUS = 12 * GB // 10
+#: Two bytes a nanosecond.
+TWICE = 2 * GB
+
+HOST, GATHER = Exchange.HOST, Exchange.GATHER
+
+
+def on_a_bus(gpus: int) -> NodeSpec:
+    """Links of 1.2 GB/s behind one switch of as much."""
+    return several(gpus, switch=BUS, base=node(out=BUS, back=BUS))
+
+
+def run(tasks: TaskGraph, how: Replicate, where: NodeSpec, placement: Placement | None = None) -> Timeline:
+    program = on_all(lower(tasks, placement or Placement()), tasks, where, how)
+    verify(program, tasks)
+    result = run_program(program, tasks, where, budget=None)
+    assert result.steady
+    return result.timeline
+
+
+def since_start(timeline: Timeline) -> dict[tuple[int, SpanKind, str], tuple[int, int]]:
+    """Start and end of each work of the last iteration, from when its first kernel began."""
+    works = [span for span in timeline if span.iteration == 2 and not span.kind.is_stall]
+    begun = min(span.start_ns for span in works)
+    return {(span.gpu, span.kind, span.name): (span.start_ns - begun, span.end_ns - begun) for span in works}
+
+
+def iteration_ns(timeline: Timeline) -> int:
+    start, end = timeline.window(-1)
+    return end - start
+
+
+# --- copies that share the bus -----------------------------------------------------------------------------
+
+
+def copy_ends(sent: list[tuple[str, int, int]], where: NodeSpec) -> list[int]:
+    """When the copy of each GPU ends; what each does: the direction, when it begins, and how many bytes."""
+    gpus = range(len(sent))
+    tasks = graph(
+        [kernel(f"until{gpu}", begins) for gpu, (_, begins, _) in enumerate(sent)],
+        [held(f"x{gpu}", size) for gpu, (*_, size) in enumerate(sent)],
+    )
+    streams: dict[StreamId, tuple[Instruction, ...]] = {}
+    for gpu, (direction, *_) in enumerate(sent):
+        streams[StreamId(gpu, "compute")] = (Launch(gpu), Signal(gpu))
+        if direction == "out":
+            copy: tuple[Instruction, ...] = (Acquire((gpu,), Space.HOST), CopyOut(gpu), Release((gpu,), Space.HOST))
+        else:
+            copy = (CopyIn(gpu),)
+        streams[StreamId(gpu, "d2h" if direction == "out" else "h2d")] = (Await(gpu), *copy)
+    on_host = Holding(None, tuple(gpu for gpu in gpus if sent[gpu][0] == "in"))
+    elsewhere = (*(Holding(gpu, (gpu,)) for gpu in gpus[1:]), on_host)
+    program = Program((Segment(streams),), resident=(0,), elsewhere=elsewhere)
+    verify(program, tasks)
+    timeline = run_program(program, tasks, where, budget=None, iterations=1).timeline
+    ends = {span.gpu: span.end_ns for span in timeline if span.kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)}
+    return [ends[gpu] for gpu in gpus]
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4])
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_copies_that_begin_together_share_the_bus_evenly(gpus: int, direction: str):
+    assert copy_ends([(direction, 0, 120)] * gpus, on_a_bus(gpus)) == [100 * gpus] * gpus
+
+
+def test_copies_that_begin_one_after_the_other():
+    """In turn 1, 2, 3 and 4 copies, then 3, 2 and 1: bytes left of each at every change.
+
+    ====  ===  ===  ===  ===
+    time  0    1    2    3
+    ====  ===  ===  ===  ===
+    0     460
+    100   340  480
+    200   280  420  480
+    300   240  380  440  488
+    1100  0    140  200  248
+    1450       0    60   108
+    1550            0    48
+    1590                 0
+    ====  ===  ===  ===  ===
+    """
+    sent = [("out", 0, 460), ("out", 100, 480), ("out", 200, 480), ("out", 300, 488)]
+    assert copy_ends(sent, on_a_bus(4)) == [1100, 1450, 1550, 1590]
+
+
+def test_who_is_not_behind_the_switch_shares_nothing():
+    where = replace(on_a_bus(3), switches=(SwitchSpec((0, 1), BUS, BUS),))
+    assert copy_ends([("out", 0, 120), ("out", 50, 120), ("out", 50, 120)], where) == [150, 200, 150]
+
+
+@pytest.mark.parametrize(("duplex", "ends"), [(Duplex.FULL, [100, 150]), (Duplex.HALF, [150, 200])])
+def test_a_half_duplex_switch_is_shared_by_both_directions(duplex: Duplex, ends: list[int]):
+    where = replace(on_a_bus(2), switches=(SwitchSpec((0, 1), BUS, BUS, duplex),))
+    assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == ends
+
+
+def test_half_duplex_links_of_two_gpus_are_not_in_each_others_way():
+    where = several(2, switch=None, base=node(out=BUS, back=BUS, duplex=Duplex.HALF))
+    assert copy_ends([("out", 0, 120), ("in", 50, 120)], where) == [100, 150]
+
+
+# --- moDNN's exchange --------------------------------------------------------------------------------------
+
+
+def three_layers() -> Trace:
+    """Weights of 48, 120 and 72 bytes: 40, 100 and 60 ns for a lone copy. Gradients are made at 80, 180 and 280 ns."""
+    return network([48, 120, 72], forward=10, gradient=50, error=50)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "out", "updates", "back"),
+    [
+        # Copies take 2 times as long; the host passes over 4 times the bytes of a weight at 2.4 a nanosecond.
+        (2, [(400, 480), (200, 400), (80, 200)], [(600, 680), (400, 600), (200, 320)], [800, 600, 320]),
+        # 4 times as long, and 6 times the bytes: 3 times as long as a copy.
+        (4, [(720, 880), (320, 720), (80, 320)], [(1020, 1140), (720, 1020), (320, 500)], [1420, 1020, 500]),
+    ],
+)
+def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]):
+    """Each stream takes layer 3, 2, 1 in turn; the last weight's return ends the iteration."""
+    how = Replicate(gpus, HOST, 2 * BUS)
+    timeline = run(TaskGraph.of(three_layers()), how, on_a_bus(gpus))
+    found = since_start(timeline)
+    lone = [40, 100, 60]
+    for n in (1, 2, 3):
+        assert found[0, SpanKind.COMPUTE, f"update:w{n}"] == updates[n - 1]
+        for gpu in range(gpus):
+            name = f"w{n}.grad" + (f".gpu{gpu}" if gpu else "")
+            assert found[gpu, SpanKind.COPY_OUT, name] == out[n - 1]
+            assert found[gpu, SpanKind.COPY_IN, f"w{n}"] == (back[n - 1], back[n - 1] + gpus * lone[n - 1])
+    assert iteration_ns(timeline) == {2: 880, 4: 1580}[gpus]
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_two_copies_for_each_gpu_and_layer(gpus: int):
+    """Section 6.2 counts 2M of them for a layer on M GPUs."""
+    found = since_start(run(TaskGraph.of(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
+    copies = Counter(name.split(".")[0] for _, kind, name in found if kind is not SpanKind.COMPUTE)
+    assert copies == {"w1": 2 * gpus, "w2": 2 * gpus, "w3": 2 * gpus}
+
+
+@pytest.mark.parametrize(("cores", "host"), [(1, 4000), (2, 2000), (20, 1600)])
+def test_cores_of_the_host(cores: int, host: int):
+    """Two gradients and the weight are read and the weight written, at 1 byte a nanosecond a core, 2.5 at most."""
+    where = several(2, switch=None)
+    where = replace(where, host=HostSpec(cores=20, accumulate_bandwidth=GB, accumulate_limit=25 * GB // 10))
+    timeline = run(TaskGraph.of(network([1000])), priced(DataParallel(2, HOST, cores), where), where)
+    assert iteration_ns(timeline) == 20 + 1000 + host + 1000
+
+
+def used_twice(last: int) -> Trace:
+    """One weight in two layers, whose gradient two kernels make; it is used once more, for `last` ns, after that."""
+    return trace(
+        [
+            kernel("F1", 10, "x0 w", "x1"),
+            kernel("F2", 10, "x1 w", "x2"),
+            kernel("W2", 10, "x2 x1", "w.grad", phase=BACKWARD),
+            kernel("E2", 10, "x2 w", "g1", phase=BACKWARD),
+            kernel("W1", 10, "g1 x0 w.grad", "w.grad", phase=BACKWARD),
+            kernel("E1", last, "g1 w", "g0", phase=BACKWARD),
+        ],
+        [
+            held("x0", 20, kind=BlockKind.INPUT),
+            *(block(name, 20) for name in ("x1", "x2", "g1", "g0")),
+            held("w", 100, kind=BlockKind.WEIGHT),
+            block("w.grad", 100, kind=BlockKind.WEIGHT_GRADIENT),
+        ],
+    )
+
+
+@pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
+def test_a_weight_of_two_layers_leaves_and_returns_once(last: int, back: int):
+    """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
+    found = since_start(run(TaskGraph.of(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
+    copies = {name: times for (gpu, kind, name), times in found.items() if kind is not SpanKind.COMPUTE and not gpu}
+    assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
+
+
+def test_gpus_wait_for_each_other_at_the_end_alone():
+    """GPU 1 fetches x1 back through a narrow switch of its own; the kernels of GPU 0 follow each other all the same."""
+    tasks = TaskGraph.of(network([10, 10], gradient=100, error=100))
+    where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
+    swap = Swap(tasks.block("x1"), tasks.kernel("F2"), tasks.kernel("W2"), tasks.kernel("W2"))
+    found = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
+    # x1 leaves after F2 for 20 ns and comes back for 20 ns; with GPU 1 both take 2000 ns.
+    assert [found[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
+    assert found[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
+    assert found[0, SpanKind.COPY_OUT, "w2.grad"][0] == 160
+    assert found[0, SpanKind.COMPUTE, "update:w2"][0] == found[1, SpanKind.COPY_OUT, "w2.grad.gpu1"][1]
+
+
+# --- the naive exchange ------------------------------------------------------------------------------------
+
+
+def test_two_weights_gathered_on_two_gpus():
+    """30 and 100 bytes over links of their own, a byte a nanosecond; adding up takes as long as a copy.
+
+    Backward ends at 50. w1 arrives at 80, 110, is added until 140 and new at 145; w2 follows at 180, 280, 380 and 385.
+    """
+    timeline = run(TaskGraph.of(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
+    assert iteration_ns(timeline) == 385 + 100 + 100
+
+
+def test_two_weights_gathered_on_four_gpus_behind_a_bus():
+    """36 and 120 bytes: 30 and 100 ns for a lone copy and for adding up; a step takes 210 ns.
+
+    The others send w1's gradient until 140 and w2's until 440. GPU 0 fetches w1's until 230, adds it up until 260, and
+    has w1 at 470; it reaches the host at 500. From then on to 620 four copies in share the bus: w1 to three GPUs, and
+    w2's first gradient, which has 48 bytes to go at 500, 12 at 620 and none at 630. The others follow until 830. The
+    last one is added up until 930, w2 is new at 1140, on the host at 1240, and on all others 300 ns later.
+    """
+    timeline = run(TaskGraph.of(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
+    found = since_start(timeline)
+    assert {found[gpu, SpanKind.COPY_IN, "w1"] for gpu in (1, 2, 3)} == {(500, 620)}
+    fetched = [found[0, SpanKind.COPY_IN, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
+    assert fetched == [(440, 630), (630, 730), (730, 830)]
+    assert iteration_ns(timeline) == 1540
