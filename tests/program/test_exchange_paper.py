@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -227,6 +228,17 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
     assert found[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)
     assert found[0, SpanKind.COPY_OUT, "w2.grad"][0] == 160
     assert found[0, SpanKind.COMPUTE, "update:w2"][0] == found[1, SpanKind.COPY_OUT, "w2.grad.gpu1"][1]
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+def test_every_iteration_after_the_first_takes_the_same(exchange: Exchange):
+    """The first one begins with the weights there; every other one with waiting for the exchange before it."""
+    tasks, where = TaskGraph.of(three_layers()), on_a_bus(4)
+    program = on_all(lower(tasks, Placement()), tasks, where, Replicate(4, exchange, TWICE))
+    ends = run_program(program, tasks, where, budget=None, iterations=6).timeline.iteration_ends_ns
+    times = [after - before for before, after in pairwise(ends)]
+    assert len(set(times)) == 1
+    assert ends[0] < times[0]
 
 
 # --- the naive exchange ------------------------------------------------------------------------------------
