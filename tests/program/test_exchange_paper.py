@@ -232,13 +232,11 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_every_iteration_after_the_first_takes_the_same(exchange: Exchange):
-    """The first one begins with the weights there; every other one with waiting for the exchange before it."""
     tasks, where = TaskGraph.of(three_layers()), on_a_bus(4)
     program = on_all(lower(tasks, Placement()), tasks, where, Replicate(4, exchange, TWICE))
     ends = run_program(program, tasks, where, budget=None, iterations=6).timeline.iteration_ends_ns
     times = [after - before for before, after in pairwise(ends)]
     assert len(set(times)) == 1
-    assert ends[0] < times[0]
 
 
 # --- the naive exchange ------------------------------------------------------------------------------------
