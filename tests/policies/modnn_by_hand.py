@@ -296,10 +296,19 @@ class Round:
         for way in self.ways[k]:
             workspace = padded(way[1], self.node)
             delays = [0] if self.has_hole(workspace) else [self.delay(s) for s in self.schemes(workspace, self.data[k])]
+            if not delays and sum(map(self.size, self.data[k])) + workspace <= self.room:
+                delays = [self._defragmentation(k)]
             if delays:
                 held_up = self._held_up(workspace, missing)
                 found[way] = base[0] - way[0] - min(delays) - sum(self.transfer(b, out=False) for b in held_up)
         return found
+
+    def _defragmentation(self, k: int) -> int:
+        """How much longer compute waits until all is copied out and what kernel k takes in is there again."""
+        made = set(self.data[k]) - set(self.inputs[k])
+        values = [b for b in sorted(self.at, key=lambda b: (self.at[b][0], b)) if b not in self.stays | made]
+        begin = max(self.clock[0] + self.delay(values), self.clock[1])
+        return begin + sum(self.transfer(b, out=False) for b in self.inputs[k]) - self.clock[0]
 
     def _held_up(self, workspace: int, missing: Collection[int]) -> list[int]:
         """Blocks that would find no room next to a workspace: exact fit first, then first fit (section 3.3)."""

@@ -156,8 +156,10 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
                     if part.due(k, later, missing, duration) and part.will_fit(k, later):
                         held_back = [
                             b
-                            for b in missing
-                            if not part.has_hole(part.size(b)) and not part.schemes(part.size(b), part.data[k])
+                            for b in (*missing, *group)
+                            if b not in part.at
+                            and not part.has_hole(part.size(b))
+                            and not part.schemes(part.size(b), part.data[k])
                         ]
                         assert held_back, "there was room for a prefetch that was due"
             part.step(0)
