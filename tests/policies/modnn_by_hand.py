@@ -161,10 +161,17 @@ class Round:
     def _launch(self, k: int) -> None:
         self.starts[k] = self.clock[0]
         self.clock[0] += self.graph.durations[k]
-        self.unused.difference_update(self.inputs[k])
+        self.unused.difference_update(self.inputs[k], self.saved(k))
         for b in self.graph.writes[k]:
             self.written[b] = self.clock[0]
             self.host.discard(b)
+
+    def saved(self, k: int) -> set[int]:
+        """What kernel k makes for the other pass alone: nothing keeps it in memory until then."""
+        kernels = self.graph.kernels
+        made = set(self.data[k]) - set(self.inputs[k])
+        later = {b: [j for j in self.uses[b] if j > k] for b in made}
+        return {b for b, uses in later.items() if uses and kernels[uses[0]].phase is not kernels[k].phase}
 
     def _take(self, taking: Acquire) -> None:
         assert taking.offsets is not None
@@ -276,6 +283,7 @@ class Round:
             between = [j for j in order if k <= j < s]
             made = {b for j in between for b in self.data[j] if b not in self.inputs[j]}
             gone = {b for j in between for b in self.data[j] if b in self.inputs[j] or self.uses[b][-1] == j}
+            gone = gone.union(*(self.saved(j) for j in between))
             kept = (self.unused | made) - gone
             least = min([workspace for _, workspace, _ in self.ways[s]], default=0)
             if sum(self.size(b) for b in kept | set(self.data[s])) + padded(least, self.node) > self.room:

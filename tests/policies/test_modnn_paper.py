@@ -154,12 +154,14 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
                 if found is not None:
                     later, missing = found
                     if part.due(k, later, missing, duration) and part.will_fit(k, later):
+                        between = range(part.kernels.index(k), part.kernels.index(later) + 1)
+                        needed = {b for at in between for b in part.data[part.kernels[at]]}
                         held_back = [
                             b
                             for b in (*missing, *group)
                             if b not in part.at
                             and not part.has_hole(part.size(b))
-                            and not part.schemes(part.size(b), part.data[k])
+                            and not part.schemes(part.size(b), needed)
                         ]
                         assert held_back, "there was room for a prefetch that was due"
             part.step(0)
@@ -298,6 +300,7 @@ def test_figure_6_of_two_schemes_the_one_with_less_delay_is_taken(late: str, cho
             kernel("t", 10, "", "1 2 3 4 5 6"),
             kernel("most", 100, "1 2 3 5 6", late),
             kernel("s", 10, "", "four"),
+            kernel("after", 10, "4"),
             *(kernel(f"last{pair[0]}", 10, pair, phase=BACKWARD) for pair in ("1 2", "3 4", "5 6")),
         ],
         [block("four", 40), *(block(*each) for each in zip("123456", (20, 20, 10, 10, 20, 20), strict=True))],

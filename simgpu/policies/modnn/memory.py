@@ -26,6 +26,10 @@ class Scheme(NamedTuple):
     blocks: tuple[int, ...]
 
 
+#: The scheme where there is room already.
+NOTHING: Scheme | None = Scheme(0, ())
+
+
 class Freed(NamedTuple):
     """Addresses that the data stream gave back, and the point after which they are free."""
 
@@ -86,12 +90,31 @@ class DeviceMemory:
         start = self.offset(b)
         return start, start + self.tasks.sizes[b]
 
-    def fits_beside(self, blocks: Iterable[int], workspace: Request | None) -> list[int]:
-        """Of these blocks those that would find no memory now, next to a workspace."""
-        taken: list[Request] = []
-        failed = []
-        if workspace is not None and self.pool.acquire(workspace):
-            taken.append(workspace)
+    def in_order(self) -> tuple[int, ...]:
+        """All data blocks in device memory by their addresses."""
+        return tuple(sorted(self.present, key=lambda b: (self.offset(b), b)))
+
+    def freed_in(self, start: int, stop: int) -> list[Point]:
+        """The points at which the data stream gives back what it held of these addresses."""
+        return [freed.point for freed in self.freed if freed.start < stop and start < freed.stop]
+
+    def free_at(self, start: int, stop: int) -> int:
+        """When the data stream has given back all that it held of these addresses, nanoseconds."""
+        return max((point.time for point in self.freed_in(start, stop)), default=0)
+
+    def on_trial(self, workspace: Request, moved: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
+        """Place a workspace as if some blocks had moved out: when its addresses are free, and what finds no room then.
+
+        blocks: what is to be placed beside it, in order. Nothing is different afterwards.
+        """
+        graph = self.tasks.graph
+        back = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in moved]
+        for request in back:
+            self.pool.release(request)
+        if not self.pool.acquire(workspace):
+            raise AssertionError("a workspace is tried where there is room for it")
+        start = self.pool.address(WORKSPACE) or 0
+        taken, failed = [workspace], []
         for b in blocks:
             if self.pool.acquire(self.request(b)):
                 taken.append(self.request(b))
@@ -99,7 +122,9 @@ class DeviceMemory:
                 failed.append(b)
         for request in taken:
             self.pool.release(request)
-        return failed
+        for request in back:
+            self.pool.acquire(request)
+        return self.free_at(start, start + workspace[1]), failed
 
     def scheme(
         self,

@@ -31,7 +31,7 @@ class Plan:
     """What moDNN has decided.
 
     sub_batch: samples at a time. schedules: one for each round of the split graph. finish_ns: the predicted time of an
-    iteration, which a run on a node with these copies and kernels takes exactly.
+    iteration, which a run takes exactly where each copy has its link to itself and no DMA engine caps its rate.
     """
 
     program: Program
@@ -77,7 +77,8 @@ class Modnn(Policy):
         cleared = sum(part.repeat * len(each.defragmented) for part, each in zip(graph.rounds, schedules, strict=True))
         if cleared:
             notes.append(f"memory is defragmented {cleared} times in an iteration")
-        notes.append(f"planned: {format_time(finish)} for an iteration")
+        uncapped = ", if its copies were never slowed by the DMA engine" if context.node.gpu.cdma else ""
+        notes.append(f"planned: {format_time(finish)} for an iteration{uncapped}")
         program = Program(
             tuple(segment_of(each, final, part.repeat) for part, each in zip(graph.rounds, schedules, strict=True)),
             resident=resident_blocks(graph),

@@ -35,6 +35,6 @@ def will_fit(tasks: Tasks, memory: DeviceMemory, now: int, task: int, capacity: 
             least = min((choice.workspace_bytes for choice in each.choices), default=0)
             if sum(tasks.sizes[b] for b in held.union(each.touched)) + least > capacity:
                 return False
-        held.difference_update(each.inputs)
-        held.update(b for b in each.outputs if tasks.uses[b][-1] > index)
+        held.update(each.outputs)
+        held.difference_update(each.inputs, each.dying, each.saved)
     return True

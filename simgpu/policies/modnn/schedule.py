@@ -10,7 +10,11 @@ Readings of what the paper leaves open:
 * A block whose value the host has is freed without a copy. A block written again after its offload is copied again.
 * Inputs and labels are on the host when a round begins and are loaded like other data, so each round pays for its
   samples. They are never copied out.
-* A prefetch that finds no room may offload; of its schemes the one that delays the waiting task least is taken.
+* The criterion that a block which nobody has used since it was made stays is for blocks that are used again in the same
+  pass. What is made in forward for backward alone (statistics of a normalization, a mask) may leave at once, as section
+  3.2 has it: it will not be used for a long time.
+* A prefetch that finds no room may offload, though nothing that its task or one before needs; of its schemes the one
+  that delays the waiting task least is taken.
 * Where no neighbouring segments make room for a workspace, memory can be defragmented for it too; equation 10 charges
   what that takes.
 * Where a block is prefetched for a task that lacks several, those that find room are fetched although others do not.
@@ -18,7 +22,7 @@ Readings of what the paper leaves open:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -28,7 +32,7 @@ from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
 from simgpu.policies.modnn.algorithms import Candidate, best, least
 from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
-from simgpu.policies.modnn.memory import WORKSPACE, DeviceMemory, Freed
+from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.prefetch import should_start, will_fit
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
@@ -76,7 +80,7 @@ class Schedule:
         for index, task in enumerate(self.tasks.tasks):
             self._prepare(index, task)
             duration, workspace = self._choose(index, task)
-            self._prefetch(index, task, duration)
+            self._prefetch(index, duration)
             self._execute(index, task, duration, workspace)
 
     def _receive_inputs(self) -> None:
@@ -99,9 +103,6 @@ class Schedule:
 
     def _prepare(self, index: int, task: Task) -> None:
         wanted = (*(b for b in task.inputs if b not in self.memory.present), *task.outputs)
-        for b in task.inputs:
-            if b in self.memory.arriving:
-                self.compute.wait(self.memory.arriving.pop(b))
         for count, b in enumerate(wanted):
             if not self._make_room(self.memory.request(b), index, task):
                 for taken in wanted[:count]:
@@ -110,6 +111,14 @@ class Schedule:
                 return
             self.memory.take(b)
         self._bring(task, wanted)
+        self._hear(self.memory.arriving.pop(b) for b in task.inputs if b in self.memory.arriving)
+
+    def _hear(self, points: Iterable[Point]) -> None:
+        """Let the compute stream wait for points of the data stream: for the last of them, which implies the others."""
+        last = max(points, key=lambda point: point.order, default=None)
+        if last is not None:
+            self.compute.wait(last)
+            self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.heard]
 
     def _make_room(self, request: Request, index: int, task: Task) -> bool:
         """Whether memory can be taken for this request, if need be after offloading something else."""
@@ -139,6 +148,7 @@ class Schedule:
         """Free the memory of blocks for the task after `index`, which waits for the copies."""
         if self._offload(blocks):
             self.compute.wait(self.data.point())
+        self._hear(self.memory.arriving[b] for b in blocks if b in self.memory.arriving)
         if blocks:
             self.compute.do(Release(blocks))
         for b in blocks:
@@ -169,10 +179,8 @@ class Schedule:
         """Take memory for these blocks, whose places are settled, and load those that have a value."""
         if not wanted:
             return
-        for b in wanted:
-            self._hear_of(*self.memory.span(b))
-            if b in self.memory.gone:
-                self.compute.wait(self.memory.gone.pop(b))
+        gone = [self.memory.gone.pop(b) for b in wanted if b in self.memory.gone]
+        self._hear((*gone, *(point for b in wanted for point in self.memory.freed_in(*self.memory.span(b)))))
         self.compute.do(Acquire(wanted, offsets=tuple(self.memory.offset(b) for b in wanted)))
         if task.born:
             self.compute.do(Provide(task.born))
@@ -185,14 +193,6 @@ class Schedule:
             self.compute.wait(self.data.point())
             self.away.difference_update(loaded)
 
-    def _hear_of(self, start: int, stop: int) -> None:
-        """Wait until the data stream has given back what it held of these addresses."""
-        for freed in self.memory.freed:
-            if freed.start < stop and start < freed.stop:
-                self.compute.wait(freed.point)
-        if self.memory.freed:
-            self.memory.freed = [freed for freed in self.memory.freed if freed.point.order > self.compute.heard]
-
     def _defragment(self, index: int, task: Task) -> None:
         """Offload everything, then load what the task needs (section 5.2.1)."""
         memory = self.memory
@@ -203,10 +203,7 @@ class Schedule:
             self.compute.do(Release(placed))
         for b in placed:
             memory.give(b)
-        present = tuple(sorted(memory.present, key=lambda b: (memory.offset(b), b)))
-        for b in present:
-            if b in memory.arriving:
-                self.compute.wait(memory.arriving[b])
+        present = memory.in_order()
         self._evict(present, index - 1)
         for b in task.touched:
             if not memory.take(b):
@@ -215,7 +212,7 @@ class Schedule:
 
     def _defragmentation_ns(self, task: Task) -> int:
         """How much later the task starts if everything is offloaded and its inputs are loaded again."""
-        values = [b for b in sorted(self.memory.present, key=self.memory.offset) if b not in task.outputs]
+        values = [b for b in self.memory.in_order() if b not in task.outputs]
         begin = max(self._offloaded_at(values), self.data.now, self.compute.now)
         return begin + sum(self.tasks.in_ns[b] for b in task.inputs) - self.compute.now
 
@@ -252,7 +249,7 @@ class Schedule:
         if not self.pool.acquire(request):
             raise self._too_small(task)
         offset = self.pool.address(WORKSPACE) or 0
-        self._hear_of(offset, offset + request[1])
+        self._hear(self.memory.freed_in(offset, offset + request[1]))
         self.compute.do(TakeWorkspace(task.kernel, offset))
         if choice.algorithm != AS_RECORDED:
             self.chosen[task.kernel] = choice.algorithm
@@ -266,18 +263,30 @@ class Schedule:
         segments: list[Segment] = []
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
-            delay: int | None = 0
+            scheme = NOTHING
             if not self._has_room(request):
                 segments = segments or list(self.pool.segments())
                 scheme = self.memory.scheme(request[1], task.touched, self._delay, segments)
-                if scheme is not None:
-                    delay = scheme.delay
-                else:
-                    delay = self._defragmentation_ns(task) if self._fits_alone(task, request) else None
-            if delay is not None:
-                held_up = self.memory.fits_beside(missing, request) if missing else ()
-                found.append(Candidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
+            if scheme is not None:
+                free_at, held_up = self.memory.on_trial(request, scheme.blocks, missing)
+                delay = max(scheme.delay, free_at - self.compute.now)
+            elif self._fits_alone(task, request):
+                delay, held_up = self._defragmentation_ns(task), self._left_out(task, request, missing)
+            else:
+                continue
+            found.append(Candidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
         return found
+
+    def _left_out(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
+        """Of the blocks to prefetch those that find no room beside a task that is alone in memory."""
+        room = self.capacity - sum(self.tasks.sizes[b] for b in task.touched) - workspace[1]
+        failed = []
+        for b in missing:
+            if self.tasks.sizes[b] <= room:
+                room -= self.tasks.sizes[b]
+            else:
+                failed.append(b)
+        return failed
 
     def _fits_alone(self, task: Task, workspace: Request) -> bool:
         """Whether the task's blocks and this workspace fit when nothing else is there."""
@@ -294,7 +303,7 @@ class Schedule:
             heappop(self._needed_next)
         return None
 
-    def _prefetch(self, index: int, task: Task, duration: int) -> None:
+    def _prefetch(self, index: int, duration: int) -> None:
         while (pending := self._next_prefetch(index)) is not None:
             use, missing = pending
             if not should_start(self.tasks, index, use, missing):
@@ -302,16 +311,19 @@ class Schedule:
             if not will_fit(self.tasks, self.memory, index, use, self.capacity):
                 return
             expected = self.compute.now + duration + self.tasks.fast[use] - self.tasks.fast[index + 1]
+            needed = {b for each in self.tasks.tasks[index : use + 1] for b in each.touched}
             for b in missing:
-                if not self._fetch(b, index, task, expected):
+                if not self._fetch(b, index, needed, expected):
                     return
 
-    def _fetch(self, b: int, index: int, task: Task, expected: int) -> bool:
-        """Begin to fetch a block for a task that should start at `expected`; False where there is no room."""
+    def _fetch(self, b: int, index: int, needed: Collection[int], expected: int) -> bool:
+        """Begin to fetch a block for a task that should start at `expected`; False where there is no room.
+
+        needed: what that task and all before it touch, which stays.
+        """
         boundary = self.compute.point()
         if not self.memory.take(b):
-            late = self._lateness(b, expected)
-            scheme = self.memory.scheme(self.memory.request(b)[1], task.touched, late)
+            scheme = self.memory.scheme(self.memory.request(b)[1], needed, self._lateness(b, expected))
             if scheme is None:
                 return False
             self._evict_behind(scheme.blocks, boundary, index)
@@ -351,7 +363,7 @@ class Schedule:
         memory, compute = self.memory, self.compute
         self.starts.append(compute.now)
         compute.do(Launch(task.kernel), duration)
-        memory.unused.difference_update(task.inputs)
+        memory.unused.difference_update(task.inputs, task.saved)
         if workspace is not None:
             self.pool.release(workspace)
             compute.do(GiveWorkspace(task.kernel))

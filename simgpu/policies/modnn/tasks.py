@@ -17,7 +17,7 @@ from simgpu.graph.transforms import algorithm_choices
 from simgpu.hardware.spec import LinkSpec
 from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import copy_ns
-from simgpu.trace.model import AlgorithmChoice, BlockKind
+from simgpu.trace.model import AlgorithmChoice, BlockKind, Phase
 
 #: Name of the algorithm of a kernel that runs as it was recorded.
 AS_RECORDED = ""
@@ -28,7 +28,8 @@ class Task:
     """One kernel.
 
     inputs: data blocks that exist before it and that it touches; outputs: those that begin with it; born: those of the
-    outputs that the host puts there. dying: those that nobody needs afterwards. writes: the data blocks it changes.
+    outputs that the host puts there; saved: those that nobody needs before the other pass. dying: data blocks that
+    nobody needs afterwards. writes: data blocks that it changes.
     choices: its convolution algorithms from fastest to slowest; where there are none it runs as it is. Among them is,
     without a name, how it was recorded to run, unless the trace lists that.
     """
@@ -39,6 +40,7 @@ class Task:
     born: tuple[int, ...]
     dying: tuple[int, ...]
     writes: tuple[int, ...]
+    saved: tuple[int, ...]
     choices: tuple[AlgorithmChoice, ...]
 
     @property
@@ -133,6 +135,10 @@ def _task(
     here = k - part.first
     touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b in uses]
     outputs = tuple(b for b in touched if uses[b][0] == here and graph.births[b] != BEFORE)
+
+    def phase_of(task: int) -> Phase:
+        return graph.kernels[part.first + task].phase
+
     return Task(
         k,
         inputs=tuple(b for b in touched if b not in outputs),
@@ -140,5 +146,6 @@ def _task(
         born=tuple(b for b in outputs if graph.blocks[b].born is not None),
         dying=tuple(b for b in touched if uses[b][-1] == here),
         writes=tuple(b for b in dict.fromkeys(graph.writes[k]) if b in uses),
+        saved=tuple(b for b in outputs if len(uses[b]) > 1 and phase_of(uses[b][1]) is not graph.kernels[k].phase),
         choices=choices,
     )
