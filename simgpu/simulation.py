@@ -22,6 +22,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
+from simgpu.graph.updates import exchanging
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
@@ -252,7 +253,7 @@ def simulate(
     whole = graph = task_graph(trace, node, epoch)
     how = DataParallel(gpus, Exchange(exchange), cores) if gpus is not None and gpus > 1 else None
     if how is not None:
-        graph = whole.at_batch(share_of(trace.info.batch, how, node))
+        graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
     shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
     noted = {} if carried is None else carried
     context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch, noted)

@@ -8,8 +8,8 @@ Each GPU has kernels and blocks of its own; GPU 0 keeps the names, those of GPU 
 that is updated is one block, with a copy in the memory of every GPU. All GPUs run forward and backward; then their
 gradients are added up and the weights updated:
 
-* `gather`: GPU 0 adds the gradients of each other GPU to its own, one kernel for each, and runs the recorded optimizer
-  (moDNN, section 6.1; where there is none, plain gradient descent).
+* `gather`: GPU 0 adds all gradients of the other GPUs to its own, one kernel for each, and then runs the recorded
+  optimizer (moDNN, section 6.1; where there is none, plain gradient descent).
 * `host`: for each weight the host's cores run one kernel, which adds up its gradients and updates it (section 6.2). The
   optimizer's state is in host memory, and its recorded kernels are not run.
 """
@@ -215,26 +215,20 @@ class _Replication:
     # --- the exchange ---------------------------------------------------------------------------------------
 
     def _gather(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        """GPU 0 adds up a gradient just before it is used first."""
+        """GPU 0 adds up all gradients, then it updates the weights."""
         one = self.one
-        added: dict[int, tuple[int, ...]] = {}
         updating: dict[int, int] = {}
-        of_gradient = {update.gradient: u for u, update in enumerate(self.updates)}
+        added = tuple(self._add_up(update.gradient) for update in self.updates)
         of_weight = {update.weight: u for u, update in enumerate(self.updates)}
         for k in range(self.end, len(one.kernels)):
-            for b in one.reads[k]:
-                if (u := of_gradient.get(b)) is not None and u not in added:
-                    added[u] = self._add_up(b)
             number = self._copy(k, 0)
             updating.update((of_weight[b], number) for b in one.writes[k] if b in of_weight)
         for u, update in enumerate(self.updates):
-            if u not in added:
-                added[u] = self._add_up(update.gradient)
             if u not in updating:
                 reads = [(update.gradient, 0), (update.weight, 0)]
                 name = f"update:{one.blocks[update.weight].id}"
                 updating[u] = self._accumulation(name, reads, [update.weight])
-        return tuple(added[u] for u in range(len(self.updates))), tuple(updating[u] for u in range(len(self.updates)))
+        return added, tuple(updating[u] for u in range(len(self.updates)))
 
     def _add_up(self, gradient: int) -> tuple[int, ...]:
         return tuple(

@@ -34,6 +34,14 @@ class Gap(NamedTuple):
     before: int
 
 
+class Exchanged(NamedTuple):
+    """A weight that several GPUs update together, its gradient, and its optimizer's state: ids of blocks."""
+
+    weight: str
+    gradient: str
+    state: tuple[str, ...] = ()
+
+
 class Round(NamedTuple):
     """Kernels from `first` up to `stop` that run together `repeat` times before the next round begins."""
 
@@ -54,6 +62,8 @@ class TaskGraph:
     costs: what encoding blocks costs on the node, None where nobody said. encoded[b]: of which block b is an encoded
     form, and the times to make and to undo it. rounds: which kernels repeat, in order; one round of all of them where
     the batch is not split. rescaled: tells the tasks at another batch size on the node, None where nobody said.
+    exchanged: what GPUs exchange that train together (`simgpu.graph.updates`); these gradients live to the iteration's
+    end, whatever was recorded.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -76,6 +86,7 @@ class TaskGraph:
     encoded: Mapping[int, EncodedForm] = field(default_factory=dict)
     rounds: tuple[Round, ...] = ()
     rescaled: Callable[[int], TaskGraph] | None = field(default=None, repr=False)
+    exchanged: tuple[Exchanged, ...] = ()
 
     @classmethod
     def of(cls, trace: Trace) -> TaskGraph:
@@ -161,6 +172,11 @@ class TaskGraph:
     # --- lifetimes ------------------------------------------------------------------------------------------
 
     @cached_property
+    def held(self) -> frozenset[int]:
+        """Gradients that are exchanged between GPUs: nobody lets go of them before the iteration's end."""
+        return frozenset(self.block(each.gradient) for each in self.exchanged)
+
+    @cached_property
     def births(self) -> tuple[int | None, ...]:
         """Kernel at whose start each block comes to life: `BEFORE` for persistent blocks, None for unused ones."""
         births: list[int | None] = []
@@ -181,7 +197,9 @@ class TaskGraph:
         """
         releases: list[int | None] = []
         for b, block in enumerate(self.blocks):
-            if block.release is not None:
+            if b in self.held:
+                releases.append(None)
+            elif block.release is not None:
                 releases.append(None if block.release == RELEASED_AT_END else self.kernel_number[block.release])
             else:
                 releases.append(None if block.persistent else self._last_need(b))
@@ -191,11 +209,11 @@ class TaskGraph:
     def needed_releases(self) -> tuple[int | None, ...]:
         """Kernel after whose end no value of each block is needed any more; None for blocks that stay.
 
-        A persistent block stays unless the recording lets go of it in mid-iteration.
+        A persistent block stays unless the recording lets go of it in mid-iteration, a gradient if it is exchanged.
         """
         recorded = self.recorded_releases
         return tuple(
-            None if block.persistent and recorded[b] is None else self._last_need(b)
+            None if b in self.held or (block.persistent and recorded[b] is None) else self._last_need(b)
             for b, block in enumerate(self.blocks)
         )
 
@@ -205,7 +223,7 @@ class TaskGraph:
     @property
     def open_lifetimes(self) -> tuple[int, int]:
         """How many lifetimes the recording does not tell, and of how many; persistent blocks do not count."""
-        passing = [block for block in self.blocks if not block.persistent]
+        passing = [block for b, block in enumerate(self.blocks) if not block.persistent and b not in self.held]
         return sum(block.release is None for block in passing), len(passing)
 
     # --- uses and dependencies ------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ def _with(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) 
         encoded=graph.encoded,
         rounds=graph.rounds,
         rescaled=graph.rescaled,
+        exchanged=graph.exchanged,
     )
 
 

@@ -3,9 +3,13 @@
 Lives here: `Additions`, what both ways of exchanging have in common, and the naive one, `gather`. Does not live here:
 moDNN's (`simgpu.program.exchange_host`), or copying a program to all GPUs (`simgpu.program.replication`).
 
-`gather` (moDNN, section 6.1): when the last sub-batch is done, GPU 0 fetches the gradients of the other GPUs by way of
-the host into memory that it takes for them, adds them to its own, runs the optimizer and sends the new weights to all
-others. It goes weight by weight, as far as streams allow: a gradient is added up while the next one is on its way.
+`gather` is a sequence appended to the iteration, each step of which begins when the one before is over (moDNN, sections
+6.1 and 7.5): all other GPUs send their gradients to host memory; GPU 0 adds them to its own; it runs the optimizer; it
+sends the new weights to host memory; all others fetch them. Copies of one step share links and switches as any do.
+
+The paper does not say whether GPU 0 fetches all gradients before it adds up the first one. Here it fetches one, adds
+it up and gives its memory back before it fetches the next. Where nothing overlaps, that takes just as long, and of all
+orders it needs least memory: room for the largest gradient, beside what the policy's program holds then.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from simgpu.errors import InputError
 from simgpu.graph.replicate import Replicas
@@ -35,7 +39,7 @@ from simgpu.program.instructions import (
     Signal,
     Space,
 )
-from simgpu.program.predicted import Place
+from simgpu.program.predicted import Place, Predicted
 from simgpu.timeline.streams import StreamId
 
 #: The host's cores that add up gradients, apart from the stream on which a GPU's codecs run.
@@ -119,168 +123,173 @@ class Additions:
                         found[instruction.kernel].append(Place(index, stream, position))
         return found
 
+    def compute_ends(self, add: Added) -> None:
+        """Add to the end of compute, before what lives to the iteration's end is given back."""
+        self.inserted[Place(self.last, COMPUTE, closing(self.program, self.parts))].append(add)
+
     def finish(self, received: Callable[[int], list[Instruction]]) -> None:
-        """End the iteration on all GPUs together: when all weights are back, and their gradients' memory is too.
+        """End the iteration on all GPUs together, when all weights are back.
 
         received: what a GPU's compute stream waits for.
         """
 
         def end(gpu: int) -> list[Instruction]:
-            kept = tuple(self.gradient(u, gpu) for u in self.put_off)
             others = [Await(self.event("ended", other)) for other in self.gpus if other != gpu]
-            given = [Release(kept)] if kept else []
-            return [*received(gpu), Signal(self.event("ended", gpu)), *others, *given]
+            return [*received(gpu), Signal(self.event("ended", gpu)), *others]
 
-        self.at_end(COMPUTE, end)
+        self.compute_ends(end)
 
-    # --- gradients' memory ----------------------------------------------------------------------------------
+    # --- the end of backward --------------------------------------------------------------------------------
 
     @cached_property
     def since(self) -> int:
         """The segment in which the last sub-batch ends."""
         return max(place.segment for place in self.launches(range(self.parts.end)).values())
 
-    @cached_property
-    def put_off(self) -> list[int]:
-        """Weights whose gradients the program would give the memory of back from the last sub-batch on.
-
-        That is put off until they have been exchanged, to the iteration's end.
-        """
-        released = {
-            b
-            for segment in self.program.segments[self.since :]
-            for code in segment.streams.values()
-            for instruction in code
-            if isinstance(instruction, Release) and instruction.space is Space.DEVICE
-            for b in instruction.blocks
-        }
-        return [u for u, update in enumerate(self.parts.updates) if update.gradient in released]
+    def after_backward(self, stream: StreamId) -> Place:
+        """Where a compute stream has done its part of forward and backward and given back what it needed for that."""
+        if self.since < self.last:
+            return Place(self.since + 1, stream, 0)
+        code = self.program.segments[self.last].streams.get(stream, ())
+        stop = closing(self.program, self.parts) if stream == COMPUTE else len(code)
+        backward = (at for at, i in enumerate(code) if isinstance(i, Launch) and i.kernel < self.parts.end)
+        position = 1 + max(backward, default=-1)
+        while position < stop and isinstance(code[position], Release | Signal):
+            position += 1
+        return Place(self.last, stream, position)
 
 
-def gather(more: Additions) -> None:
-    """Add the naive exchange."""
-    parts = more.parts
-    helpers = more.gpus[1:]
-    done = more.launches(range(parts.end))
+def gather(more: Additions, trial: Predicted) -> None:
+    """Add the naive exchange. trial: of the program on one GPU."""
+    done = more.launches(range(more.parts.end))
     for stream, place in done.items():
         more.after(place, more.signals("done", stream))
+    computed = max(trial.end(place) for place in done.values())
 
-    def ready(gpu: int) -> list[Instruction]:
+    def computed_by(gpu: int) -> list[Instruction]:
         return [Await(more.event("done", stream, gpu)) for stream in done]
 
-    order = _sum_up(more)
-
     def send(gpu: int) -> list[Instruction]:
-        code: list[Instruction] = ready(gpu) if gpu else []
-        for u in order if gpu else ():
+        code = computed_by(gpu)
+        for u in range(len(more.parts.updates)):
             block = more.gradient(u, gpu)
-            code += [Acquire((block,), Space.HOST), CopyOut(block), Signal(more.event("sent", u, gpu))]
-        return code
+            code += [Acquire((block,), Space.HOST), CopyOut(block)]
+        return [*code, Signal(more.event("sent", gpu))] if gpu else []
 
-    def fetch(gpu: int) -> list[Instruction]:
-        # GPU 0 takes memory for what it fetches only when its own sub-batch is done and leaves room.
-        code: list[Instruction] = [] if gpu else ready(0)
-        for u in () if gpu else order:
-            for other in helpers:
-                block = more.gradient(u, other)
-                code += [Await(more.event("sent", u, other)), Acquire((block,)), CopyIn(block)]
-                code += [Release((block,), Space.HOST), Signal(more.event("fetched", u, other))]
-        return code
-
-    more.at_end(more.out, send)
-    more.at_end(more.back, fetch)
-    _spread(more)
+    for stream, add in ((more.out, send), (more.back, _of_gpu_0([*computed_by(0), *_fetched(more)]))):
+        if more.since < more.last:
+            place = Place(more.since + 1, stream, 0)
+        else:
+            place = trial.place(more.since, stream, computed)
+        more.inserted[place].append(add)
+    _add_up(more)
+    _spread(more, _updated(more))
 
 
-def _sum_up(more: Additions) -> list[int]:
-    """GPU 0 adds up each gradient where it is needed first, and signals each new weight; the weights in that order."""
-    parts = more.parts
-    readers: dict[int, list[int]] = {}
-    order: list[int] = []
-    waiting = list(range(len(parts.updates)))
-    recorded = {number: k for k, number in enumerate(parts.kernels[0]) if number is not None and k >= parts.end}
-    for number, k in sorted(recorded.items()):
-        read = frozenset(parts.graph.reads[number])
-        readers[k] = [u for u in waiting if more.gradient(u, 0) in read]
-        waiting = [u for u in waiting if u not in readers[k]]
-        order += readers[k]
-    for k, first in readers.items():
-        place = next(iter(more.launches([k]).values()))
-        more.inserted[place].append(partial(_adding, more, first))
-    made = {u: recorded[number] for u, number in enumerate(parts.updating) if number in recorded}
-    for u, k in made.items():
-        place = next(iter(more.launches([k]).values()))
-        more.after(place, partial(_updated, more, u))
-
-    def without_optimizer(gpu: int) -> list[Instruction]:
-        code: list[Instruction] = []
-        for u in range(len(parts.updates)) if gpu == 0 else ():
-            if u in waiting:
-                code += _adding(more, [u], gpu)
-            if u not in made:
-                code += [Launch(parts.updating[u]), Signal(more.event("updated", u))]
-        return code
-
-    more.at_end(COMPUTE, without_optimizer)
-    return order + waiting
+def _of_gpu_0(code: list[Instruction]) -> Added:
+    return lambda gpu: [] if gpu else code
 
 
-def _updated(more: Additions, u: int, gpu: int) -> list[Instruction]:
-    """GPU 0 has a new weight."""
-    return [] if gpu else [Signal(more.event("updated", u))]
+def _sums(more: Additions) -> list[tuple[int, int]]:
+    """Weights and GPUs in the order in which GPU 0 adds up their gradients."""
+    return [(u, gpu) for u in range(len(more.parts.updates)) for gpu in more.gpus[1:]]
 
 
-def _adding(more: Additions, updates: Iterable[int], gpu: int) -> list[Instruction]:
-    """GPU 0 adds the gradients of the others to its own."""
-    code: list[Instruction] = []
-    for u in updates if gpu == 0 else ():
-        for other, kernel in zip(more.gpus[1:], more.parts.added[u], strict=True):
-            code += [Await(more.event("fetched", u, other)), Launch(kernel), Release((more.gradient(u, other),))]
+def _fetched(more: Additions) -> list[Instruction]:
+    """GPU 0 fetches a gradient when the one before has been added up."""
+    code: list[Instruction] = [Await(more.event("sent", gpu)) for gpu in more.gpus[1:]]
+    before: tuple[int, int] | None = None
+    for u, gpu in _sums(more):
+        block = more.gradient(u, gpu)
+        code += [Await(more.event("added", *before))] if before else []
+        code += [Acquire((block,)), CopyIn(block), Release((block,), Space.HOST), Signal(more.event("fetched", u, gpu))]
+        before = (u, gpu)
     return code
 
 
-def _spread(more: Additions) -> None:
-    """The new weights go from GPU 0 to all others."""
-    updates = more.parts.updates
-    order = sorted(range(len(updates)), key=lambda u: more.parts.updating[u])
+def _add_up(more: Additions) -> None:
+    """GPU 0 adds up all gradients before its optimizer takes memory."""
+    parts = more.parts
+    code: list[Instruction] = []
+    for u, gpu in _sums(more):
+        code += [Await(more.event("fetched", u, gpu)), Launch(parts.added[u][gpu - 1])]
+        code += [Release((more.gradient(u, gpu),)), Signal(more.event("added", u, gpu))]
+    more.inserted[more.after_backward(COMPUTE)].append(_of_gpu_0(code))
+    for stream in more.launches(range(parts.end, len(parts.kernels[0]))):
+        if stream != COMPUTE:
+            last = Await(more.event("added", *_sums(more)[-1]))
+            more.inserted[more.after_backward(stream)].append(_of_gpu_0([last]))
 
-    def send(gpu: int) -> list[Instruction]:
-        code: list[Instruction] = []
-        for u in () if gpu else order:
-            weight = updates[u].weight
-            code += [Await(more.event("updated", u)), Acquire((weight,), Space.HOST), CopyOut(weight)]
-            code.append(Signal(more.event("there", u)))
-        return code
+
+def _updated(more: Additions) -> list[Instruction]:
+    """What waits until GPU 0 has updated all weights, by the recorded optimizer or without one."""
+    parts = more.parts
+    recorded = {number: k for k, number in enumerate(parts.kernels[0]) if number is not None and k >= parts.end}
+    streams = more.launches(recorded[kernel] for kernel in parts.updating if kernel in recorded)
+    for stream, place in streams.items():
+        more.after(place, _of_gpu_0([Signal(more.event("updated", stream))]))
+    waits: list[Instruction] = [Await(more.event("updated", stream)) for stream in streams]
+    plain = [Launch(kernel) for kernel in parts.updating if kernel not in recorded]
+    if plain:
+        more.compute_ends(_of_gpu_0([*plain, Signal(more.event("descended"))]))
+        waits.append(Await(more.event("descended")))
+    return waits
+
+
+def _spread(more: Additions, updated: list[Instruction]) -> None:
+    """All new weights leave GPU 0, then they go to all others."""
+    weights = [update.weight for update in more.parts.updates]
+    out = [instruction for b in weights for instruction in (Acquire((b,), Space.HOST), CopyOut(b))]
+    more.at_end(more.out, _of_gpu_0([*updated, *out, Signal(more.event("there"))]))
 
     def receive(gpu: int) -> list[Instruction]:
-        code: list[Instruction] = []
-        for u in order if gpu else ():
-            code += [Await(more.event("there", u)), CopyIn(updates[u].weight), Signal(more.event("back", u, gpu))]
-        return code
+        if gpu == 0:
+            return []
+        return [Await(more.event("there")), *map(CopyIn, weights), Signal(more.event("back", gpu))]
 
-    more.at_end(more.out, send)
     more.at_end(more.back, receive)
-    for u in order:
-        more.host[more.last] += [Await(more.event("back", u, gpu)) for gpu in more.gpus[1:]]
-        more.host[more.last].append(Release((updates[u].weight,), Space.HOST))
-    more.host[more.last].append(Signal(more.event("over")))
+    more.host[more.last] += [Await(more.event("back", gpu)) for gpu in more.gpus[1:]]
+    more.host[more.last] += [Release(tuple(weights), Space.HOST), Signal(more.event("over"))]
     more.finish(lambda gpu: [] if gpu else [Await(more.event("over"))])
 
 
+def closing(program: Program, parts: Replicas) -> int:
+    """Where compute, at the end of the last segment, begins to give back gradients that were held until then."""
+    code = program.segments[-1].streams.get(COMPUTE, ())
+    at = len(code)
+    while at and isinstance(code[at - 1], Release):
+        at -= 1
+    while at < len(code) and not _gives_gradient(code[at], parts):
+        at += 1
+    return at
+
+
+def _gives_gradient(instruction: Instruction, parts: Replicas) -> bool:
+    if not isinstance(instruction, Release) or instruction.space is not Space.DEVICE:
+        return False
+    return any(update.gradient in instruction.blocks for update in parts.updates)
+
+
 def refuse_moving(program: Program, parts: Replicas) -> None:
-    """Raise `InputError` where a policy itself moves what is exchanged."""
+    """Raise `InputError` where a policy itself moves what is exchanged, or lets go of a gradient before the end."""
     names = {b: parts.graph.blocks[b].id for update in parts.updates for b in (update.weight, update.gradient)}
-    moved = {
-        instruction.block
-        for segment in program.segments
-        for code in segment.streams.values()
-        for instruction in code
-        if isinstance(instruction, CopyOut | CopyIn | Encode | Decode)
-    }
+    end = Place(len(program.segments) - 1, COMPUTE, closing(program, parts))
+    places = [
+        (Place(index, stream, position), instruction)
+        for index, segment in enumerate(program.segments)
+        for stream, code in segment.streams.items()
+        for position, instruction in enumerate(code)
+    ]
+    moved = {i.block for _, i in places if isinstance(i, CopyOut | CopyIn | Encode | Decode)}
     away = [b for b in names if b in moved] + [u.weight for u in parts.updates if u.weight not in program.resident]
     if away:
         what = f"the program moves '{names[away[0]]}' between GPU and host itself, so that it cannot be exchanged"
         raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that leaves weights on the GPU")
+    early = [i for place, i in places if _gives_gradient(i, parts) and (place[:2] != end[:2] or place < end)]
+    if early:
+        block = next(b for b in early[0].blocks if b in names)  # type: ignore[union-attr]
+        what = f"the program gives the memory of '{names[block]}' back before it has been exchanged"
+        raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that holds what the graph holds")
 
 
 def _known(block: int | None) -> int:

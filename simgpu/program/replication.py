@@ -45,12 +45,15 @@ from simgpu.timeline.streams import StreamId
 def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicate, trial: Timeline) -> Program:
     """The program of all GPUs.
 
-    program: of one GPU, on its share of the batch. graph: the one it was planned for, without its transforms.
+    program: of one GPU, on its share of the batch. graph: the one it was planned for, without its transforms, which
+    tells what is exchanged (`simgpu.graph.updates.exchanging`).
     trial: a run of it on one GPU, whose times decide where copies of the exchange stand. With the exchange `host`, the
     weights and the optimizer's state have their home in host memory, and GPUs hold no state.
 
-    Raises `InputError` for a program that moves weights or their gradients itself, and as `replicas` does.
+    Raises `InputError` for a program that moves weights or their gradients itself or lets go of a gradient before the
+    end, and as `replicas` does.
 
+    >>> from simgpu.graph.updates import exchanging
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.machine.run import run_program
     >>> from simgpu.program.lowering import lower
@@ -59,7 +62,8 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     >>> weight = Block("w", 100, BlockKind.WEIGHT, persistent=True)
     >>> backward = Kernel("B", "op", Phase.BACKWARD, 10, ("w",), ("w.grad",))
     >>> info = TraceInfo("one layer", 1, "gpu", "float32", Origin.MODELLED, "by hand")
-    >>> graph = TaskGraph.of(Trace(info, (backward,), (weight, Block("w.grad", 100, BlockKind.WEIGHT_GRADIENT))))
+    >>> blocks = (weight, Block("w.grad", 100, BlockKind.WEIGHT_GRADIENT))
+    >>> graph = exchanging(TaskGraph.of(Trace(info, (backward,), blocks)))
     >>> node = NodeSpec("two", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**9, 10**9), gpus=2)
     >>> one = lower(graph, Placement())
     >>> trial = run_program(one, graph, node, budget=None).timeline
@@ -80,10 +84,11 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     if program.segments[-1].repeat > 1:
         program = replace(program, segments=(*program.segments, Segment({})))
     more = Additions(program, parts, first_event=how.gpus * events_of(program))
+    times = Predicted(given, trial, apart)
     if how.exchange is Exchange.HOST:
-        on_host(more, node, Predicted(given, trial, apart))
+        on_host(more, node, times)
     else:
-        gather(more)
+        gather(more, times)
     return _Writer(program, parts, more, how).program_of_all()
 
 
@@ -113,8 +118,6 @@ class _Writer:
         self.more = more
         self.how = how
         self.events = events_of(program)
-        self.since = more.since
-        self.kept = {parts.updates[u].gradient for u in more.put_off}
 
     def program_of_all(self) -> Program:
         """All segments, with the streams of every GPU."""
@@ -152,14 +155,11 @@ class _Writer:
             for add in self.more.inserted.get(Place(index, stream, position), ()):
                 new += add(gpu)
             if position < len(code):
-                new += self._instruction(code[position], gpu, index >= self.since)
+                new += self._instruction(code[position], gpu)
         return new
 
-    def _instruction(self, instruction: Instruction, gpu: int, last: bool) -> list[Instruction]:
-        """An instruction in the numbers of a GPU; nothing where the GPU does not have what it is about.
-
-        last: whether the last sub-batch is under way, after which gradients keep their memory for the exchange.
-        """
+    def _instruction(self, instruction: Instruction, gpu: int) -> list[Instruction]:
+        """An instruction in the numbers of a GPU; nothing where the GPU does not have what it is about."""
         match instruction:
             case Launch(k, recompute):
                 kernel = self.parts.kernels[gpu][k]
@@ -173,8 +173,6 @@ class _Writer:
                 places = None if offsets is None else tuple(offsets[position] for position in there)
                 return [Acquire(self._mapped(blocks, gpu), space, places)] if there else []
             case Release(blocks, space):
-                if last and space is Space.DEVICE:
-                    blocks = tuple(b for b in blocks if b not in self.kept)
                 mine = self._mapped(blocks, gpu)
                 return [Release(mine, space)] if mine else []
             case Provide(blocks, space):

@@ -30,7 +30,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.machine.test_against_reference import compare
 from tests.semantics.hand_made import GB, graph, held, kernel, node
-from tests.semantics.networks import exchanges, moved, networks, on_all, several, switched_nodes
+from tests.semantics.networks import exchanges, moved, networks, on_all, several, sharing, switched_nodes
 
 HOST = Space.HOST
 
@@ -114,7 +114,7 @@ slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 @slow
 @given(st.data(), st.integers(2, 4), st.booleans(), st.booleans())
 def test_whole_iterations_happen_when_the_rules_say(data: st.DataObject, gpus: int, barrier: bool, tight: bool):
-    tasks = TaskGraph.of(data.draw(networks()))
+    tasks = sharing(data.draw(networks()))
     one = lower(tasks, data.draw(moved(tasks, layer_barrier=barrier)))
     where = data.draw(switched_nodes(gpus))
     program = on_all(one, tasks, where, data.draw(exchanges(gpus)))
@@ -131,7 +131,7 @@ def test_whole_iterations_happen_when_the_rules_say(data: st.DataObject, gpus: i
 @slow
 @given(st.data(), st.integers(2, 3))
 def test_half_duplex_switches_keep_to_the_rules(data: st.DataObject, gpus: int):
-    tasks = TaskGraph.of(data.draw(networks()))
+    tasks = sharing(data.draw(networks()))
     where = data.draw(switched_nodes(gpus))
     where = replace(where, switches=(SwitchSpec(tuple(range(gpus)), GB, 2 * GB, Duplex.HALF),))
     one = lower(tasks, data.draw(moved(tasks, layer_barrier=False)))
@@ -143,7 +143,7 @@ def test_half_duplex_switches_keep_to_the_rules(data: st.DataObject, gpus: int):
 def test_gpus_with_several_compute_streams_keep_to_the_rules(data: st.DataObject, gpus: int, streams: int):
     trace = data.draw(networks())
     kernels = tuple(replace(each, stream=data.draw(st.integers(0, streams - 1))) for each in trace.kernels)
-    tasks = TaskGraph.of(replace(trace, kernels=kernels))
+    tasks = sharing(replace(trace, kernels=kernels))
     where = data.draw(switched_nodes(gpus))
     program = on_all(lower(tasks, Placement()), tasks, where, data.draw(exchanges(gpus)))
     verify(program, tasks)

@@ -37,7 +37,7 @@ from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import BlockKind, Trace
 from tests.semantics.hand_made import BACKWARD, GB, block, graph, held, kernel, node, trace
-from tests.semantics.networks import network, on_all, several
+from tests.semantics.networks import network, on_all, several, sharing
 
 BUS = 12 * GB // 10
 #: Two bytes a nanosecond.
@@ -160,7 +160,7 @@ def three_layers() -> Trace:
 def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]):
     """Each stream takes layer 3, 2, 1 in turn; the last weight's return ends the iteration."""
     how = Replicate(gpus, HOST, 2 * BUS)
-    timeline = run(TaskGraph.of(three_layers()), how, on_a_bus(gpus))
+    timeline = run(sharing(three_layers()), how, on_a_bus(gpus))
     found = since_start(timeline)
     lone = [40, 100, 60]
     for n in (1, 2, 3):
@@ -175,7 +175,7 @@ def test_three_layers_by_hand(gpus: int, out: list[tuple[int, int]], updates: li
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_two_copies_for_each_gpu_and_layer(gpus: int):
     """Section 6.2 counts 2M of them for a layer on M GPUs."""
-    found = since_start(run(TaskGraph.of(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
+    found = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
     copies = Counter(name.split(".")[0] for _, kind, name in found if kind is not SpanKind.COMPUTE)
     assert copies == {"w1": 2 * gpus, "w2": 2 * gpus, "w3": 2 * gpus}
 
@@ -185,7 +185,7 @@ def test_cores_of_the_host(cores: int, host: int):
     """Two gradients and the weight are read and the weight written, at 1 byte a nanosecond a core, 2.5 at most."""
     where = several(2, switch=None)
     where = replace(where, host=HostSpec(cores=20, accumulate_bandwidth=GB, accumulate_limit=25 * GB // 10))
-    timeline = run(TaskGraph.of(network([1000])), priced(DataParallel(2, HOST, cores), where), where)
+    timeline = run(sharing(network([1000])), priced(DataParallel(2, HOST, cores), where), where)
     assert iteration_ns(timeline) == 20 + 1000 + host + 1000
 
 
@@ -212,14 +212,14 @@ def used_twice(last: int) -> Trace:
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
 def test_a_weight_of_two_layers_leaves_and_returns_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
-    found = since_start(run(TaskGraph.of(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
+    found = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
     copies = {name: times for (gpu, kind, name), times in found.items() if kind is not SpanKind.COMPUTE and not gpu}
     assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
 
 
 def test_gpus_wait_for_each_other_at_the_end_alone():
     """GPU 1 fetches x1 back through a narrow switch of its own; the kernels of GPU 0 follow each other all the same."""
-    tasks = TaskGraph.of(network([10, 10], gradient=100, error=100))
+    tasks = sharing(network([10, 10], gradient=100, error=100))
     where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
     swap = Swap(tasks.block("x1"), tasks.kernel("F2"), tasks.kernel("W2"), tasks.kernel("W2"))
     found = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
@@ -232,7 +232,7 @@ def test_gpus_wait_for_each_other_at_the_end_alone():
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_every_iteration_after_the_first_takes_the_same(exchange: Exchange):
-    tasks, where = TaskGraph.of(three_layers()), on_a_bus(4)
+    tasks, where = sharing(three_layers()), on_a_bus(4)
     program = on_all(lower(tasks, Placement()), tasks, where, Replicate(4, exchange, TWICE))
     ends = run_program(program, tasks, where, budget=None, iterations=6).timeline.iteration_ends_ns
     times = [after - before for before, after in pairwise(ends)]
@@ -245,23 +245,50 @@ def test_every_iteration_after_the_first_takes_the_same(exchange: Exchange):
 def test_two_weights_gathered_on_two_gpus():
     """30 and 100 bytes over links of their own, a byte a nanosecond; adding up takes as long as a copy.
 
-    Backward ends at 50. w1 arrives at 80, 110, is added until 140 and new at 145; w2 follows at 180, 280, 380 and 385.
+    Backward ends at 50, both gradients are on the host at 180. w1's is fetched until 210 and added until 240, w2's
+    until 340 and 440. Both weights are new at 450, on the host at 580, on the other GPU at 710.
     """
-    timeline = run(TaskGraph.of(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
-    assert iteration_ns(timeline) == 385 + 100 + 100
+    timeline = run(sharing(network([30, 100], step=5)), Replicate(2, GATHER, 3 * GB), several(2, switch=None))
+    found = since_start(timeline)
+    assert found[1, SpanKind.COPY_OUT, "w2.grad.gpu1"] == (80, 180)
+    assert found[0, SpanKind.COMPUTE, "accumulate:w1.grad.gpu1"] == (210, 240)
+    assert found[0, SpanKind.COPY_IN, "w2.grad.gpu1"] == (240, 340)
+    assert found[0, SpanKind.COMPUTE, "S1"] == (440, 445)
+    assert found[0, SpanKind.COPY_OUT, "w1"] == (450, 480)
+    assert found[1, SpanKind.COPY_IN, "w1"] == (580, 610)
+    assert iteration_ns(timeline) == 710
 
 
 def test_two_weights_gathered_on_four_gpus_behind_a_bus():
     """36 and 120 bytes: 30 and 100 ns for a lone copy and for adding up; a step takes 210 ns.
 
-    The others send w1's gradient until 140 and w2's until 440. GPU 0 fetches w1's until 230, adds it up until 260, and
-    has w1 at 470; it reaches the host at 500. From then on to 620 four copies in share the bus: w1 to three GPUs, and
-    w2's first gradient, which has 48 bytes to go at 500, 12 at 620 and none at 630. The others follow until 830. The
-    last one is added up until 930, w2 is new at 1140, on the host at 1240, and on all others 300 ns later.
+    The three others send w1's gradient until 140 and w2's until 440. GPU 0 has the bus to itself, fetches and adds up
+    w1's three gradients until 620 and w2's until 1220. The two steps take until 1640, both weights are on the host at
+    1770. They reach the three others, which share the bus, 90 and 390 ns later.
     """
-    timeline = run(TaskGraph.of(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
+    timeline = run(sharing(network([36, 120], step=210)), Replicate(4, GATHER, 3 * BUS), on_a_bus(4))
     found = since_start(timeline)
-    assert {found[gpu, SpanKind.COPY_IN, "w1"] for gpu in (1, 2, 3)} == {(500, 620)}
     fetched = [found[0, SpanKind.COPY_IN, f"w2.grad.gpu{gpu}"] for gpu in (1, 2, 3)]
-    assert fetched == [(440, 630), (630, 730), (730, 830)]
-    assert iteration_ns(timeline) == 1540
+    assert fetched == [(620, 720), (820, 920), (1020, 1120)]
+    assert {found[gpu, SpanKind.COPY_IN, "w1"] for gpu in (1, 2, 3)} == {(1770, 1860)}
+    assert iteration_ns(timeline) == 2160
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+def test_the_naive_exchange_is_a_sequence_appended_to_the_iteration(gpus: int):
+    """Section 7.5: over one bus, all gradients go to the host, to GPU 0, all weights to the host, to all others."""
+    sizes, compute, others = (36, 120, 60), 3 * 10 + 5 * 10, gpus - 1
+    lone = sum(sizes) * 10 // 12
+    timeline = run(sharing(network(sizes, step=5)), Replicate(gpus, GATHER, 3 * BUS), on_a_bus(gpus))
+    added, steps = others * lone, 3 * 5
+    assert iteration_ns(timeline) == compute + others * lone * 2 + added + steps + lone + others * lone
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_gathering_needs_room_for_one_more_gradient_at_a_time(gpus: int):
+    tasks = sharing(network([36, 120], step=5))
+    one = lower(tasks, Placement())
+    program = on_all(one, tasks, on_a_bus(gpus), Replicate(gpus, GATHER, 3 * BUS))
+    timeline = run_program(program, tasks, on_a_bus(gpus), budget=None).timeline
+    # Input, weights and gradients are there all the while; the feature maps are not any more.
+    assert int(timeline.device_memory.live.max()) == 20 + 2 * (36 + 120) + 120

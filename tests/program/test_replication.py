@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError, ProgramError
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
-from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
@@ -39,7 +39,7 @@ from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Trace
 from tests.semantics.hand_made import GB, node
-from tests.semantics.networks import exchanges, moved, network, networks, on_all, several, switched_nodes
+from tests.semantics.networks import exchanges, moved, network, networks, on_all, several, sharing, switched_nodes
 from tests.semantics.reference import ReferenceMachine
 
 HOST, GATHER = Exchange.HOST, Exchange.GATHER
@@ -70,7 +70,7 @@ def spans(timeline: Timeline, iteration: int = -1) -> dict[str, tuple[int, int]]
 
 
 def run(trace: Trace, how: Replicate, where: NodeSpec | None = None, iterations: int = 3) -> Timeline:
-    tasks = TaskGraph.of(trace)
+    tasks = sharing(trace)
     on = where or several(how.gpus)
     program = on_all(lower(tasks, Placement()), tasks, on, how)
     verify(program, tasks)
@@ -89,11 +89,11 @@ def iteration_ns(timeline: Timeline) -> int:
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_gathering_one_gradient_behind_one_switch(gpus: int):
-    """All other GPUs send at once, GPU 0 fetches one after the other, adds the last one up, and all wait for it."""
+    """All other GPUs send at once, GPU 0 fetches and adds up one after the other, and all wait for it."""
     others, compute, step, copied, added = gpus - 1, 20, 5, 100, 60
     timeline = run(network([SIZE], step=step), Replicate(gpus, GATHER, 3 * SIZE * GB // added), divisible(gpus))
-    out, fetched, spread = others * copied, others * copied, copied + others * copied
-    assert iteration_ns(timeline) == compute + out + fetched + added + step + spread
+    out, fetched, spread = others * copied, others * (copied + added), copied + others * copied
+    assert iteration_ns(timeline) == compute + out + fetched + step + spread
 
 
 @pytest.mark.parametrize("gpus", [2, 3, 4])
@@ -101,7 +101,7 @@ def test_gathering_without_a_switch(gpus: int):
     """What is sent arrives at once, and new weights reach all others together."""
     size, others = 100, gpus - 1
     timeline = run(network([size], step=5), Replicate(gpus, GATHER, 3 * size * GB // 60), several(gpus, switch=None))
-    assert iteration_ns(timeline) == 20 + size + others * size + 60 + 5 + size + size
+    assert iteration_ns(timeline) == 20 + size + others * (size + 60) + 5 + size + size
 
 
 def test_kernels_that_add_up_take_a_launch_each():
@@ -109,11 +109,15 @@ def test_kernels_that_add_up_take_a_launch_each():
     assert iteration_ns(slow) == iteration_ns(plain) + 7
 
 
-def test_gathering_goes_weight_by_weight():
-    """While the gradient of one weight is added up, the next one is fetched; its weight leaves before the next step."""
+def test_each_step_of_gathering_begins_when_the_one_before_is_over():
+    """GPU 0 adds up a gradient before it fetches the next; nothing else goes weight by weight."""
     found = spans(run(network([100, 100], step=5), Replicate(2, GATHER, 3 * GB)))
-    assert found["in:w2.grad.gpu1"][0] == found["in:w1.grad.gpu1"][1] == found["accumulate:w1.grad.gpu1"][0]
-    assert found["out:w1"][0] == found["S1"][1] < found["S2"][0]
+    steps = [
+        *("gpu1.out:w1.grad.gpu1", "gpu1.out:w2.grad.gpu1"),
+        *("in:w1.grad.gpu1", "accumulate:w1.grad.gpu1", "in:w2.grad.gpu1", "accumulate:w2.grad.gpu1"),
+        *("S1", "S2", "out:w1", "out:w2", "gpu1.in:w1", "gpu1.in:w2"),
+    ]
+    assert all(found[before][1] == found[after][0] for before, after in pairwise(steps))
 
 
 def test_one_step_for_all_weights_waits_for_all_gradients():
@@ -175,7 +179,7 @@ def test_the_next_iteration_begins_on_all_gpus_together_with_all_weights():
 def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
     """A batch of 5 in sub-batches of 2: two rounds, and a smaller one."""
     for batch, sub_batch in ((4, 1), (5, 2)):
-        tasks = TaskGraph.of(network([1000], batch=batch, step=5))
+        tasks = sharing(network([1000], batch=batch, step=5))
         one = lower(Split(sub_batch).apply(tasks), Placement())
         one = replace(one, transforms=(Split(sub_batch),))
         for exchange in Exchange:
@@ -193,7 +197,7 @@ def test_gradients_are_exchanged_in_the_last_of_several_rounds_only():
 
 def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
     """x1 comes back for the last kernel by the stream for copies in, where the weight of layer 2 is expected first."""
-    tasks = TaskGraph.of(network([10, 10], gradient=100, error=100))
+    tasks = sharing(network([10, 10], gradient=100, error=100))
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
     one = lower(tasks, Placement((swap,)))
     for rate, first in ((GB, "in:w2"), (GB // 100, "in:x0")):
@@ -205,7 +209,7 @@ def test_a_copy_that_waits_for_its_turn_is_delayed_by_gradients_before_it():
 
 # --- what is refused ---------------------------------------------------------------------------------------
 
-TASKS = TaskGraph.of(network([10, 100], momentum=True))
+TASKS = sharing(network([10, 100], momentum=True))
 
 
 def edited(exchange: Exchange, stream: StreamId, drop: Instruction) -> Program:
@@ -272,8 +276,11 @@ def test_a_host_that_does_not_wait_for_a_gradient():
 
 
 def test_gpu_0_that_does_not_wait_for_what_it_fetches():
-    drop = waits(whole(GATHER), H2D, CopyIn)
-    assert "may not hold its value in host memory" in refused(edited(GATHER, H2D, drop))
+    """Before the first copy in, GPU 0 waits for what the others have sent."""
+    code = whole(GATHER).segments[0].streams[H2D]
+    first = next(at for at, instruction in enumerate(code) if isinstance(instruction, CopyIn))
+    drop = next(instruction for instruction in reversed(code[:first]) if isinstance(instruction, Await))
+    assert "w1.grad.gpu1 holds no host memory" in refused(edited(GATHER, H2D, drop))
 
 
 def test_memory_for_a_fetched_gradient_is_taken_and_given_back():
@@ -297,7 +304,7 @@ many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_exam
 @many
 @given(st.data(), st.integers(2, 3), st.booleans())
 def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.DataObject, gpus: int, barrier: bool):
-    tasks = TaskGraph.of(data.draw(networks()))
+    tasks = sharing(data.draw(networks()))
     where = data.draw(switched_nodes(gpus))
     how = data.draw(exchanges(gpus))
     program = on_all(lower(tasks, data.draw(moved(tasks, layer_barrier=barrier))), tasks, where, how)
@@ -326,7 +333,7 @@ def test_what_verify_accepts_reads_the_right_versions_under_any_timing(data: st.
 @many
 @given(st.data(), st.integers(2, 4))
 def test_a_program_of_several_gpus_survives_being_written_and_read(data: st.DataObject, gpus: int):
-    tasks = TaskGraph.of(data.draw(networks()))
+    tasks = sharing(data.draw(networks()))
     where = data.draw(switched_nodes(gpus))
     program = on_all(lower(tasks, Placement()), tasks, where, data.draw(exchanges(gpus)))
     assert from_json(to_json(program)) == program

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import Duplex, NodeSpec, SwitchSpec
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import Program
@@ -67,6 +68,11 @@ def _optimizer(numbers: list[int], step: int | None, momentum: bool, together: b
         kernel(f"S{n}", step, f"w{n}.grad {kept.format(n=n)}", kept.format(n=n), phase=OPTIMIZER, pure=False)
         for n in numbers
     ]
+
+
+def sharing(trace: Trace) -> TaskGraph:
+    """The tasks of one of several GPUs."""
+    return exchanging(TaskGraph.of(trace))
 
 
 def several(gpus: int, *, switch: int | None = GB, base: NodeSpec | None = None) -> NodeSpec:
