@@ -126,41 +126,74 @@ class DeviceMemory:
             self.pool.acquire(request)
         return self.free_at(start, start + workspace[1]), failed
 
+    def offloaded_at(self, blocks: Iterable[int], begin: int) -> int:
+        """When a data stream that is free at `begin` has copied out what the host lacks of these, 0 if that is nothing.
+
+        Each leaves as soon as the task that last wrote it has ended (figure 3), one after the other.
+        """
+        end = 0
+        for b in blocks:
+            if b not in self.on_host:
+                end = max(end or begin, self.written[b].time) + self.tasks.out_ns[b]
+        return end
+
     def scheme(
         self,
         size: int,
         needed: Collection[int],
-        delay: Callable[[list[int]], int],
+        begin: int,
+        delay: Callable[[int], int],
         segments: Sequence[Segment] = (),
     ) -> Scheme | None:
         """The offloading scheme with the lowest delay that makes room for `size` bytes; None where there is none.
 
         Neighbouring segments are taken from each node of the list upwards until they are large enough (figure 6). A
         block that nobody has used since it was made or fetched stays, and so does what is needed at once. Of schemes
-        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address. segments:
-        those of the pool, where they are at hand.
+        with equal delay the one that copies the fewest bytes is taken, then the one at the lowest address. begin: when
+        the data stream is free; delay: what it costs to have offloaded by then. segments: those of the pool, where
+        they are at hand.
         """
         segments = segments or list(self.pool.segments())
-        best: tuple[int, int, int] | None = None
-        chosen: tuple[int, ...] = ()
         staying = self.unused.union(needed)
-        movable = [block is None or (block in self.present and block not in staying) for _, _, block in segments]
-        for first, start in enumerate(segments):
-            total, blocks = 0, []
-            for index in range(first, len(segments)):
-                if not movable[index]:
-                    break
-                total += segments[index].size
-                if (block := segments[index].block) is not None:
-                    blocks.append(block)
-                if total >= size:
-                    key = (delay(blocks), self._moved(blocks), start.start)
-                    if best is None or key < best:
-                        best, chosen = key, tuple(blocks)
-                    break
-        return None if best is None else Scheme(best[0], chosen)
+        run: list[Segment] = []
+        best: tuple[tuple[int, int, int], Scheme] | None = None
+        for segment in (*segments, None):
+            if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
+                run.append(segment)
+            else:
+                found = self._best_window(run, size, begin, delay)
+                best = min((each for each in (best, found) if each is not None), key=lambda each: each[0], default=None)
+                run = []
+        return None if best is None else best[1]
 
-    def _moved(self, blocks: Iterable[int]) -> int:
-        """Bytes over the link: out where the host lacks the block, and in again."""
-        sizes = self.tasks.graph.copy_sizes
-        return sum(sizes[b] * (1 if b in self.on_host else 2) for b in blocks)
+    def _best_window(
+        self, run: Sequence[Segment], size: int, begin: int, delay: Callable[[int], int]
+    ) -> tuple[tuple[int, int, int], Scheme] | None:
+        """The best scheme among neighbours that may all move, and what it is compared by.
+
+        Sums from the run's begin on make a window's cost a difference, except where a copy would have to wait.
+        """
+        copied, moved, late = [0], [0], [0]
+        copy_sizes = self.tasks.graph.copy_sizes
+        for _, _, b in run:
+            lacking = b is not None and b not in self.on_host
+            copied.append(copied[-1] + (self.tasks.out_ns[b] if b is not None and lacking else 0))
+            moved.append(moved[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
+            late.append(late[-1] + (b is not None and lacking and self.written[b].time > begin))
+        best: tuple[tuple[int, int, int], Scheme] | None = None
+        total, stop = 0, 0
+        for first, start in enumerate(run):
+            while stop < len(run) and total < size:
+                total += run[stop].size
+                stop += 1
+            if total < size:
+                break
+            end = begin + copied[stop] - copied[first] if copied[stop] > copied[first] else 0
+            if late[stop] > late[first]:
+                end = self.offloaded_at((b for _, _, b in run[first:stop] if b is not None), begin)
+            key = (delay(end), moved[stop] - moved[first], start.start)
+            if best is None or key < best[0]:
+                blocks = tuple(b for _, _, b in run[first:stop] if b is not None)
+                best = key, Scheme(key[0], blocks)
+            total -= start.size
+        return best

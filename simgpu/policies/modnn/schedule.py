@@ -124,7 +124,7 @@ class Schedule:
         """Whether memory can be taken for this request, if need be after offloading something else."""
         if self._has_room(request):
             return True
-        scheme = self.memory.scheme(request[1], task.touched, self._delay)
+        scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay)
         if scheme is None:
             return False
         self._evict(scheme.blocks, index - 1)
@@ -133,16 +133,9 @@ class Schedule:
     def _has_room(self, request: Request) -> bool:
         return request[1] == 0 or self.pool.largest_hole >= request[1]
 
-    def _delay(self, blocks: list[int]) -> int:
-        """How much later the next task starts if these blocks are offloaded before it (figure 3)."""
-        return max(0, self._offloaded_at(blocks) - self.compute.now)
-
-    def _offloaded_at(self, blocks: Iterable[int]) -> int:
-        end = 0
-        for b in blocks:
-            if b not in self.memory.on_host:
-                end = max(end or self.data.now, self.memory.written[b].time) + self.tasks.out_ns[b]
-        return end
+    def _delay(self, offloaded: int) -> int:
+        """How much later the next task starts if it waits for that time (figure 3)."""
+        return max(0, offloaded - self.compute.now)
 
     def _evict(self, blocks: tuple[int, ...], index: int) -> None:
         """Free the memory of blocks for the task after `index`, which waits for the copies."""
@@ -213,7 +206,7 @@ class Schedule:
     def _defragmentation_ns(self, task: Task) -> int:
         """How much later the task starts if everything is offloaded and its inputs are loaded again."""
         values = [b for b in self.memory.in_order() if b not in task.outputs]
-        begin = max(self._offloaded_at(values), self.data.now, self.compute.now)
+        begin = max(self.memory.offloaded_at(values, self.data.now), self.data.now, self.compute.now)
         return begin + sum(self.tasks.in_ns[b] for b in task.inputs) - self.compute.now
 
     def _too_small(self, task: Task) -> OutOfMemoryError:
@@ -266,7 +259,7 @@ class Schedule:
             scheme = NOTHING
             if not self._has_room(request):
                 segments = segments or list(self.pool.segments())
-                scheme = self.memory.scheme(request[1], task.touched, self._delay, segments)
+                scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay, segments)
             if scheme is not None:
                 free_at, held_up = self.memory.on_trial(request, scheme.blocks, missing)
                 delay = max(scheme.delay, free_at - self.compute.now)
@@ -323,7 +316,7 @@ class Schedule:
         """
         boundary = self.compute.point()
         if not self.memory.take(b):
-            scheme = self.memory.scheme(self.memory.request(b)[1], needed, self._lateness(b, expected))
+            scheme = self.memory.scheme(self.memory.request(b)[1], needed, self.data.now, self._lateness(b, expected))
             if scheme is None:
                 return False
             self._evict_behind(scheme.blocks, boundary, index)
@@ -336,11 +329,11 @@ class Schedule:
         self.away.discard(b)
         return True
 
-    def _lateness(self, b: int, expected: int) -> Callable[[list[int]], int]:
-        """How late a block comes in if others have to be offloaded first."""
+    def _lateness(self, b: int, expected: int) -> Callable[[int], int]:
+        """How late a block comes in if others have to be offloaded first, by when they are."""
 
-        def late(blocks: list[int]) -> int:
-            begin = max(self._offloaded_at(blocks), self.data.now, self.compute.now)
+        def late(offloaded: int) -> int:
+            begin = max(offloaded, self.data.now, self.compute.now)
             return max(0, begin + self.tasks.in_ns[b] - expected)
 
         return late
