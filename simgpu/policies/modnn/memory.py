@@ -160,9 +160,10 @@ class DeviceMemory:
         for segment in (*segments, None):
             if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
                 run.append(segment)
-            else:
+            elif run:
                 found = self._best_window(run, size, begin, delay)
-                best = min((each for each in (best, found) if each is not None), key=lambda each: each[0], default=None)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
                 run = []
         return None if best is None else best[1]
 
