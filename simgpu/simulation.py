@@ -114,7 +114,7 @@ class Result:
 
     @property
     def iteration_ns(self) -> int:
-        """Time of the last iteration, nanoseconds, from compute end to compute end."""
+        """Time of the last iteration, nanoseconds, from compute end to compute end (`Timeline.iteration_ends_ns`)."""
         start, end = self.timeline.window(-1)
         return end - start
 

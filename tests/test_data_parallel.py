@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import simgpu
@@ -138,12 +137,24 @@ def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
     assert "2 of the node's 4 GPUs run" in result.notes
 
 
-def test_an_iteration_ends_when_compute_has_ended_on_all_gpus(node: NodeSpec, resnet: Trace):
-    timeline = simulate(resnet, node, "ideal", gpus=2, exchange="gather").timeline
-    computing = np.array([name.endswith("compute") for name in timeline.streams])[timeline.stream]
+@pytest.mark.parametrize("exchange", ["gather", "host"])
+def test_an_iteration_ends_when_all_gpus_have_their_weights(node: NodeSpec, resnet: Trace, exchange: str):
+    timeline = simulate(resnet, node, "ideal", gpus=2, exchange=exchange).timeline
     for number, end in enumerate(timeline.iteration_ends_ns):
-        mine = (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == number) & computing
+        mine = (timeline.kind == SpanKind.COPY_IN) & (timeline.iteration == number)
         assert end == timeline.end_ns[mine].max()
+
+
+@pytest.mark.parametrize("exchange", ["gather", "host"])
+@pytest.mark.parametrize("policy", ["ideal", "none", "modnn"])
+def test_the_first_iteration_has_its_exchange_as_any_other(node: NodeSpec, resnet: Trace, policy: str, exchange: str):
+    one, two, five = (
+        simulate(resnet, node, policy, gpus=2, exchange=exchange, iterations=count) for count in (1, 2, 5)
+    )
+    assert one.iteration_ns == two.iteration_ns == five.iteration_ns
+    assert (one.steady, two.steady, five.steady) == (None, True, True)
+    assert one.metrics.breakdown == five.metrics.breakdown
+    assert (one.metrics.bytes_out, one.metrics.bytes_in) == (five.metrics.bytes_out, five.metrics.bytes_in)
 
 
 def test_the_breakdown_of_each_gpu_adds_up(node: NodeSpec, resnet: Trace):

@@ -33,8 +33,8 @@ class MetricRow(NamedTuple):
 class Metrics:
     """One iteration in numbers: times in ns, sizes in bytes, shares between 0 and 1.
 
-    With several GPUs the iteration lasts until compute has ended on all of them, the breakdown is that of GPU 0, bytes
-    are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
+    With several GPUs the iteration lasts until all of them have their new weights, the breakdown is that of GPU 0,
+    bytes are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
 
     samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown:
     iteration over ideal, 1 or more. bytes_out, bytes_in: of the copies that start in the iteration's window.

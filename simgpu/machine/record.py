@@ -25,8 +25,10 @@ def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
     gpus = np.array([s.gpu for s in executor.code.streams], dtype=np.int64)
     on_gpu = np.array([s.role == "compute" for s in executor.code.streams], dtype=np.bool_)
     computing = ((kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)) & on_gpu[stream]
+    # Several GPUs wait for each other and for their weights when they have computed.
+    ending = on_gpu[stream] if len(executor.memories) > 2 else computing
     ends = np.zeros(executor.iterations, dtype=np.int64)
-    np.maximum.at(ends, iteration[computing], end[computing])
+    np.maximum.at(ends, iteration[ending], end[ending])
     *devices, host = (memory.curve() for memory in executor.memories)
     return Timeline(
         streams=tuple(map(str, executor.code.streams)),

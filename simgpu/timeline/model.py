@@ -81,8 +81,8 @@ class MemoryCurve:
 class Timeline:
     """A run as columns; `stream`, `name` and `cause` hold positions in `streams` and `names` (-1 for none).
 
-    Rows are sorted by start, then by stream. `iteration_ends_ns[i]` is when compute of iteration i ended on all GPUs.
-    device_memory: of GPU 0; more_devices: of the others in order.
+    Rows are sorted by start, then by stream. `iteration_ends_ns[i]` is when compute of iteration i ended; with several
+    GPUs, when all have got their new weights too. device_memory: of GPU 0; more_devices: of the others in order.
     """
 
     streams: tuple[str, ...]
@@ -136,7 +136,7 @@ class Timeline:
             )
 
     def window(self, iteration: int) -> tuple[int, int]:
-        """Start and end (ns) of an iteration, from compute end to compute end."""
+        """Start and end (ns) of an iteration, each the end of one: see `Timeline`."""
         ends = self.iteration_ends_ns
         index = range(len(ends))[iteration]
         return (ends[index - 1] if index else 0), ends[index]
