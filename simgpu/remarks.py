@@ -6,12 +6,15 @@ Lives here: the notes of a result. Does not live here: running (`simgpu.simulati
 from __future__ import annotations
 
 from simgpu.codecs.costs import NodeCosts
+from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
+from simgpu.graph.updates import updates_of, without_gradient
 from simgpu.hardware.spec import NodeSpec
 from simgpu.program.instructions import CopyOut, Program
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Trace
+from simgpu.units import format_time
 
 
 def on_epoch(trace: Trace, epoch: int) -> list[str]:
@@ -48,6 +51,23 @@ def on_gpus(program: Program, node: NodeSpec) -> list[str]:
     if program.gpus == 1:
         return [f"one of the node's {node.gpus} GPUs runs, with a link of its own"]
     return [f"{program.gpus} of the node's {node.gpus} GPUs run"]
+
+
+def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
+    """What several GPUs do with weights otherwise than one GPU would. graph: of one of them."""
+    notes = []
+    _, end = updates_of(graph)
+    if end == len(graph.kernels):
+        notes.append("the trace has no optimizer: weights are updated by plain gradient descent")
+    elif exchange is Exchange.HOST:
+        spared = format_time(sum(graph.durations[end:]))
+        what = f"the host's update stands for the recorded optimizer ({spared} on one GPU), which the GPUs do not run"
+        notes.append(f"{what}: a speedup may be larger than their number")
+    if left := without_gradient(graph):
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        name = graph.blocks[left[0]].id
+        notes.append(f"no gradient is known of weight '{name}'{more}: not exchanged between GPUs, each keeps its own")
+    return notes
 
 
 def _copies(program: Program) -> bool:

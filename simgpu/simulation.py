@@ -32,7 +32,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
-from simgpu.remarks import on_compression, on_epoch, on_gpus
+from simgpu.remarks import on_compression, on_epoch, on_exchange, on_gpus
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
@@ -356,7 +356,7 @@ class _Shared:
         return replace(
             result,
             trace=replace(result.trace, batch=whole.trace.info.batch),
-            notes=(f"{samples}; {how.told}", *result.notes),
+            notes=(f"{samples}; {how.told}", *on_exchange(self.graph, how.exchange), *result.notes),
             together=Together(how, whole.ideal_ns(), alone.iteration_ns),
         )
 

@@ -17,7 +17,7 @@ from simgpu.program.text import to_json
 from simgpu.simulation import Result, simulate
 from simgpu.timeline.export import memory_frame, write_csv, write_perfetto
 from simgpu.timeline.model import SpanKind
-from simgpu.trace.model import Trace
+from simgpu.trace.model import BlockKind, Trace
 from simgpu.trace.zoo.modelled import build_trace
 from tests.semantics.networks import network, several
 
@@ -184,6 +184,28 @@ def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Pa
     assert names == {"gpu 0": 1, "gpu 1": 2}
     counted = {(event["pid"], event["name"]) for event in events if event["ph"] == "C"}
     assert counted == {(1, "device memory"), (2, "device memory"), (1, "host memory")}
+
+
+def test_notes_tell_what_becomes_of_the_optimizer():
+    on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**9))
+    on = replace(on, gpu=replace(on.gpu, dram_bandwidth=10**10))
+    recorded, none = network([10, 10], step=500, batch=2), network([10, 10], step=None, batch=2)
+    gathered, hosted = (simulate(recorded, on, "none", gpus=2, exchange=how).notes for how in ("gather", "host"))
+    stands = "the host's update stands for the recorded optimizer (1 us on one GPU), which the GPUs do not run"
+    assert f"{stands}: a speedup may be larger than their number" in hosted
+    assert not any("optimizer" in note for note in gathered)
+    for how in ("gather", "host"):
+        notes = simulate(none, on, "none", gpus=2, exchange=how).notes
+        assert "the trace has no optimizer: weights are updated by plain gradient descent" in notes
+
+
+def test_notes_name_weights_whose_gradient_nobody_knows():
+    trace = network([10, 100, 100], batch=2)
+    blocks = tuple(replace(b, kind=BlockKind.OTHER, bytes=7) if b.id == "w1.grad" else b for b in trace.blocks)
+    on = replace(several(2), host=HostSpec(accumulate_bandwidth=10**9))
+    notes = simulate(replace(trace, blocks=blocks), on, "none", gpus=2).notes
+    assert "no gradient is known of weight 'w1': not exchanged between GPUs, each keeps its own" in notes
+    assert not any("no gradient" in note for note in simulate(trace, on, "none", gpus=2).notes)
 
 
 def test_figures_of_several_gpus_show_all_of_them(node: NodeSpec, recorded: Trace):

@@ -11,7 +11,7 @@ from simgpu.graph.replicate import Exchange, Replicate, replicas
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed, with_encodings
-from simgpu.graph.updates import Update, updates_of
+from simgpu.graph.updates import Update, exchanging, updates_of, without_gradient
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from tests.semantics.hand_made import GB, INFO, block, held, kernel
@@ -150,6 +150,94 @@ def test_without_names_sizes_tell_it():
 def test_of_one_size_the_weight_read_first_goes_with_the_gradient_made_last():
     graph = renamed(network([10, 10], step=None), w1_grad="a", w2_grad="b")
     assert pairs(graph) == {"w1": ("a",), "w2": ("b",)}
+
+
+def by_hand(kernels: list[Kernel], *blocks: Block) -> TaskGraph:
+    """One layer with weight w1 before these kernels, in which backward begins with g, the gradient of that weight."""
+    first = [
+        kernel("F1", 10, "x0 w1", "x1", phase=Phase.FORWARD),
+        kernel("W1", 10, "x1 x0", "g", phase=Phase.BACKWARD),
+    ]
+    own = (held("x0", 20, kind=BlockKind.INPUT), block("x1", 20), held("w1", 100, kind=BlockKind.WEIGHT))
+    return TaskGraph.of(Trace(INFO, (*first, *kernels), (*own, *blocks)))
+
+
+def step(reads: str, writes: str = "w1") -> Kernel:
+    return kernel(f"S{writes}", 5, reads, writes, phase=Phase.OPTIMIZER)
+
+
+GRADIENT = block("g", 100, kind=BlockKind.WEIGHT_GRADIENT)
+
+
+def test_what_the_optimizer_reads_to_update_a_weight_is_its_gradient():
+    """Another block of that kind and size is made later."""
+    copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
+    other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
+    assert pairs(by_hand([copy, step("w1 g")], GRADIENT, other)) == {"w1": ("g",)}
+    assert pairs(by_hand([copy, step("w1 h")], GRADIENT, other)) == {"w1": ("h",)}
+
+
+def test_temporaries_and_state_of_the_optimizer_are_followed_to_the_gradient():
+    state = held("m", 100, kind=BlockKind.OPTIMIZER_STATE)
+    temporary = block("t", 100, kind=BlockKind.OTHER)
+    kernels = [kernel("M", 5, "g m", "m", phase=Phase.OPTIMIZER), kernel("T", 5, "m", "t", phase=Phase.OPTIMIZER)]
+    copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
+    other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
+    graph = by_hand([copy, *kernels, step("w1 t")], GRADIENT, other, state, temporary)
+    assert pairs(graph) == {"w1": ("g", "m")}
+
+
+def test_a_common_norm_of_all_gradients_leads_to_none_of_them():
+    trace = network([10, 10], step=None)
+    norm = kernel("norm", 5, "w1.grad w2.grad", "n", phase=Phase.OPTIMIZER)
+    steps = [step(f"w{n} n w{n}.grad", f"w{n}") for n in (1, 2)]
+    blocks = (*trace.blocks, block("n", 4, kind=BlockKind.OTHER))
+    graph = replace(trace, kernels=(*trace.kernels, norm, *steps), blocks=blocks)
+    assert pairs(renamed(graph, w1_grad="b", w2_grad="a")) == {"w1": ("b",), "w2": ("a",)}
+
+
+@pytest.mark.parametrize("kind", [BlockKind.OTHER, BlockKind.GRADIENT])
+def test_a_gradient_of_another_kind_is_known_by_the_optimizer_and_its_size(kind: BlockKind):
+    scale = kernel("scale", 1, "x1", "s", phase=Phase.BACKWARD)
+    blocks = (replace(GRADIENT, kind=kind), block("s", 4, kind=BlockKind.OTHER))
+    assert pairs(by_hand([scale, step("w1 s g")], *blocks)) == {"w1": ("g",)}
+
+
+def test_of_several_gradients_that_an_update_reads_the_name_tells():
+    other = block("w1.grad", 100, kind=BlockKind.WEIGHT_GRADIENT)
+    made = kernel("more", 10, "x1", "w1.grad", phase=Phase.BACKWARD)
+    assert pairs(by_hand([made, step("w1 g w1.grad")], GRADIENT, other)) == {"w1": ("w1.grad",)}
+
+
+def test_what_the_optimizer_reads_comes_before_what_only_has_the_size():
+    """One kernel updates both weights; a part that is added to a gradient is made last."""
+    trace = network([10, 10], together=True)
+    part = kernel("part", 1, "x1", "p", phase=Phase.BACKWARD)
+    add = kernel("add", 1, "p w1.grad", "w1.grad", phase=Phase.BACKWARD)
+    blocks = (*trace.blocks, block("p", 10, kind=BlockKind.WEIGHT_GRADIENT))
+    graph = replace(trace, kernels=(*trace.kernels[:-1], part, add, trace.kernels[-1]), blocks=blocks)
+    assert pairs(renamed(graph, w1_grad="a", w2_grad="b")) == {"w1": ("a",), "w2": ("b",)}
+
+
+def test_a_part_that_backward_adds_to_a_gradient_is_taken_where_nothing_else_fits():
+    add = kernel("add", 10, "g", "sum", phase=Phase.BACKWARD)
+    assert pairs(by_hand([add], GRADIENT, block("sum", 100, kind=BlockKind.WEIGHT_GRADIENT))) == {"w1": ("sum",)}
+    assert pairs(by_hand([add], GRADIENT, block("sum", 50, kind=BlockKind.WEIGHT_GRADIENT))) == {"w1": ("g",)}
+
+
+def test_one_gradient_updates_one_weight():
+    """A second weight that is updated by the same block has none of its own."""
+    second = held("w2", 100, kind=BlockKind.WEIGHT)
+    graph = by_hand([step("w1 g"), step("w2 g", "w2")], GRADIENT, second)
+    assert pairs(graph) == {"w1": ("g",)}
+    assert without_gradient(graph) == (graph.block("w2"),)
+
+
+@pytest.mark.parametrize("batch", [4, 1])
+def test_pairs_stay_what_they_were_in_sub_batches_and_at_other_batches(batch: int):
+    """Whatever sub-batches do to the blocks that sizes would be compared of."""
+    told = exchanging(renamed(network([10, 10], step=None, batch=4), w1_grad="b", w2_grad="a"))
+    assert pairs(told.at_batch(batch)) == pairs(told) == pairs(Split(1).apply(told))
 
 
 def test_layers_come_before_sizes():
