@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import InputError, OutOfMemoryError, Problem
 from simgpu.graph.replicate import Exchange, Replicate
+from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.memory.transfer import NANO
 
@@ -85,6 +86,19 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
     if problems:
         raise InputError(problems)
     return batch // how.gpus
+
+
+def explained(error: OutOfMemoryError, how: DataParallel, graph: TaskGraph) -> OutOfMemoryError:
+    """The same error, saying so where it was a gradient of another GPU for which GPU 0 had no room.
+
+    graph: of one GPU.
+    """
+    fetched = {f"copy of block {each.gradient}.gpu{gpu} on" for each in graph.exchanged for gpu in range(1, how.gpus)}
+    copy = error.waiting.rpartition(" ")[0]
+    if how.exchange is not Exchange.GATHER or error.space != "GPU 0's device" or copy not in fetched:
+        return error
+    why = "which GPU 0 fetches to add it up, beside what the policy has planned (the exchange host needs no such room),"
+    return OutOfMemoryError(f"{error.waiting}, {why}", *error.args[1:])
 
 
 def priced(how: DataParallel, node: NodeSpec) -> Replicate:

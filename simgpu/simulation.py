@@ -26,7 +26,7 @@ from simgpu.graph.updates import exchanging
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
-from simgpu.parallel import DataParallel, Together, priced, share_of
+from simgpu.parallel import DataParallel, Together, explained, priced, share_of
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
@@ -351,7 +351,11 @@ class _Shared:
     def run_together(self, program: Program, how: DataParallel, whole: TaskGraph) -> Result:
         """Run one GPU's program alone, then on all GPUs with the exchange of gradients. whole: the undivided batch."""
         alone = self.run(program)
-        result = self.run(replicated(program, self.graph, self.node, priced(how, self.node), alone.timeline))
+        every = replicated(program, self.graph, self.node, priced(how, self.node), alone.timeline)
+        try:
+            result = self.run(every)
+        except OutOfMemoryError as error:
+            raise explained(error, how, self.graph) from None
         samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {whole.trace.info.batch} samples each"
         return replace(
             result,

@@ -183,6 +183,21 @@ def test_recordings_in_which_backward_reads_gradients_run_on_two_gpus(name: str,
     assert simulate(recorded, on, "modnn", gpus=2, exchange=exchange, budget="1 GiB", iterations=2).iteration_ns
 
 
+@pytest.mark.parametrize("policy", ["none", "vdnn", "modnn"])
+def test_gathering_tells_why_the_memory_of_a_plan_is_not_enough(policy: str):
+    """What fits with the host's exchange lacks room for the gradient that GPU 0 fetches first."""
+    made = network([100, 200, 300], batch=4)
+    need = simulate(made, two(), policy, gpus=2).high_water
+    with pytest.raises(OutOfMemoryError) as caught:
+        simulate(made, two(), policy, gpus=2, exchange="gather", budget=need)
+    assert "copy of block w1.grad.gpu1 on " in str(caught.value)
+    why = "which GPU 0 fetches to add it up, beside what the policy has planned (the exchange host needs no such room),"
+    assert f"{why} asks for 100 B" in str(caught.value)
+    with pytest.raises(OutOfMemoryError) as plain:
+        simulate(made, two(), policy, gpus=2, exchange="gather", budget=need // 2)
+    assert "fetches" not in str(plain.value)
+
+
 # --- what is refused ---------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,14 @@ that tells where memory ran out (`OutOfMemoryError`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
 from simgpu.trace.stats import trace_stats
@@ -72,7 +75,10 @@ def advice(
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
         told.insert(0, ("nothing moved", where))
-    steps = list(_policies_to_try(scenario, comparison, need > memory, written, progress))
+    steps = [
+        *_with_the_hosts_exchange(scenario, comparison, progress),
+        *_policies_to_try(scenario, comparison, need > memory, written, progress),
+    ]
     if peak is not None and memory < peak.bytes <= scenario.node.budget:
         has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
         steps.append(f"a larger budget: {has}, which hold it with nothing moved")
@@ -112,6 +118,24 @@ def _policies_to_try(
         yield _no_policy(trace) if kernel_too_large else no_other
 
 
+def _with_the_hosts_exchange(
+    scenario: Scenario, comparison: Comparison, progress: Callable[[str], None]
+) -> Iterator[str]:
+    """Policies that were asked for and would fit if GPU 0 fetched no gradients."""
+    together = scenario.data_parallel
+    if together is None or together.exchange is not Exchange.GATHER:
+        return
+    hosted = replace(scenario, data_parallel=replace(together, exchange=Exchange.HOST))
+    stopped = [run for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
+    fitting = []
+    for run in stopped:
+        progress(f"trying {run.label} with exchange: host")
+        if _trial(hosted, make_policy(run.policy, run.parameters)) is not None:
+            fitting.append(run.label)
+    if fitting:
+        yield f"data_parallel.exchange host, so that GPU 0 fetches no gradients: {', '.join(fitting)} would fit"
+
+
 def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str], None]) -> Iterator[Result]:
     """Runs of the built-in policies that were not tried, of those that can be run here and fit."""
     names = {label.partition("(")[0] for label in tried}
@@ -122,21 +146,27 @@ def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str]
         if label in tried or ("launch" in parameters and name in names):
             continue
         progress(f"trying {label}")
-        try:
-            yield simulate(
-                scenario.trace,
-                scenario.node,
-                policy,
-                budget=scenario.budget,
-                iterations=2,
-                seed=scenario.seed,
-                pool=scenario.pool,
-                alignment=scenario.alignment,
-                epoch=scenario.epoch,
-                **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
-            )
-        except (OutOfMemoryError, InputError, MissingExtraError):
-            continue
+        if (result := _trial(scenario, policy)) is not None:
+            yield result
+
+
+def _trial(scenario: Scenario, policy: Policy) -> Result | None:
+    """Two iterations under a policy, None where it does not fit or cannot be run."""
+    try:
+        return simulate(
+            scenario.trace,
+            scenario.node,
+            policy,
+            budget=scenario.budget,
+            iterations=2,
+            seed=scenario.seed,
+            pool=scenario.pool,
+            alignment=scenario.alignment,
+            epoch=scenario.epoch,
+            **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
+        )
+    except (OutOfMemoryError, InputError, MissingExtraError):
+        return None
 
 
 def _in_words(result: Result) -> str:

@@ -11,14 +11,17 @@ import yaml
 from simgpu.errors import InputError
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import compare
+from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
-from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec
+from simgpu.parallel import DataParallel
 from simgpu.scenario.load import make_scenario
 from simgpu.scenario.model import PolicyChoice, PolicyEntry, Scenario
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
 from simgpu.trace.sparsity.generator import with_sparsity
 from simgpu.trace.zoo.modelled import build_trace
+from tests.semantics.networks import network
 
 # Three layers whose maps have 100, 200 and 300 bytes: nothing moved is all of them, a kernel touches some of them.
 # The framework let go of each after the iteration's last kernel.
@@ -157,3 +160,20 @@ def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, e
     trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool))
     found = [step for step in steps(scenario(300, "none", trace=trace)) if step.startswith("a smaller batch")]
     assert found == ([] if expected is None else [expected])
+
+
+def test_where_fetched_gradients_find_no_room_the_hosts_exchange_is_named() -> None:
+    wire = LinkSpec("wire", 10**9, 10**9)
+    gpu = GpuSpec("a GPU", 10**6, dram_bandwidth=10**10)
+    node = NodeSpec("bench", gpu, wire, HostSpec(accumulate_bandwidth=10**9), gpus=2)
+    gathered = replace(
+        scenario(10**6, "none", "vdnn", trace=network([100, 200, 300])),
+        node=node,
+        data_parallel=DataParallel(2, Exchange.GATHER),
+    )
+    hosted = compare(replace(gathered, data_parallel=DataParallel(2)))
+    needs = {label: result.high_water for label, result in hosted.results.items()}
+    both = "data_parallel.exchange host, so that GPU 0 fetches no gradients: none, vdnn would fit"
+    assert steps(replace(gathered, budget=max(needs.values())))[0] == both
+    assert not any("exchange" in step for step in steps(replace(gathered, budget=min(needs.values()) - 1)))
+    assert not any("exchange" in step for step in steps(gathered))
