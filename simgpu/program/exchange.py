@@ -39,6 +39,7 @@ from simgpu.program.instructions import (
     Signal,
     Space,
 )
+from simgpu.program.order import needs_of
 from simgpu.program.predicted import Place, Predicted
 from simgpu.timeline.streams import StreamId
 
@@ -139,6 +140,19 @@ class Additions:
 
         self.compute_ends(end)
 
+    def behind(self, place: Place, launches: Iterable[Place]) -> Place:
+        """The place, or if need be the first one after it that stands behind all that these launches need.
+
+        Times tell places apart only where something takes time.
+        """
+        needs = (self._needs[launch.stream, launch.position] for launch in launches if launch.segment == self.since)
+        least = max((need.get(place.stream, 0) for need in needs), default=0)
+        return place._replace(position=max(place.position, least))
+
+    @cached_property
+    def _needs(self) -> dict[tuple[StreamId, int], dict[StreamId, int]]:
+        return needs_of(self.program.segments[self.since])
+
     # --- the end of backward --------------------------------------------------------------------------------
 
     @cached_property
@@ -180,7 +194,7 @@ def gather(more: Additions, trial: Predicted) -> None:
         if more.since < more.last:
             place = Place(more.since + 1, stream, 0)
         else:
-            place = trial.place(more.since, stream, computed)
+            place = more.behind(trial.place(more.since, stream, computed), done.values())
         more.inserted[place].append(add)
     _add_up(more)
     _spread(more, _updated(more))

@@ -13,7 +13,7 @@ before the first copy that began, in a trial of the program on one GPU, when the
 stands before the first copy that began when the host was, by these times, expected to have updated it: gradients leave
 one after the other, each at a GPU's fair share of its link and switch, and the host handles them in that order. That
 order of times also keeps streams from waiting for each other in a circle: whatever stands before something else comes
-to its turn earlier in the trial.
+to its turn earlier in the trial. Where work takes no time, the program's events tell what comes first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from simgpu.program.instructions import (
     Space,
 )
 from simgpu.program.predicted import Place, Predicted
+from simgpu.timeline.streams import StreamId
 
 
 class _Use(NamedTuple):
@@ -65,8 +66,11 @@ def on_host(more: Additions, node: NodeSpec, trial: Predicted) -> None:
     since = more.since
     leaving = [(expected[u].made, 0, u) for u in range(len(uses))]
     coming = [(expected[u].back, 1, u) for u in range(len(uses))]
+    reached: dict[StreamId, Place] = {}
     for time, comes, u in sorted([*leaving, *coming]):
-        place = trial.place(since, more.back if comes else more.out, time)
+        stream = more.back if comes else more.out
+        place = more.behind(trial.place(since, stream, time), [uses[u].made, *(uses[u].last if comes else ())])
+        place = reached[stream] = max(place, reached.get(stream, place))
         more.inserted[place].append(partial(_receive, more, u, uses[u]) if comes else partial(_send, more, u))
     for *_, u in sorted(leaving):
         more.host[since] += _accumulate(more, u)

@@ -350,3 +350,14 @@ def test_without_a_split_copies_stand_in_streams_of_their_own():
         *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
     }
     assert D2H in whole(HOST).streams
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+def test_where_nothing_takes_time_events_tell_what_comes_first(exchange: Exchange):
+    """x0 comes back for the last kernel at the instant at which both gradients are there."""
+    trace = network([10, 10], forward=0, error=0, gradient=0, step=None)
+    tasks = sharing(replace(trace, blocks=tuple(replace(b, bytes=0) if b.id == "x0" else b for b in trace.blocks)))
+    swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
+    program = on_all(lower(tasks, Placement((swap,))), tasks, several(2), Replicate(2, exchange, TWICE))
+    verify(program, tasks)
+    assert run_program(program, tasks, several(2), budget=None).steady
