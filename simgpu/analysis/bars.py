@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.timeline.model import Column, MemoryCurve, Span, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, is_compute
@@ -92,8 +93,8 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
 
 def bars(
     timeline: Timeline, start: int, end: int, phases: Mapping[str, Phase], grain: int
-) -> dict[tuple[str, Look], tuple[Column, Column]]:
-    """Starts and ends (ns, from `start` on) of what to draw per stream and look, cut at the window.
+) -> dict[tuple[str, Look], Bars]:
+    """What to draw per stream and look, cut at the window, in ns from `start` on.
 
     Spans of no length are left out; neighbours shorter than `grain` (ns) become one bar.
     """
@@ -110,20 +111,29 @@ def bars(
     }
 
 
-def merge_tiny(starts: Column, ends: Column, grain: int) -> tuple[Column, Column]:
+class Bars(NamedTuple):
+    """Bars in order: start, end, and the share of each that is really busy, 1 for one that nothing was merged into."""
+
+    starts: Column
+    ends: Column
+    busy: NDArray[np.float64]
+
+
+def merge_tiny(starts: Column, ends: Column, grain: int) -> Bars:
     """Join neighbours that are both shorter than `grain` and less than `grain` apart; sorted, not overlapping.
 
-    >>> starts, ends = np.array([0, 2, 4, 50]), np.array([1, 3, 40, 90])
+    >>> starts, ends = np.array([0, 2, 4, 50]), np.array([1, 4, 40, 90])
     >>> merge_tiny(starts, ends, grain=5)
-    (array([ 0,  4, 50]), array([ 3, 40, 90]))
+    Bars(starts=array([ 0,  4, 50]), ends=array([ 4, 40, 90]), busy=array([0.75, 1.  , 1.  ]))
     """
     if len(starts) == 0:
-        return starts, ends
+        return Bars(starts, ends, np.ones(0))
     tiny = ends - starts < grain
     joined = tiny[1:] & tiny[:-1] & (starts[1:] - ends[:-1] < grain)
     first = np.concatenate([[True], ~joined])
     last = np.concatenate([~joined, [True]])
-    return starts[first], ends[last]
+    worked = np.add.reduceat(ends - starts, np.flatnonzero(first))
+    return Bars(starts[first], ends[last], worked / (ends[last] - starts[first]))
 
 
 class Steps(NamedTuple):

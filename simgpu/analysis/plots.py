@@ -31,6 +31,8 @@ from simgpu.trace.model import Phase
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, format_power, format_time
 from simgpu.whole import whole_file
 
+#: Opacity of what takes next to no part of its stretch of time: still to be seen.
+_PALEST = 0.2
 _STREAM_LABELS = {"compute": "compute", "d2h": "copy out\n(d2h)", "h2d": "copy in\n(h2d)", "host": "host"}
 _STREAM_LABELS |= {"data": "copies", "host1": "host\n(exchange)"}
 _WIDTH_INCHES = 10.0
@@ -227,9 +229,10 @@ def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping
     for look in reversed(LOOKS):
         for stream, row in rows.items():
             if (stream, look) in drawn:
-                starts, ends = drawn[stream, look]
+                starts, ends, busy = drawn[stream, look]
                 wide = (ends - starts > _EDGED_GRAINS * grain) & (len(starts) <= _EDGED_BARS)
-                ax.add_collection(_boxes(look, row, window.scaled(starts), window.scaled(ends), wide), autolim=False)
+                boxes = _boxes(look, row, window.scaled(starts), window.scaled(ends), wide, busy)
+                ax.add_collection(boxes, autolim=False)
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_yticks(list(rows.values()), [_STREAM_LABELS.get(stream, stream) for stream in rows])
     ax.tick_params(axis="y", length=0)
@@ -249,17 +252,25 @@ def _boxes(
     starts: np.ndarray[tuple[int], np.dtype[np.float64]],
     ends: np.ndarray[tuple[int], np.dtype[np.float64]],
     wide: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    busy: np.ndarray[tuple[int], np.dtype[np.float64]],
 ) -> PolyCollection:
-    """One collection of rectangles; a thin light edge parts wide plain ones, narrow ones keep their colour."""
+    """One collection of rectangles; a thin light edge parts wide plain ones, narrow ones keep their colour.
+
+    Where many short ones have become one, it is as pale as they leave the stream idle.
+    """
+    from matplotlib.colors import to_rgba
+
     low, high = np.full_like(starts, row - look.height / 2), np.full_like(starts, row + look.height / 2)
     corners = np.stack(
         [np.stack(corner, axis=1) for corner in ((starts, low), (starts, high), (ends, high), (ends, low))], axis=1
     )
-    edges = [look.ink if look.hatch or is_wide else look.fill for is_wide in wide.tolist()]
+    fills = [to_rgba(look.fill, _PALEST + (1 - _PALEST) * share) for share in busy.tolist()]
+    plain = zip(fills, wide.tolist(), strict=True)
+    edges = [to_rgba(look.ink) if look.hatch or is_wide else fill for fill, is_wide in plain]
     widths = 0.0 if look.hatch else 0.5
     return PolyCollection(
         list(corners),
-        facecolors=look.fill,
+        facecolors=fills,
         edgecolors=edges,
         linewidths=widths,
         hatch=look.hatch or None,

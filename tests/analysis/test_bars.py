@@ -47,7 +47,7 @@ def test_spans_are_cut_at_the_window_and_sorted_by_look() -> None:
         [10, 30],
     )
     drawn = bars(timeline, 10, 30, {"a": Phase.BACKWARD}, grain=1)
-    assert {key: (starts.tolist(), ends.tolist()) for key, (starts, ends) in drawn.items()} == {
+    assert {key: (starts.tolist(), ends.tolist()) for key, (starts, ends, _) in drawn.items()} == {
         ("compute", PHASES[Phase.BACKWARD]): ([0], [5]),
         ("compute", WAIT_COPY_OUT): ([5], [10]),
         ("compute", WAIT_COPY_IN): ([10], [12]),
@@ -68,15 +68,17 @@ def test_a_kernel_of_unknown_phase_is_plain_compute() -> None:
 
 def test_many_tiny_kernels_become_few_bars_that_cover_the_same_stretch() -> None:
     starts = np.arange(0, 100_000, 10)
-    merged_starts, merged_ends = merge_tiny(starts, starts + 9, grain=50)
-    assert (merged_starts.tolist(), merged_ends.tolist()) == ([0], [99_999])
+    merged = merge_tiny(starts, starts + 9, grain=50)
+    assert (merged.starts.tolist(), merged.ends.tolist()) == ([0], [99_999])
+    assert merged.busy.tolist() == [9 * 10_000 / 99_999]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=12), st.integers(1, 20))
 def test_merging_hides_no_span_and_fills_only_gaps_below_the_grain(gaps: list[tuple[int, int]], grain: int) -> None:
     flat = np.cumsum(np.array(gaps, dtype=np.int64).reshape(-1))
     starts, ends = flat[0::2], flat[1::2]
-    merged_starts, merged_ends = merge_tiny(starts, ends, grain)
+    merged_starts, merged_ends, busy = merge_tiny(starts, ends, grain)
+    assert int(((merged_ends - merged_starts) * busy).round().sum()) == int((ends - starts).sum())
     covered = {t for a, b in zip(merged_starts.tolist(), merged_ends.tolist(), strict=True) for t in range(a, b)}
     original = {t for a, b in zip(starts.tolist(), ends.tolist(), strict=True) for t in range(a, b)}
     assert original <= covered
