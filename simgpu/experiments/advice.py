@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
-from simgpu.simulation import Result, simulate
+from simgpu.simulation import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.zoo.catalogue import NETWORKS, build
 from simgpu.units import format_bytes, format_time
@@ -34,6 +35,8 @@ _CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("vdnn", {}),
     ("vdnn", {"mode": "conv"}),
     ("vdnn", {"mode": "dynamic"}),
+    ("vdnn+", {}),
+    ("modnn", {}),
     ("vdnn++", {}),
     ("cdma", {}),
     ("static", {"launch": "expert"}),
@@ -75,14 +78,28 @@ def advice(
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
         told.insert(0, ("nothing moved", where))
+    bounds = _bounds(scenario, trace)
+    if bounds is not None:
+        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu bound"
+        told.append(("sub-batches", least))
+        if memory < bounds.offloaded.bytes:
+            return [*told, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
     steps = [
         *_with_the_hosts_exchange(scenario, comparison, progress),
-        *_policies_to_try(scenario, comparison, need > memory, written, progress),
+        *_policies_to_try(scenario, comparison, bounds is None and need > memory, written, progress),
     ]
     if peak is not None and memory < peak.bytes <= scenario.node.budget:
         has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
         steps.append(f"a larger budget: {has}, which hold it with nothing moved")
     return [*told, *(("to try", step) for step in (*steps, *_smaller_batch(trace)))]
+
+
+def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
+    """What sub-batches need at least (moDNN, equation 7); None where the batch cannot be partitioned."""
+    if not trace.tells_reads or not trace.blocks or len(trace.kernels) > _MOST_KERNELS:
+        return None
+    found = memory_bounds(task_graph(trace, scenario.node), scenario.alignment or scenario.node.gpu.alignment)
+    return found if found.batch < trace.info.batch else None
 
 
 def _no_policy(trace: Trace) -> str:

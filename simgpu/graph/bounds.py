@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Role, Tdfg, Way
 from simgpu.trace.model import BlockKind
@@ -105,7 +106,7 @@ def ideal_memory(tdfg: Tdfg) -> Bound:
 
 
 def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
-    """All bounds of an iteration, those from below at one sample at a time where it can be told at that batch.
+    """All bounds of an iteration, those from below at one sample at a time where the batch can be partitioned.
 
     alignment: each block takes a multiple of so many bytes.
 
@@ -118,6 +119,7 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
     """
     one, why = graph, ""
     try:
+        split(graph, 1)
         one = graph.at_batch(1)
     except InputError as error:
         why = first_reason(error)

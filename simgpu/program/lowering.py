@@ -50,12 +50,18 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     >>> "copy out x2" in listing(program, graph)
     True
     """
-    if not recorded_lifetimes and not graph.trace.tells_reads:
+    if not recorded_lifetimes:
+        require_reads(graph)
+    _check_swaps(graph, placement)
+    return _Lowering(graph, placement, recorded_lifetimes).program()
+
+
+def require_reads(graph: TaskGraph) -> None:
+    """Raises `InputError` where the recording does not tell what kernels read."""
+    if not graph.trace.tells_reads:
         what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
         remedy = "run the policies none or ideal, or import it with its execution trace"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)
-    _check_swaps(graph, placement)
-    return _Lowering(graph, placement, recorded_lifetimes).program()
 
 
 def _check_swaps(graph: TaskGraph, placement: Placement) -> None:

@@ -11,16 +11,19 @@ import yaml
 from simgpu.errors import InputError
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import compare
+from simgpu.graph.bounds import memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.parallel import DataParallel
 from simgpu.scenario.load import make_scenario
 from simgpu.scenario.model import PolicyChoice, PolicyEntry, Scenario
+from simgpu.simulation import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
 from simgpu.trace.sparsity.generator import with_sparsity
 from simgpu.trace.zoo.modelled import build_trace
+from simgpu.units import format_bytes
 from tests.semantics.networks import network
 
 # Three layers whose maps have 100, 200 and 300 bytes: nothing moved is all of them, a kernel touches some of them.
@@ -85,7 +88,8 @@ def test_where_nothing_fits_policies_that_do_are_found_and_named_the_fastest_fir
         assert told == f"{run.result.iteration_ns} ns, peak {run.result.metrics.device_peak_bytes} B"
         times.append(run.result.iteration_ns)
     assert times == sorted(times)
-    assert {step.partition(",")[0] for step in fitting} == {"vdnn", "vdnn: {mode: conv}", "vdnn: {mode: dynamic}"}
+    vdnn = {"vdnn", "vdnn: {mode: conv}", "vdnn: {mode: dynamic}"}
+    assert {step.partition(",")[0] for step in fitting} == {*vdnn, "vdnn+", "modnn"}
 
 
 def test_a_policy_is_written_as_the_caller_says() -> None:
@@ -119,9 +123,7 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_policy_that_was_tried_with_another_launch_is_not_tried_again() -> None:
     trace = build_trace("alexnet", batch=8, gpu=load_node("v100").gpu)
-    study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=2**29)
-    fits = {step.partition(" ")[0].rstrip(":,") for step in steps(study) if "which fits" in step}
-    assert not fits  # weights alone take more
+    study = replace(scenario(2**30, "none", trace=with_sparsity(trace, 1)), node=load_node("v100"), budget=750 * 2**20)
     tried: list[str] = []
     asked = replace(study, policies=(PolicyChoice("static", {"launch": "random"}),))
     advice(asked, compare(asked), progress=tried.append)
@@ -132,6 +134,23 @@ def test_a_kernel_too_large_alone_is_no_matter_of_policies() -> None:
     _, least = needs(SMALL)
     first, *_ = steps(scenario(least - 1, "none", "vdnn"))
     assert first == "more memory: no policy makes a single kernel smaller"
+
+
+def test_below_what_one_sample_needs_there_is_only_more_memory() -> None:
+    trace = build_trace("resnet20", batch=64, gpu=load_node("v100").gpu)
+    one = f"{format_bytes(2**16)}"
+    short = replace(scenario(2**16, "none", trace=trace), node=load_node("v100"))
+    assert steps(short) == [f"more memory: a single sample does not fit {one}"]
+
+
+def test_what_sub_batches_need_is_told_and_those_that_fit_are_found() -> None:
+    node = load_node("v100")
+    trace = build_trace("resnet20", batch=512, gpu=node.gpu)
+    bounds = memory_bounds(task_graph(trace, node))
+    tight = replace(scenario(bounds.bound.bytes, "none", trace=trace), node=node)
+    facts = dict(told(tight))
+    assert facts["sub-batches"].startswith(f"{format_bytes(bounds.bound.bytes)} for one sample at a time")
+    assert steps(tight)[0].startswith("modnn, which fits: ")
 
 
 def test_a_budget_below_what_the_node_has() -> None:
@@ -157,8 +176,9 @@ def test_a_budget_below_what_the_node_has() -> None:
     ],
 )
 def test_a_smaller_batch_where_there_is_one(batch: int, model: str, tool: str, expected: str | None) -> None:
-    trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool))
-    found = [step for step in steps(scenario(300, "none", trace=trace)) if step.startswith("a smaller batch")]
+    blocks = tuple(replace(each, bytes=64 * each.bytes) for each in SMALL.blocks)
+    trace = replace(SMALL, info=replace(SMALL.info, model=model, batch=batch, tool=tool), blocks=blocks)
+    found = [step for step in steps(scenario(64 * 300, "none", trace=trace)) if step.startswith("a smaller batch")]
     assert found == ([] if expected is None else [expected])
 
 
