@@ -44,6 +44,22 @@ def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[s
     return notes
 
 
+def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
+    """By how much what a policy changed of the iteration itself makes its compute longer or shorter than ideal's.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> on_compute(graph, replace(graph, durations=(5, 7, 10, 50)))
+    ['compute takes 2.000 times that of ideal, which runs the whole batch by the recorded algorithms']
+    """
+    ideal, now = recorded.ideal_ns(), ran.ideal_ns()
+    if now == ideal or not ideal:
+        return []
+    what = "that of ideal, which runs the whole batch by the recorded algorithms"
+    return [f"compute takes {now / ideal:.3f} times {what}"]
+
+
 def on_gpus(program: Program, node: NodeSpec) -> list[str]:
     """How many of the node's GPUs run, where not all do."""
     if program.gpus == node.gpus:

@@ -32,7 +32,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
-from simgpu.remarks import on_compression, on_epoch, on_exchange, on_gpus
+from simgpu.remarks import on_compression, on_compute, on_epoch, on_exchange, on_gpus
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
@@ -321,6 +321,8 @@ class _Shared:
         alignment = self.node.gpu.alignment
         verify(program, self.graph, capacity=self.budget, alignment=alignment)
         ran = transformed(self.graph, program.transforms)
+        if program.gpus == 1:
+            notes = (*notes, *on_compute(self.graph, ran))
         pool = self._pool(program)
         run: Run = run_program(
             program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool

@@ -187,6 +187,7 @@ def _told(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Ite
     whole = asked.graph.trace.info.batch
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
     yield "bounds", f"for {at}, convolutions by the algorithms of least workspace"
+    yield "", f"to the byte, a budget of {bounds.bound.bytes} B is enough"
     if bounds.why_whole:
         yield "", f"the iteration cannot be told at another batch: {bounds.why_whole}"
     if bounds.without_updates.bytes != bounds.offloaded.bytes:

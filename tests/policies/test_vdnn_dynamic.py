@@ -116,7 +116,7 @@ def expected(trace: Trace, budget: int) -> tuple[str, Chosen]:
 
 def adopted(result: Result) -> str:
     """What the notes say was adopted: the last line."""
-    return result.notes[-1].removeprefix("trial: ").removeprefix("adopted: ").removesuffix(": fits")
+    return result.program.notes[-1].removeprefix("trial: ").removeprefix("adopted: ").removesuffix(": fits")
 
 
 def run(trace: Trace, budget: int) -> Result | None:
@@ -161,7 +161,7 @@ def test_the_notes_list_the_trials_in_the_published_order():
     budget = next(b for b in BUDGETS if expected(TRACE, b)[0] == "offload all, algorithms downgraded one by one")
     result = run(TRACE, budget)
     assert result is not None
-    assert result.notes == (
+    assert result.program.notes == (
         "trial: offload all, smallest algorithms: fits",
         "trial: offload none, fastest algorithms: does not fit",
         "trial: offload conv, fastest algorithms: does not fit",
