@@ -167,14 +167,19 @@ class Result:
         return plot_run(self.timeline, budget=self.budget, title=title, phases=self.phases)
 
     def _facts(self) -> list[tuple[str, str]]:
-        metrics = self.metrics
+        metrics, together = self.metrics, self.together
+        on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.told}")] if together else []
+        speedup = [("speedup", f"{metrics.speedup:.3f}x of ideal on one GPU")] if metrics.speedup else []
+        of_what = "its share's ideal" if together else "ideal"
         return [
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
             ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
+            *on_gpus,
             ("policy", self.label),
             ("iteration", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),
             ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
-            ("slowdown", f"{metrics.slowdown:.3f}x of ideal {format_time(self.ideal_ns)}"),
+            *speedup,
+            ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
             ("moved", f"{format_bytes(metrics.bytes_out)} out, {format_bytes(metrics.bytes_in)} in"),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
         ]

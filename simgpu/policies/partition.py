@@ -44,7 +44,7 @@ def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGra
             return graph, found.size, told
         except InputError as error:
             reason = first_reason(error)
-    told = [f"the batch of {whole} is not partitioned: {reason}"] if reason else [f"one batch of {whole} samples"]
+    told = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
     return transformed(context.graph, (Split(whole),)), whole, told
 
 
