@@ -66,7 +66,8 @@ def bound(
 ) -> None:
     """Tell how much memory the iteration of WHAT needs, and what sets it: moDNN's bounds and sub-batch.
 
-    WHAT is a shipped trace or a trace folder, zoo:NETWORK with --batch and --node, or a scenario.
+    WHAT is a shipped trace or a trace folder, zoo:NETWORK with --batch and --node, or a scenario (where several GPUs
+    train together, one GPU's share of the batch).
 
     \b
     simgpu bound vgg16-b128-v100 --node v100
@@ -107,6 +108,8 @@ def _asked(
             raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: scenario {what} has its own node.")
         scenario = load_scenario(what)
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
+        if scenario.data_parallel is not None:
+            trace = trace.at_batch(trace.info.batch // scenario.data_parallel.gpus, node.gpu)
         budget = scenario.budget if budget is None else budget
     elif what in NETWORKS and not Path(what).exists():
         told = f"{what} is a network of the zoo, not a trace"

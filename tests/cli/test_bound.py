@@ -162,3 +162,18 @@ def test_bounds_of_an_iteration_that_cannot_be_told_at_one_sample_say_so(tmp_pat
 )
 def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
     assert text in refused(*arguments)
+
+
+def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
+    study = tmp_path / "four.yaml"
+    study.write_text(
+        "schema: simgpu.scenario/1\n"
+        "trace: {zoo: resnet20, batch: 128}\n"
+        "node: k40-x4\n"
+        "policies: none\n"
+        "data_parallel: {gpus: 4}\n"
+    )
+    four = json.loads(simgpu("bound", study, "--json").stdout)
+    share = json.loads(simgpu("bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
+    assert four["ideal"]["bytes"] == share["ideal"]["bytes"]
+    assert four["sub_batch"] == share["sub_batch"]
