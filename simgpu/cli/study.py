@@ -35,7 +35,8 @@ from simgpu.scenario.load_study import load_study
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change a value of the study or of all its nodes, e.g. epochs=[0,48]. Repeatable.",
+    help="Change a value of the study or of all its nodes, e.g. epochs=[0,48], or leave a network or run out: "
+    "traces.VGG16=null. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")

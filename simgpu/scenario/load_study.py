@@ -34,7 +34,8 @@ def load_study(name_or_path: str | Path, overrides: Mapping[str, object] | None 
     """A study by its shipped name or its file, with its traces, nodes and policies loaded and checked.
 
     overrides: values by dotted key, of the study (``epochs``, ``runs.CSWAP.policy``) or of all its nodes
-    (``node.gpu.memory``). They win over the file's own. Paths start as those of a scenario (`load_scenario`).
+    (``node.gpu.memory``). They win over the file's own. Paths start as those of a scenario (`load_scenario`). A trace
+    or run that is null (``traces.VGG16``: None) is left out, and what is published of it.
 
     Raises `InputError` with the problems of the study, its nodes, traces and policies together.
 
@@ -50,6 +51,7 @@ class _Loading(Reading):
 
     def study(self) -> Study:
         """The study; raises `InputError` with every problem found."""
+        self._leave_out()
         file = self.attempt(lambda: validate(StudyFile, self.values, self.where))
         everywhere = {"overrides": self.values.get("overrides")}
         node = self.node(self.values.get("node"), "node", everywhere)
@@ -76,6 +78,30 @@ class _Loading(Reading):
             published=published,
             tables=tuple(dict.fromkeys(file.tables)),
         )
+
+    def _leave_out(self) -> None:
+        """Drop traces and runs that are null, and what is published of them or compared with them."""
+        gone: dict[object, None] = {}
+        for key in ("traces", "runs"):
+            null = [label for label, entry in self._labelled(key) if entry is None]
+            if null and len(null) < len(self.values[key]):
+                self.values[key] = {label: entry for label, entry in self._labelled(key) if label not in null}
+                gone.update(dict.fromkeys(null))
+        if not gone:
+            return
+        told = f"Left out: {', '.join(map(str, gone))}. Means are of the rest, also where a paper's are of all."
+        if isinstance(notes := self.values.get("notes", []), list):
+            self.values["notes"] = [*notes, told]
+        for key in ("published", "baseline"):
+            written = self.values.get(key)
+            if isinstance(written, list):
+                self.values[key] = [each for each in written if gone.keys().isdisjoint(_labels_in(each))]
+        for row in self.values.get("published") or ():
+            if isinstance(row, dict) and isinstance(row.get("without"), list):
+                row["without"] = [label for label in row["without"] if label not in gone]
+        for _, run in self._labelled("runs"):
+            if isinstance(run, dict) and isinstance(run.get("for_trace"), dict):
+                run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
 
     def _labelled(self, key: str) -> list[tuple[str, Any]]:
         """What is written under a key by label; nothing where that is no mapping, of which the file's model tells."""
@@ -180,3 +206,8 @@ class _Loading(Reading):
     def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
         if label not in known:
             self.tell(place, f"there is no {word} {label!r}", did_you_mean(label, known))
+
+
+def _labels_in(entry: object) -> list[object]:
+    """The labels that a published row or a baseline names."""
+    return [entry.get(key) for key in ("run", "over", "of")] if isinstance(entry, dict) else [entry]

@@ -135,6 +135,28 @@ def test_any_value_can_be_changed(tmp_path: Path) -> None:
     assert study.traces["AlexNet"].info.batch == 8
 
 
+def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tmp_path: Path) -> None:
+    path = study_file(tmp_path)
+    study = load_study(path, {"traces.chain": None, "runs.small": None})
+    assert list(study.traces) == ["AlexNet"]
+    assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
+    assert [(row.run, row.without) for row in study.published] == [("other", ())]
+    assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
+
+
+def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS), {"traces.VGG-11": None})
+    assert list(study.traces) == ["AlexNet"]
+    assert all(row.of != "VGG-11" for row in study.published)
+
+
+def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
+    found = problems_of(study_file(tmp_path), {"traces.chain": None, "traces.AlexNet": None})
+    assert any("traces.chain" in problem for problem in found)
+    (problem,) = problems_of(study_file(tmp_path), {"runs.vDNN": None})
+    assert "vDNN" in problem
+
+
 def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
     lines = repr(load_study(study_file(tmp_path))).splitlines()
     assert lines[0].split() == ["study", "try"]
