@@ -15,7 +15,6 @@ Lives here: the fit, and measuring the table. Does not live here: what made-up m
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from math import log
@@ -34,7 +33,7 @@ from simgpu.codecs.measure import measure
 from simgpu.codecs.pattern_maps import Pattern, field_of
 from simgpu.codecs.patterns import FORMAT_OF, MODELLED, SCHEMA
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.whole import whole_file
+from simgpu.fitting import write_fitted
 
 #: Where the search starts (the gain stays), how many patterns it may try, and to how many digits the result is rounded.
 START = Pattern(channels=1.5, length=4.0, gain=1.0)
@@ -169,20 +168,9 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    described = "Fit patterns of zeros to recorded feature maps, and write the table of modelled sizes."
-    parser = argparse.ArgumentParser(prog="python -m simgpu.codecs.pattern_fit", description=described)
-    parser.add_argument("maps", type=Path, help=".npz file of feature maps, float32, axes N, C, H, W")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
-    given = parser.parse_args(arguments)
-    try:
-        table = fitted_table(given.maps)
-        with whole_file(given.output) as part:
-            part.write_bytes(table.encode())
-    except (InputError, MissingExtraError) as error:
-        for line in str(error).splitlines():
-            print(f"Error: {line}", file=sys.stderr)
-        return 2
-    return 0
+    told = "Fit patterns of zeros to recorded feature maps, and write the table of modelled sizes."
+    source = ("maps", ".npz file of feature maps, float32, axes N, C, H, W")
+    return write_fitted("python -m simgpu.codecs.pattern_fit", told, source, fitted_table, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import ceil, log2, sqrt
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
@@ -30,14 +30,15 @@ from simgpu.yamlfile import read_yaml_mapping
 SCHEMA = "simgpu.patterns/1"
 TABLE = Path(__file__).with_name("patterns.yaml")
 
-#: Codecs whose size is modelled, and the element format that stands for each width.
+#: Codecs whose size is modelled.
 MODELLED = ("rle", "lz4", "zlib")
-FORMAT_OF = {4: "float32", 2: "float16"}
 
 Text = Annotated[str, Field(min_length=1)]
 Codec = Literal["rle", "lz4", "zlib"]
 Layout = Literal["nchw", "nhwc", "chwn"]
 Format = Literal["float32", "float16"]
+#: The element format that stands for each width in bytes.
+FORMAT_OF: dict[int, Format] = {4: "float32", 2: "float16"}
 
 
 class Numbers(FileModel):
@@ -91,7 +92,7 @@ def modelled_bytes(
     """
     _check(itemsize, codec, sparsity, layout)
     table = load_patterns()
-    rows = table.sizes[FORMAT_OF[itemsize]][codec][layout]  # type: ignore[index]
+    rows = table.sizes[FORMAT_OF[itemsize]][cast("Codec", codec)][cast("Layout", layout)]  # checked above
     side = log2(sqrt(shape[2] * shape[3])) if shape is not None and len(shape) == 4 and min(shape) > 0 else 0.0
     by_side = [_between(table.sparsity, row, sparsity) for row in rows]
     each = _between([log2(known) for known in table.sides], by_side, side)

@@ -17,11 +17,8 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import Round, TaskGraph
-from simgpu.graph.tdfg import Tdfg
-from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace
-
-#: What the host gives anew for each sub-batch.
-GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
+from simgpu.graph.tdfg import GIVEN, Tdfg
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from simgpu.trace.model import BlockKind, Phase
 if TYPE_CHECKING:
     import networkx
 
-_GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
+GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
 
 
 class TaskKind(StrEnum):
@@ -220,7 +220,7 @@ def _resides(graph: TaskGraph, b: int) -> bool:
     phases = {graph.kernels[k].phase for k in uses}
     left_to_optimizer = Phase.OPTIMIZER in phases and len(phases) > 1
     if block.persistent:
-        passing = block.kind in _GIVEN or graph.recorded_releases[b] is not None
+        passing = block.kind in GIVEN or graph.recorded_releases[b] is not None
         return left_to_optimizer or not (uses and passing)
     return left_to_optimizer or (block.kind is BlockKind.WEIGHT_GRADIENT and not _added_to_another(graph, b))
 

@@ -195,7 +195,7 @@ class Executor:
 
     def settle(self) -> None:
         """Let everything happen that can happen now."""
-        now: int = self.env.now  # type: ignore[assignment]
+        now: int = self.env.now  # type: ignore[assignment]  # whole, as in `fire`
         ready = self.ready
         if self.completed:
             self._complete(now)

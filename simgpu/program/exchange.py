@@ -299,10 +299,10 @@ def refuse_moving(program: Program, parts: Replicas) -> None:
     if away:
         what = f"the program moves '{names[away[0]]}' between GPU and host itself, so that it cannot be exchanged"
         raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that leaves weights on the GPU")
-    early = [i for place, i in places if _gives_gradient(i, parts) and (place[:2] != end[:2] or place < end)]
-    if early:
-        block = next(b for b in early[0].blocks if b in names)  # type: ignore[union-attr]
-        what = f"the program gives the memory of '{names[block]}' back before it has been exchanged"
+    early = [i for place, i in places if place[:2] != end[:2] or place < end]
+    given = [b for i in early if isinstance(i, Release) and _gives_gradient(i, parts) for b in i.blocks if b in names]
+    if given:
+        what = f"the program gives the memory of '{names[given[0]]}' back before it has been exchanged"
         raise InputError.single("", "gpus", what, "run the policy on one GPU, or one that holds what the graph holds")
 
 

@@ -40,7 +40,8 @@ class GiveWorkspace:
     kernel: int
 
 
-Cell = Instruction | Point | TakeWorkspace | GiveWorkspace
+#: What a stream does, its points apart.
+Step = Instruction | TakeWorkspace | GiveWorkspace
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Lane:
     """A stream on its way. now: its clock; heard: the latest point of the other stream that it has waited for."""
 
     events: Iterator[int] = field(default_factory=count)
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Step | Point] = field(default_factory=list)
     now: int = 0
     heard: int = -1
     points: int = 0
@@ -78,14 +79,14 @@ class Lane:
         self.now = max(self.now, point.time)
         self.cells.append(Await(point.event))
 
-    def do(self, instruction: Cell, duration: int = 0) -> None:
+    def do(self, instruction: Step, duration: int = 0) -> None:
         """The next instruction, which takes so many nanoseconds."""
         self.cells.append(instruction)
         self.now += duration
 
-    def code(self) -> tuple[Cell, ...]:
+    def code(self) -> tuple[Step, ...]:
         """The cells; points that nobody waits for are left out, the others are signals."""
-        kept: list[Cell] = []
+        kept: list[Step] = []
         for cell in self.cells:
             if not isinstance(cell, Point):
                 kept.append(cell)

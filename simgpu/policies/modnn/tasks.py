@@ -83,7 +83,7 @@ def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
 def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> Tasks:
     """The tasks of one round of a split graph. Raises `InputError` for a block that outlives its round."""
     choices = algorithm_choices(graph)
-    elsewhere = set(resident_blocks(graph)).union(*(_workspaces(graph, k) for k in choices))
+    elsewhere = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
     uses: dict[int, list[int]] = {}
     for k in range(part.first, part.stop):
         for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])):
@@ -106,7 +106,8 @@ def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> T
     )
 
 
-def _workspaces(graph: TaskGraph, k: int) -> tuple[int, ...]:
+def workspaces_of(graph: TaskGraph, k: int) -> tuple[int, ...]:
+    """The workspaces of a kernel."""
     return tuple(b for b in graph.writes[k] if graph.blocks[b].kind is BlockKind.WORKSPACE)
 
 
@@ -114,10 +115,10 @@ def _with_recorded(
     graph: TaskGraph, k: int, listed: tuple[AlgorithmChoice, ...], sizes: Sequence[int]
 ) -> tuple[AlgorithmChoice, ...]:
     """The listed algorithms and, where it is none of these, how the kernel was recorded to run."""
-    workspace = sum(sizes[b] for b in _workspaces(graph, k))
+    workspace = sum(sizes[b] for b in workspaces_of(graph, k))
     recorded = AlgorithmChoice(graph.kernels[k].id, AS_RECORDED, graph.durations[k], workspace)
     as_fast = [choice for choice in listed if choice.duration_ns == recorded.duration_ns]
-    if any(choice.workspace_bytes == sum(graph.sizes[b] for b in _workspaces(graph, k)) for choice in as_fast):
+    if any(choice.workspace_bytes == sum(graph.sizes[b] for b in workspaces_of(graph, k)) for choice in as_fast):
         return listed
     return tuple(sorted((*listed, recorded), key=lambda c: (c.duration_ns, c.workspace_bytes, c.algorithm)))
 

@@ -1,6 +1,6 @@
 """The program that a schedule stands for.
 
-Lives here: turning the cells of both streams into instructions. Does not live here: any decision.
+Lives here: turning the steps of both streams into instructions. Does not live here: any decision.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from itertools import accumulate
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.pool import aligned
-from simgpu.policies.modnn.lanes import Cell, GiveWorkspace, TakeWorkspace
+from simgpu.policies.modnn.lanes import GiveWorkspace, Step, TakeWorkspace
 from simgpu.policies.modnn.schedule import Schedule
+from simgpu.policies.modnn.tasks import workspaces_of
 from simgpu.program.instructions import (
     COMPUTE,
     DATA,
@@ -24,30 +25,29 @@ from simgpu.program.instructions import (
     Segment,
     Space,
 )
-from simgpu.trace.model import BlockKind
 
 
 def segment_of(schedule: Schedule, graph: TaskGraph, repeat: int) -> Segment:
     """The segment of a round. graph: the split graph with the chosen algorithms, so that workspaces have numbers."""
     sizes = [aligned(size, schedule.pool.alignment) for size in graph.sizes]
-    compute = [line for cell in schedule.compute.code() for line in _instructions(cell, graph, sizes)]
+    compute = [line for step in schedule.compute.code() for line in _instructions(step, graph, sizes)]
     streams = {COMPUTE: tuple(compute)}
     if schedule.data.cells:
-        data = [line for cell in schedule.data.code() for line in _instructions(cell, graph, sizes)]
+        data = [line for step in schedule.data.code() for line in _instructions(step, graph, sizes)]
         streams[DATA] = tuple(_with_host_released(data))
     return Segment(streams, repeat)
 
 
-def _instructions(cell: Cell, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
-    if isinstance(cell, TakeWorkspace | GiveWorkspace):
-        blocks = tuple(b for b in graph.writes[cell.kernel] if graph.blocks[b].kind is BlockKind.WORKSPACE)
-        if not blocks:
-            return []
-        if isinstance(cell, GiveWorkspace):
-            return [Release(blocks)]
-        ends = accumulate((sizes[b] for b in blocks), initial=cell.offset)
-        return [Acquire(blocks, offsets=tuple(ends)[:-1])]
-    return [cell]  # type: ignore[list-item]
+def _instructions(step: Step, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
+    if not isinstance(step, TakeWorkspace | GiveWorkspace):
+        return [step]
+    blocks = workspaces_of(graph, step.kernel)
+    if not blocks:
+        return []
+    if isinstance(step, GiveWorkspace):
+        return [Release(blocks)]
+    ends = accumulate((sizes[b] for b in blocks), initial=step.offset)
+    return [Acquire(blocks, offsets=tuple(ends)[:-1])]
 
 
 def _with_host_released(data: list[Instruction]) -> list[Instruction]:

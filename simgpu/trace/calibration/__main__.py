@@ -8,34 +8,23 @@ comes with simgpu again; it needs SciPy (the extra ``calibrate``).
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from simgpu.errors import InputError, MissingExtraError
-from simgpu.whole import whole_file
+from simgpu.fitting import write_fitted
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m simgpu.trace.calibration",
-        description="Fit the time model to published figures and recordings, and write its table of parameters.",
-    )
-    parser.add_argument("recordings", type=Path, help="folder with the recordings that recordings.yaml lists")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
-    given = parser.parse_args(arguments)
+    told = "Fit the time model to published figures and recordings, and write its table of parameters."
+    source = ("recordings", "folder with the recordings that recordings.yaml lists")
+    return write_fitted("python -m simgpu.trace.calibration", told, source, _table, arguments)
+
+
+def _table(recordings: Path) -> str:
     from simgpu.trace.calibration.fit import fitted_table
 
-    try:
-        table = fitted_table(given.recordings)
-        with whole_file(given.output) as part:
-            part.write_bytes(table.encode())
-    except (InputError, MissingExtraError) as error:
-        for line in str(error).splitlines():
-            print(f"Error: {line}", file=sys.stderr)
-        return 2
-    return 0
+    return fitted_table(recordings)
 
 
 if __name__ == "__main__":
