@@ -83,6 +83,14 @@ class Policy(ABC):
     def plan(self, context: PlanContext) -> Program:
         """The program for one iteration."""
 
+    def fits(self, context: PlanContext) -> bool | None:
+        """Whether any program of this policy fits the budget; None where a run alone tells, as it does here.
+
+        For policies that search long: a search for the largest batch asks this of many batches before it plans at one.
+        What is said here must hold of `plan`: a program that it gives at such a batch runs within the budget.
+        """
+        return None
+
 
 def parameter(default: Any, description: str) -> Any:
     """A policy's parameter: a dataclass field with its default and what it means."""
