@@ -1,7 +1,8 @@
 """Where the time of one iteration went, in nanoseconds that add up to the iteration exactly.
 
-Lives here: the attribution of every instant of an iteration to one cause, and of copy time to hidden or
-exposed. Does not live here: rates, bytes and memory (`simgpu.analysis.metrics`), tables or figures.
+Lives here: the attribution of every instant of an iteration to one cause, of copy time to hidden or exposed, and the
+parts that HOME's figure 7 has. Does not live here: rates, bytes and memory (`simgpu.analysis.metrics`), tables or
+figures.
 
 Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
 when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
@@ -11,6 +12,7 @@ them; what its streams wait for may be on another.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -19,6 +21,11 @@ from numpy.typing import NDArray
 
 from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
+
+#: Names of `Breakdown.parts`, in the order in which they are shown; the first four are those of HOME's figure 7.
+PARTS = ("computation", "overlap", "swapping", "recomputation", "codec", "other")
+#: Those that are always shown; the others where some run has any of it.
+USUAL_PARTS = PARTS[:4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class CopyTime:
 class Breakdown:
     """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
 
+    compute: running kernels for the first time; overlap: how much of it had a copy beside it, out or in.
     codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
     stalled_host: waiting for a codec or a kernel on the host. stalled_other: waiting for something that is none of
     these; 0 with one compute stream of one GPU. copy_out, copy_in: how much copy time was hidden.
@@ -53,6 +61,7 @@ class Breakdown:
     stalled_other: int
     copy_out: CopyTime
     copy_in: CopyTime
+    overlap: int
 
     @property
     def stalled(self) -> int:
@@ -64,6 +73,24 @@ class Breakdown:
     def total(self) -> int:
         """Length of the iteration."""
         return self.compute + self.recompute + self.codec + self.stalled
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Nanoseconds by the names of `PARTS`, which add up to `total` (HOME, section 4.3, figure 7).
+
+        computation: a kernel runs for the first time, and nothing is copied beside it. overlap: the same beside a copy.
+        swapping: no compute stream runs anything, and the first that is stalled waits for a copy, for memory or for the
+        host. recomputation: nothing but kernels that run again. codec: nothing but encoding or decoding. other: no
+        compute stream runs anything, for another reason than swapping; 0 with one compute stream of one GPU.
+        """
+        return {
+            "computation": self.compute - self.overlap,
+            "overlap": self.overlap,
+            "swapping": self.stalled - self.stalled_other,
+            "recomputation": self.recompute,
+            "codec": self.codec,
+            "other": self.stalled_other,
+        }
 
 
 class _Owner(IntEnum):
@@ -94,6 +121,16 @@ _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 _NOTHING = -1
 
 
+def shown_parts(runs: Iterable[Mapping[str, int]]) -> tuple[str, ...]:
+    """The parts to show of runs side by side: the usual ones, and those of which some run has any.
+
+    >>> shown_parts([{"computation": 7, "codec": 0}, {"computation": 7, "codec": 2}])
+    ('computation', 'overlap', 'swapping', 'recomputation', 'codec')
+    """
+    had = {name for parts in runs for name, time_ns in parts.items() if time_ns}
+    return tuple(name for name in PARTS if name in USUAL_PARTS or name in had)
+
+
 def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdown:
     """Attribute every nanosecond of an iteration (the last one by default) as it passes on one GPU.
 
@@ -113,6 +150,8 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     >>> parts = breakdown(timeline)
     >>> parts.compute, parts.stalled_copy_out, parts.total, parts.copy_out
     (7, 3, 10, CopyTime(hidden=5, exposed=3))
+    >>> parts.parts
+    {'computation': 2, 'overlap': 5, 'swapping': 3, 'recomputation': 0, 'codec': 0, 'other': 0}
     """
     start, end = timeline.window(iteration)
     sweep = _Sweep(timeline, start, end, gpu)
@@ -129,6 +168,7 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
         stalled_other=sweep.duration(owner == _Owner.OTHER),
         copy_out=_copy_time(sweep, SpanKind.COPY_OUT, computing),
         copy_in=_copy_time(sweep, SpanKind.COPY_IN, computing),
+        overlap=sweep.duration((owner == _Owner.COMPUTE) & sweep.does(*_COPIES)),
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
@@ -171,6 +211,10 @@ class _Sweep:
     def duration(self, where: NDArray[np.bool_]) -> int:
         """Nanoseconds of the intervals chosen by a mask."""
         return int(self.lengths[where].sum())
+
+    def does(self, *kinds: SpanKind) -> NDArray[np.bool_]:
+        """In which intervals a stream of the GPU does something of these kinds."""
+        return np.isin(self.kinds[self.own], kinds).any(axis=0)
 
 
 def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column, NDArray[np.bool_]]:
@@ -239,5 +283,5 @@ def _engine_holder(sweep: _Sweep, at: _Instants, otherwise: _Instants) -> _Insta
 
 
 def _copy_time(sweep: _Sweep, kind: SpanKind, computing: NDArray[np.bool_]) -> CopyTime:
-    copying = (sweep.kinds[sweep.own] == kind).any(axis=0)
+    copying = sweep.does(kind)
     return CopyTime(sweep.duration(copying & computing), sweep.duration(copying & ~computing))

@@ -78,6 +78,7 @@ class Metrics:
             ("samples_per_s", self.samples_per_s, "samples/s"),
             ("slowdown", self.slowdown, ""),
             ("compute_ns", parts.compute, "ns"),
+            ("overlap_ns", parts.overlap, "ns"),
             ("recompute_ns", parts.recompute, "ns"),
             ("codec_ns", parts.codec, "ns"),
             ("stalled_copy_out_ns", parts.stalled_copy_out, "ns"),

@@ -153,6 +153,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
         yield "state", ["" if not run.result else "steady" if run.result.steady else "UNSTEADY" for run in runs]
     yield "", [""] * len(runs)
     yield from part("compute", lambda found: found.breakdown.compute)
+    yield from part("  beside copies", lambda found: found.breakdown.overlap)
     yield from part("recompute", lambda found: found.breakdown.recompute)
     yield from part("codec", lambda found: found.breakdown.codec)
     yield from part("stalled on copy-out", lambda found: found.breakdown.stalled_copy_out)

@@ -24,7 +24,7 @@ def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
 
 def test_one_kernel_is_all_compute() -> None:
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, 7)], [7])
-    assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY)
+    assert breakdown(timeline) == Breakdown(7, 0, 0, 0, 0, 0, 0, 0, NO_COPY, NO_COPY, 0)
 
 
 def test_intervals_are_half_open_so_neighbours_share_no_instant() -> None:
@@ -50,8 +50,8 @@ def test_spans_are_cut_at_the_window_and_iterations_add_up() -> None:
         ("h2d", K.COPY_IN, "x", 18, 26, 8, ""),
     ]
     timeline = timeline_of(spans, [10, 20])
-    assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY)
-    assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0))
+    assert breakdown(timeline, 0) == Breakdown(10, 0, 0, 0, 0, 0, 0, 0, CopyTime(2, 0), NO_COPY, 2)
+    assert breakdown(timeline, 1) == Breakdown(5, 0, 0, 5, 0, 0, 0, 0, CopyTime(0, 5), CopyTime(2, 0), 2)
 
 
 def test_spans_without_length_change_nothing() -> None:
@@ -198,6 +198,8 @@ def _slowly(timeline: Timeline, iteration: int) -> dict[str, int]:
     for instant in range(*timeline.window(iteration)):
         owner = _owner(rows, timeline.streams, instant)
         fields[owner] += 1
+        copying = any(kind in copies and start <= instant < end for _, kind, start, end, _ in rows)
+        fields["overlap"] += owner == "compute" and copying
         for kind, counts in copies.items():
             if any(row[1] is kind and row[2] <= instant < row[3] for row in rows):
                 counts[owner not in ("compute", "recompute", "codec")] += 1
