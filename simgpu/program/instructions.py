@@ -32,10 +32,12 @@ class Space(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run a kernel. `recompute` says that it runs again to bring back what it wrote."""
+    """Run a kernel. `recompute` says that it runs again to bring back what it wrote: the blocks that it `makes`, all
+    that it can make again where none is named."""
 
     kernel: int
     recompute: bool = False
+    makes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,34 @@
 """From a placement to a program: one lowering for every policy that decides by placement.
 
-Lives here: where copies, acquires, releases and events go, with the layer barrier of vDNN or with true dependencies
-only. Does not live here: deciding (policies), the instructions of a single swap (`simgpu.program.travel`), and the
-order between several compute streams (`simgpu.program.streams`).
+Lives here: what may be asked for, lifetimes, and how an iteration begins and ends. Does not live here: deciding
+(policies), the instructions around each launch (`simgpu.program.asynchronous` with true dependencies only,
+`simgpu.program.layer_steps` with vDNN's barrier), and the order between several compute streams
+(`simgpu.program.streams`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
+from simgpu.program.asynchronous import Asynchronous
 from simgpu.program.instructions import (
     COMPUTE,
     HOST,
     Acquire,
     Await,
     Instruction,
-    Launch,
     Program,
     Provide,
     Release,
     Segment,
     Signal,
 )
-from simgpu.program.placement import Placement, Swap
-from simgpu.program.streams import StreamOrder, compute_stream, order_streams
+from simgpu.program.layer_steps import LayerSteps
+from simgpu.program.placement import Placement, Recompute, Swap
+from simgpu.program.streams import StreamOrder, order_streams
 from simgpu.program.travel import Travel
 from simgpu.timeline.streams import StreamId
 
@@ -40,7 +41,8 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     Persistent blocks that are let go in mid-iteration are provided anew at the start of the round that uses them; what
     else survives is released at its end. Each round of the graph becomes a segment.
 
-    Raises `ProgramError` for a swap outside its gap, and for swaps on a trace with several compute streams;
+    Raises `ProgramError` for a swap outside its gap, for a block that cannot be made again, and for either on a trace
+    with several compute streams;
     `InputError` where last uses are asked for and the recording does not tell what kernels read.
 
     >>> from simgpu.program.text import listing
@@ -52,7 +54,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     """
     if not recorded_lifetimes:
         require_reads(graph)
-    _check_swaps(graph, placement)
+    _check(graph, placement)
     return _Lowering(graph, placement, recorded_lifetimes).program()
 
 
@@ -64,21 +66,42 @@ def require_reads(graph: TaskGraph) -> None:
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)
 
 
-def _check_swaps(graph: TaskGraph, placement: Placement) -> None:
-    if placement.swaps and len(graph.compute_streams) > 1:
-        raise ProgramError("blocks are swapped on traces with one compute stream only; this one has several")
+def _check(graph: TaskGraph, placement: Placement) -> None:
+    if (placement.swaps or placement.recomputes) and len(graph.compute_streams) > 1:
+        raise ProgramError("blocks are moved on traces with one compute stream only; this one has several")
+    if placement.recomputes and placement.layer_barrier:
+        raise ProgramError("blocks are made again without a layer barrier only")
     position: Sequence[int] = graph.layers.step_of if placement.layer_barrier else range(len(graph.kernels))
     for swap in placement.swaps:
         name = graph.blocks[swap.block].id
+        _check_gap(graph, swap, f"swap of {name}")
         if swap.form is not None and (swap.form not in graph.encoded or graph.encoded[swap.form].block != swap.block):
             raise ProgramError(f"swap of {name}: block {swap.form} is no encoded form of it")
-        if swap.after not in graph.uses[swap.block] or graph.next_use(swap.block, swap.after) != swap.before:
-            raise ProgramError(f"swap of {name}: kernels {swap.after} and {swap.before} are no neighbouring uses of it")
         late = position[swap.before] if placement.layer_barrier else position[swap.before] + 1
         if not position[swap.after] < position[swap.fetch_with] < late:
             raise ProgramError(f"swap of {name}: its copy back is issued outside the gap it fills")
         if placement.layer_barrier and _written_in_step(graph, swap):
             raise ProgramError(f"swap of {name}: it is still being written in the layer step it would leave with")
+        if swap.out_with is not None:
+            _check_early_copy(graph, swap, layer_barrier=placement.layer_barrier)
+    for each in placement.recomputes:
+        _check_gap(graph, each, f"recomputation of {graph.blocks[each.block].id}")
+
+
+def _check_gap(graph: TaskGraph, each: Swap | Recompute, what: str) -> None:
+    if each.after not in graph.uses[each.block] or graph.next_use(each.block, each.after) != each.before:
+        raise ProgramError(f"{what}: kernels {each.after} and {each.before} are no neighbouring uses of it")
+
+
+def _check_early_copy(graph: TaskGraph, swap: Swap, *, layer_barrier: bool) -> None:
+    assert swap.out_with is not None, "the caller asks"
+    name = graph.blocks[swap.block].id
+    if layer_barrier or swap.encoded_by_gpu:
+        raise ProgramError(f"swap of {name}: only a plain copy without a layer barrier can be issued with a kernel")
+    written = max((k for k in graph.uses[swap.block] if k <= swap.after and swap.block in graph.writes[k]), default=-1)
+    written = max(written, graph.births[swap.block] or 0) if graph.blocks[swap.block].born else written
+    if not written < swap.out_with <= swap.after:
+        raise ProgramError(f"swap of {name}: its copy out is issued before it is complete, or after its last use")
 
 
 def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
@@ -113,18 +136,16 @@ class _Lowering:
         graph = self.graph
         births, deaths, survivors, reborn = self._lifetimes()
         order = order_streams(graph, deaths)
-        leaving: defaultdict[int, list[Swap]] = defaultdict(list)
-        fetched: defaultdict[int, list[Swap]] = defaultdict(list)
-        awaited: defaultdict[int, list[Swap]] = defaultdict(list)
-        for swap in sorted(self.placement.swaps, key=lambda s: (s.before, s.after, s.block)):
-            place = self._step_start if self.placement.layer_barrier else int
-            leaving[place(swap.after)].append(swap)
-            fetched[place(swap.fetch_with)].append(swap)
-            awaited[place(swap.before)].append(swap)
+        writer: LayerSteps | Asynchronous
+        if self.placement.layer_barrier:
+            writer = LayerSteps(graph, self.placement, births, deaths, order, self.travel)
+        else:
+            writer = Asynchronous(graph, self.placement, births, deaths, order, self.travel)
         segments = []
         for part in graph.rounds:
             self._begin([b for b in reborn if self._round_of(b) == part], order)
-            self._run(part, births, deaths, order, leaving, fetched, awaited)
+            for k in range(part.first, part.stop):
+                writer.kernel(k)
             self._end([b for b in survivors if self._round_of(b) == part], order)
             segments.append(self._segment(part.repeat))
         notes = _open_lifetimes(graph) if self.recorded_lifetimes else ()
@@ -141,26 +162,6 @@ class _Lowering:
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         self.code.clear()
         return Segment(streams, repeat)
-
-    def _run(
-        self,
-        part: Round,
-        births: list[list[int]],
-        deaths: list[list[int]],
-        order: StreamOrder,
-        leaving: Mapping[int, list[Swap]],
-        fetched: Mapping[int, list[Swap]],
-        awaited: Mapping[int, list[Swap]],
-    ) -> None:
-        """The kernels of a round."""
-        for k in range(part.first, part.stop):
-            stream = compute_stream(self.graph.streams[k])
-            for event in order.before[k]:
-                self.code[stream].append(Await(event))
-            if self.placement.layer_barrier:
-                self._launch_with_barrier(k, births[k], deaths[k], leaving, fetched, awaited[k])
-            else:
-                self._launch(k, births[k], deaths[k], leaving[k], fetched[k], awaited[k], order)
 
     # --- lifetimes ------------------------------------------------------------------------------------------
 
@@ -211,109 +212,3 @@ class _Lowering:
         return self.travel.event()
 
     # --- kernels --------------------------------------------------------------------------------------------
-
-    def _kernel(self, k: int, births: list[int]) -> list[Instruction]:
-        code: list[Instruction] = []
-        if births:
-            code.append(Acquire(tuple(births)))
-            given = tuple(b for b in births if self.graph.blocks[b].born is not None)
-            if given:
-                code.append(Provide(given))
-        code.append(Launch(k))
-        return code
-
-    def _launch(
-        self,
-        k: int,
-        births: list[int],
-        deaths: list[int],
-        leaving: list[Swap],
-        fetched: list[Swap],
-        awaited: list[Swap],
-        order: StreamOrder,
-    ) -> None:
-        """Kernel k with true dependencies only."""
-        code = self.code[compute_stream(self.graph.streams[k])]
-        if fetched:
-            reached = self._event()
-            code.append(Signal(reached))
-            for swap in fetched:
-                self.travel.into(swap, (reached, self.travel.away[swap]))
-        self._have_back(awaited)
-        code += self._kernel(k, births)
-        shared, events = order.shared[k]
-        own = tuple(b for b in deaths if b not in shared)
-        if own:
-            code.append(Release(own))
-        if k in order.signals:
-            code.append(Signal(order.signals[k]))
-        if shared:
-            self.code[HOST] += [*(Await(event) for event in events), Release(shared)]
-        for swap in leaving:
-            self.travel.encode(swap)
-            if swap.encoded_by_gpu:
-                code.append(Release((swap.block,)))
-        if leaving:
-            ended = self._event(order.events)
-            code.append(Signal(ended))
-            for swap in leaving:
-                self.travel.out(swap, ended, release=True)
-
-    def _have_back(self, awaited: list[Swap]) -> None:
-        """Before a kernel that needs blocks that were away."""
-        for swap in awaited:
-            self.code[COMPUTE].append(Await(self.travel.back[swap]))
-            self.travel.decode(swap)
-
-    def _step_start(self, k: int) -> int:
-        layers = self.graph.layers
-        return layers.steps[layers.step_of[k]].first
-
-    def _launch_with_barrier(
-        self,
-        k: int,
-        births: list[int],
-        deaths: list[int],
-        leaving: Mapping[int, list[Swap]],
-        fetched: Mapping[int, list[Swap]],
-        awaited: list[Swap],
-    ) -> None:
-        """Kernel k of a layer step: copies begin with the step's first kernel, the step ends with the last copy.
-
-        Before the step's first kernel the GPU decodes what the step needs, and encodes what is to leave with it.
-        """
-        code = self.code[COMPUTE]
-        first = self._step_start(k)
-        outs, ins = leaving.get(first, []), fetched.get(first, [])
-        for swap in awaited:
-            self.travel.decode(swap)
-        if k == first and (outs or ins):
-            self._begin_step(outs, ins)
-        code += self._kernel(k, births)
-        encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
-        if gone := (*deaths, *encoded):
-            code.append(Release(gone))
-        layers = self.graph.layers
-        if k + 1 == layers.steps[layers.step_of[k]].stop:
-            for swap in outs:
-                code.append(Await(self.travel.copied_out[swap]))
-                if not swap.encoded_by_gpu:
-                    code.append(Release((swap.block,)))
-            code += [Await(self.travel.back[swap]) for swap in ins]
-
-    def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
-        """Issue the copies of a layer step: at once, or once the GPU has encoded what is to be copied."""
-        code = self.code[COMPUTE]
-        begun = self._event()
-        code.append(Signal(begun))
-        for swap in outs:
-            if not swap.encoded_by_gpu:
-                self.travel.out(swap, begun, release=False)
-        for swap in ins:
-            self.travel.into(swap, (begun,))
-        for swap in outs:
-            if swap.encoded_by_gpu:
-                self.travel.encode(swap)
-                encoded = self._event()
-                code.append(Signal(encoded))
-                self.travel.out(swap, encoded, release=True)

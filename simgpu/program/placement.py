@@ -1,4 +1,4 @@
-"""What a policy decides about blocks: for a gap of a block, swap it out and back in; everything else stays.
+"""What a policy decides about blocks: for a gap of a block, swap it out and back in, or make it again; all else stays.
 
 Lives here: the decision as a value. Does not live here: how it is decided (policies) or carried out
 (`simgpu.program.lowering`).
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 class Swap:
     """Move a block to the host during the gap between kernel `after`, its last use, and kernel `before`, its next.
 
-    The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with < before`.
+    The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; where something that is
+    made again needs the block earlier, as many layer steps ahead of that. out_with: without a layer barrier, the kernel
+    at whose start the copy out is issued, after the last one that writes the block; None for the end of `after`.
     form: the encoded form of the block that it travels in, None where it travels as it is. on_host: the host encodes it
     after the copy out and decodes it before the copy back, instead of the GPU.
     """
@@ -24,6 +26,7 @@ class Swap:
     fetch_with: int
     form: int | None = None
     on_host: bool = False
+    out_with: int | None = None
 
     @property
     def encoded_by_gpu(self) -> bool:
@@ -37,9 +40,20 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute:
+    """Let go of a block after kernel `after`, its last use, and make it again for kernel `before`, its next, or for
+    what is made again from it before that."""
+
+    block: int
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """The swaps of one iteration. `layer_barrier`: a layer step ends only when the copies issued with it have ended
-    (vDNN); otherwise kernels and copies wait only for what they need."""
+    """The swaps and recomputations of one iteration. `layer_barrier`: a layer step ends only when the copies issued
+    with it have ended (vDNN); otherwise kernels and copies wait only for what they need."""
 
     swaps: tuple[Swap, ...] = ()
     layer_barrier: bool = False
+    recomputes: tuple[Recompute, ...] = ()

@@ -161,9 +161,9 @@ class _Writer:
     def _instruction(self, instruction: Instruction, gpu: int) -> list[Instruction]:
         """An instruction in the numbers of a GPU; nothing where the GPU does not have what it is about."""
         match instruction:
-            case Launch(k, recompute):
+            case Launch(k, recompute, makes):
                 kernel = self.parts.kernels[gpu][k]
-                return [] if kernel is None else [Launch(kernel, recompute)]
+                return [] if kernel is None else [Launch(kernel, recompute, self._mapped(makes, gpu))]
             case Signal(event):
                 return [Signal(gpu * self.events + event)]
             case Await(event, lag):

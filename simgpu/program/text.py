@@ -78,8 +78,9 @@ def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:
 
 def _line(instruction: Instruction, graph: TaskGraph) -> str:
     match instruction:
-        case Launch(k, recompute):
-            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}"
+        case Launch(k, recompute, makes):
+            made = f" for {_blocks(makes, graph)}" if makes else ""
+            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{made}"
         case CopyOut(b):
             return f"copy out {graph.blocks[b].id}"
         case CopyIn(b):
@@ -129,6 +130,8 @@ def to_json(program: Program) -> str:
 
 def _value(value: Any) -> list[Any]:
     """A dataclass of `_KINDS` as its name and its fields."""
+    if isinstance(value, Launch) and not value.makes:
+        return ["Launch", value.kernel, value.recompute]
     return [type(value).__name__, *(getattr(value, f.name) for f in fields(value))]
 
 

@@ -68,12 +68,17 @@ class Travel:
             form = _form(swap)
             self.code[COMPUTE] += [Acquire((form,)), Encode(swap.block, form)]
 
-    def out(self, swap: Swap, after: int, *, release: bool) -> None:
-        """Copy out what travels, once `after` has happened. release: give its device memory back at the copy's end."""
-        moving = _form(swap) if swap.encoded_by_gpu else swap.block
+    def out(self, swap: Swap, after: int, *, release: bool, free: int | None = None) -> None:
+        """Copy out what travels, once `after` has happened.
+
+        release: give its device memory back at the copy's end, and not before the event `free`.
+        """
+        moving = _moving(swap)
         self._wait(D2H, after)
         code = self.code[D2H]
         code += [Acquire((moving,), Space.HOST), CopyOut(moving)]
+        if free is not None:
+            self._wait(D2H, free)
         if release:
             code.append(Release((moving,)))
         self.copied_out[swap] = self.away[swap] = self.event()
@@ -93,18 +98,33 @@ class Travel:
         ]
 
     def into(self, swap: Swap, after: tuple[int, ...]) -> None:
-        """Copy in what travels, once these events have happened."""
-        moving = _form(swap) if swap.encoded_by_gpu else swap.block
-        if swap.encoded_by_host:
-            after = (self._decode_on_host(swap, after),)
+        """Copy in what travels, once these events have happened, into memory that the copy takes."""
+        after = self._readied(swap, after)
         self._wait(H2D, *after)
+        self.code[H2D].append(Acquire((_moving(swap),)))
+        self._copy_in(swap)
+
+    def fetch(self, swap: Swap) -> None:
+        """Copy in what travels from here on, into memory that the compute stream takes.
+
+        So all memory that anybody may have to wait for is taken by one stream, and only copies out give it what it
+        waits for: streams cannot starve each other. The compute stream also waits until the block has left.
+        """
+        compute = self.code[COMPUTE]
+        self._wait(COMPUTE, self.away[swap])
+        reached = self.event()
+        compute += [Acquire((_moving(swap),)), Signal(reached)]
+        self._wait(H2D, *self._readied(swap, (reached,)))
+        self._copy_in(swap)
+
+    def _readied(self, swap: Swap, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The events after which the host holds what travels."""
+        return (self._decode_on_host(swap, after),) if swap.encoded_by_host else after
+
+    def _copy_in(self, swap: Swap) -> None:
         self.back[swap] = self.event()
-        self.code[H2D] += [
-            Acquire((moving,)),
-            CopyIn(moving),
-            Release((moving,), Space.HOST),
-            Signal(self.back[swap]),
-        ]
+        moving = _moving(swap)
+        self.code[H2D] += [CopyIn(moving), Release((moving,), Space.HOST), Signal(self.back[swap])]
 
     def _decode_on_host(self, swap: Swap, after: tuple[int, ...]) -> int:
         self._wait(HOST, *after)
@@ -117,11 +137,19 @@ class Travel:
         ]
         return decoded
 
+    def wait_for_copy_in(self, swap: Swap) -> None:
+        """Let the compute stream wait until a fetched block, or its encoded form, is there."""
+        self._wait(COMPUTE, self.back[swap])
+
     def decode(self, swap: Swap) -> None:
         """The GPU decodes the block, if it is to."""
         if swap.encoded_by_gpu:
             form = _form(swap)
             self.code[COMPUTE] += [Acquire((swap.block,)), Decode(swap.block, form), Release((form,))]
+
+
+def _moving(swap: Swap) -> int:
+    return _form(swap) if swap.encoded_by_gpu else swap.block
 
 
 def _form(swap: Swap) -> int:

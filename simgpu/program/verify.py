@@ -32,7 +32,8 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     Raises `ProgramError` naming stream, instruction and block or kernel; raises `OutOfMemoryError` if the blocks of
     a single kernel are larger than `capacity` (bytes), which no order of events can mend.
 
-    Rules: every kernel runs, once per repetition of its segment, plus declared recomputes of pure kernels after it;
+    Rules: every kernel runs, once per repetition of its segment, plus declared recomputes after it, of kernels that
+    give the same again (`simgpu.graph.recompute`) and find what they found the first time;
     a segment has consecutive kernels that follow those of the segment before, or repeat them and may go on from there;
     what a kernel reads is resident in the version the trace read, in the memory of the GPU (or host) that runs it;
     copies follow the writes they copy; nothing is used after its release or
@@ -46,7 +47,7 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     >>> graph = TaskGraph.of(chain([5], [7], [100]))
     >>> verify(Program((Segment({COMPUTE: (Launch(0), Launch(1))}),), resident=(graph.block("x1"),)), graph)
     Traceback (most recent call last):
-    simgpu.errors.ProgramError: compute[0] Launch(kernel=0, recompute=False): block x2 holds no device memory
+    simgpu.errors.ProgramError: compute[0] Launch(kernel=0, recompute=False, makes=()): block x2 holds no device memory
     """
     graph = transformed(graph, program.transforms)
     if capacity is not None and not program.unlimited_memory:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cached_property
 from operator import add
 from typing import Any
 
 from simgpu.errors import ProgramError
+from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.contents import Contents
 from simgpu.program.instructions import (
@@ -132,6 +134,7 @@ class Walk:
                 for position, instruction in enumerate(code):
                     if isinstance(instruction, Launch):
                         known = 0 <= instruction.kernel < len(self.graph.kernels)
+                        known = known and all(0 <= b < len(self.graph.blocks) for b in instruction.makes)
                     elif isinstance(instruction, (Acquire, Release, Provide)):
                         blocks = instruction.blocks
                         known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
@@ -286,6 +289,9 @@ class Walk:
         k = instruction.kernel
         graph, memory = self.graph, self.used[me]
         self._count_launch(instruction)
+        if instruction.recompute:
+            self._relaunch(instruction, me, clock)
+            return
         written, earlier, now = self.written, self.earlier, clock[me]
         values, ready_by, ready_at, touched = memory.value, memory.ready_by, memory.ready_at, memory.touched[me]
         for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True):
@@ -303,13 +309,38 @@ class Walk:
             values[b] = written[b] + version - earlier[b]
             ready_by[b], ready_at[b], touched[b] = me, now, now
 
+    def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
+        """A kernel runs again: it must find what it found the first time, and writes what it makes alone."""
+        k = instruction.kernel
+        graph, memory = self.graph, self.used[me]
+        inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
+        first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        found = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        for b in inputs:
+            if memory.read(b, me, clock) != self.written[b] + found[b] - self.earlier[b]:
+                raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
+            memory.touched[me][b] = clock[me]
+        for b in instruction.makes or outputs:
+            if b not in outputs:
+                raise ProgramError(
+                    f"kernel {graph.kernels[k].id} does not make block {self._name(b)} when it runs again"
+                )
+            memory.hold(b, me, clock)
+            memory.quiet(b, me, clock, "overwritten")
+            memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
+
+    @cached_property
+    def ancestry(self) -> Ancestry:
+        """What can be made again, and from what."""
+        return Ancestry(self.graph)
+
     def _count_launch(self, instruction: Launch) -> None:
         kernel = self.graph.kernels[instruction.kernel]
         ran = self.launched[instruction.kernel]
         if instruction.recompute:
             if not ran:
                 raise ProgramError(f"kernel {kernel.id} is recomputed before it ran")
-            if kernel.pure is not True:
+            if not self.ancestry.repeatable(instruction.kernel):
                 raise ProgramError(f"kernel {kernel.id} ({kernel.op}) is not known to be pure, it cannot be recomputed")
         elif ran:
             raise ProgramError(f"kernel {kernel.id} is launched a second time without being declared a recompute")

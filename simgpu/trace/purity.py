@@ -39,3 +39,17 @@ def purity(op: str) -> bool | None:
     (True, True, False, None)
     """
     return _IS_PURE.get(_OVERLOAD.sub("", _PREFIX.sub("", op)).strip("_"))
+
+
+_WITH_SAVED = re.compile(r"batch_?norm|drop_?out|droupout", re.IGNORECASE)
+
+
+def repeats_with_saved(op: str) -> bool:
+    """Whether an operator that is not pure gives the same values again from what it saved.
+
+    A batch norm can use the statistics that it saved of its batch, and a dropout the mask that it drew.
+
+    >>> repeats_with_saved("aten::native_batch_norm"), repeats_with_saved("native_dropout"), repeats_with_saved("rand")
+    (True, True, False)
+    """
+    return _WITH_SAVED.search(op) is not None and "backward" not in op.lower()

@@ -233,7 +233,7 @@ def test_host_memory_of_one_iteration_is_free_again_for_the_next():
     assert result.timeline.iteration_ends_ns == (79, 158, 237)
 
 
-def test_out_of_memory_names_the_copy_that_starves_and_the_kernel_that_waits_for_it():
+def test_out_of_memory_names_the_kernel_before_which_a_block_cannot_come_back():
     """a has left, c has taken its place, a cannot come back."""
     tasks = graph(
         [kernel("k0", 10, "", "a b"), kernel("k1", 5, "", "c"), kernel("k2", 9, "a b"), kernel("k3", 1, "c")],
@@ -241,4 +241,4 @@ def test_out_of_memory_names_the_copy_that_starves_and_the_kernel_that_waits_for
     )
     with pytest.raises(OutOfMemoryError) as caught:
         run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(59))
-    assert (caught.value.waiting, caught.value.kernel) == ("copy of block a on h2d", "k2")
+    assert (caught.value.waiting, caught.value.kernel) == ("kernel k2 (op)", "k2")

@@ -1,0 +1,159 @@
+"""Which blocks can be made again from others, by which kernels, and why others cannot.
+
+Lives here: `Ancestry`. Does not live here: when something is made again (`simgpu.program.schedule`).
+
+A kernel may run again where it is pure. Two sorts of kernels are not, and yet may run again with what they saved: a
+batch norm, with the saved statistics of its batch, moves no running statistics then; a dropout applies the mask that
+it drew. What they saved they then read and no longer write. Everything else that is not known to be pure is refused.
+
+A block is made again by all its writers in order. That fails where one of them read a value that was overwritten since,
+or something that is neither there any more nor can be made again itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.purity import repeats_with_saved
+
+
+@dataclass(frozen=True)
+class Ancestry:
+    """How blocks are made again. Make it with `Ancestry(graph)`.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
+    >>> ancestry = Ancestry(graph)
+    >>> x2, x1 = graph.block("x2"), graph.block("x1")
+    >>> ancestry.writers[x2], ancestry.inputs[0] == (x1,), ancestry.why_not(x2)
+    ((0,), True, None)
+    >>> ancestry.why_not(x1)
+    'no kernel makes it'
+    """
+
+    graph: TaskGraph
+
+    @cached_property
+    def writers(self) -> tuple[tuple[int, ...], ...]:
+        """For each block, the forward kernels that write it, in order."""
+        graph = self.graph
+        found: list[list[int]] = [[] for _ in graph.sizes]
+        for k, writes in enumerate(graph.writes):
+            if graph.kernels[k].phase is Phase.FORWARD:
+                for b in writes:
+                    found[b].append(k)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def kept(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel, the blocks that it wrote and only reads when it runs again."""
+        graph = self.graph
+        found: list[tuple[int, ...]] = []
+        for k, kernel in enumerate(graph.kernels):
+            with_saved = kernel.pure is not True and repeats_with_saved(kernel.op)
+            found.append(tuple(b for b in self._made(k)[1:] if b in self._lasting) if with_saved else ())
+        return tuple(found)
+
+    def _made(self, k: int) -> list[int]:
+        """What a kernel makes to be used by others."""
+        blocks = self.graph.blocks
+        return [
+            b for b in self.graph.writes[k] if not blocks[b].persistent and blocks[b].kind is not BlockKind.WORKSPACE
+        ]
+
+    @cached_property
+    def _lasting(self) -> frozenset[int]:
+        """Blocks that are used after forward."""
+        kernels = self.graph.kernels
+        return frozenset(
+            b for b, uses in enumerate(self.graph.uses) if uses and kernels[uses[-1]].phase is not Phase.FORWARD
+        )
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel, what it reads when it runs again: persistent blocks that it changed are left alone."""
+        graph = self.graph
+        found = []
+        for k, reads in enumerate(graph.reads):
+            own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
+            found.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.kept[k]))))
+        return tuple(found)
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        """For each kernel, what it writes when it runs again, its workspace among it."""
+        graph = self.graph
+        return tuple(
+            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.kept[k])
+            for k, writes in enumerate(graph.writes)
+        )
+
+    @cached_property
+    def latest(self) -> tuple[int, ...]:
+        """For each block, the last kernel for which it might be made again, for its own sake or another's; -1: none."""
+        graph = self.graph
+        latest = [-1] * len(graph.sizes)
+        for b, uses in enumerate(graph.uses):
+            later = [k for k in uses if graph.kernels[k].phase is not Phase.FORWARD]
+            if later and self.writers[b]:
+                latest[b] = later[0]
+        for k in reversed(range(len(graph.kernels))):
+            if graph.kernels[k].phase is Phase.FORWARD:
+                made = max((latest[b] for b in self.outputs[k]), default=-1)
+                for b in self.inputs[k]:
+                    latest[b] = max(latest[b], made)
+        return tuple(latest)
+
+    @cached_property
+    def refusals(self) -> tuple[str | None, ...]:
+        """For each block why it cannot be made again, None where it can."""
+        graph = self.graph
+        found: list[str | None] = ["no kernel makes it"] * len(graph.sizes)
+        order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
+        for b in order:
+            found[b] = self._refusal(b, found)
+        return tuple(found)
+
+    def why_not(self, b: int) -> str | None:
+        """Why a block cannot be made again, None where it can."""
+        return self.refusals[b]
+
+    def _refusal(self, b: int, found: list[str | None]) -> str | None:
+        graph = self.graph
+        block = graph.blocks[b]
+        if block.persistent or block.born is not None:
+            return "it is not made in the iteration"
+        if len(self.writers[b]) != graph.last_version[b]:
+            return "it is overwritten after forward"
+        for k in self.writers[b]:
+            kernel = graph.kernels[k]
+            if b in self.kept[k]:
+                return f"kernel {kernel.id} ({kernel.op}) can only run again with it"
+            if not self.repeatable(k):
+                return f"kernel {kernel.id} ({kernel.op}) is not known to give the same again"
+            versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+            made = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+            for r in self.inputs[k]:
+                if r != b and (why := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
+                    return f"kernel {kernel.id} reads {graph.blocks[r].id}, {why}"
+        return None
+
+    def repeatable(self, k: int) -> bool:
+        """Whether a kernel gives the same again: it is pure, or it saved what it needs for that."""
+        return self.graph.kernels[k].pure is True or len(self._made(k)) == len(self.kept[k]) + 1 > 1
+
+    def _lost(self, r: int, version: int, b: int, k: int, found: list[str | None]) -> str | None:
+        """Why the value that kernel k read of block r is lost when b is made again."""
+        graph = self.graph
+        latest = self.latest[b]
+        if version != graph.last_version[r]:
+            overwritten = (u for u in graph.uses[r] if k < u <= latest and r in graph.writes[u])
+            if not graph.blocks[r].persistent or next(overwritten, None) is not None:
+                return "which was overwritten since"
+        released = graph.needed_releases[r]
+        if released is not None and released < latest and found[r] is not None:
+            return "which is gone by then and cannot be made again"
+        return None
