@@ -1,0 +1,194 @@
+"""Passive mode of Capuchin: an iteration in which blocks leave and come back on demand only.
+
+Lives here: the program of that iteration. Does not live here: what is measured in it (`accesses`).
+
+Public summaries agree that the first iteration runs like this: where memory cannot be had, tensors are taken from the
+list of accesses and evicted to the host; an access to an evicted tensor fails and brings it back. The accesses of an
+iteration are the same every time, so the planner can follow them and write down what would happen.
+
+Readings of what the summaries leave open:
+
+* The least recently accessed block is evicted first, and only as many as the request needs. Where one kernel touches
+  several blocks, what it reads counts as accessed before what it writes, each in listed order.
+* Copies are synchronous both ways: compute waits for them (one summary calls the copy out asynchronous).
+* What a kernel reads or writes is brought back before memory for what it makes is taken; blocks that the kernel
+  touches are not evicted for it.
+* Any block that is not persistent and is still to be used can be evicted: gradients too, weights and the batch not.
+* The copy on the host is given up when the block is back, so a block that leaves again is copied again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.memory.pool import CountingPool
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.timeline.streams import StreamId
+
+
+def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Program:
+    """An iteration within `budget` bytes in which blocks are evicted when memory is short, and fetched when used.
+
+    graph: on one compute stream. alignment: of the allocator, bytes. Where even evicting everything does not make
+    room for a kernel, the program asks for the memory all the same, and its run ends out of memory.
+
+    Raises `InputError` where the recording does not tell what kernels read.
+
+    >>> from simgpu.program.text import listing
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250]))
+    >>> plenty, short = passive_program(graph, 850), passive_program(graph, 650)
+    >>> "copy out x2" in listing(plenty, graph), "copy out x2" in listing(short, graph)
+    (False, True)
+    """
+    resident = lower(graph, Placement())
+    passive = _Passive(graph, resident, budget, alignment)
+    return replace(resident, segments=tuple(passive.segment(each) for each in resident.segments))
+
+
+def demand(graph: TaskGraph, alignment: int = 1) -> tuple[int, ...]:
+    """Bytes that are held while each kernel runs if nothing is ever evicted.
+
+    >>> from simgpu.trace.chain import chain
+    >>> demand(TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300])))
+    (300, 600, 600, 600, 300, 100)
+    """
+    program = lower(graph, Placement())
+    pool = CountingPool(None, alignment)
+    _take(pool, graph, program.resident)
+    held = [0] * len(graph.kernels)
+    for segment in program.segments:
+        for instruction in segment.streams[COMPUTE]:
+            if isinstance(instruction, Acquire):
+                _take(pool, graph, instruction.blocks)
+            elif isinstance(instruction, Release):
+                _give(pool, graph, instruction.blocks)
+            elif isinstance(instruction, Launch):
+                held[instruction.kernel] = pool.used
+    return tuple(held)
+
+
+def _take(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+    pool.acquire(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
+
+
+def _give(pool: CountingPool, graph: TaskGraph, blocks: Sequence[int]) -> None:
+    pool.release(pool.prepare(blocks, [graph.sizes[b] for b in blocks]))
+
+
+class _Passive:
+    """Follows the compute stream as it is with all blocks resident, and adds what memory asks for.
+
+    pool: what is held, of unlimited size, so that the planner can go on where the machine will not. recent: blocks on
+    the device that may be evicted some day, the least recently accessed first. away: blocks on the host.
+    """
+
+    def __init__(self, graph: TaskGraph, resident: Program, budget: int, alignment: int) -> None:
+        self.graph = graph
+        self.budget = budget
+        self.pool = CountingPool(None, alignment)
+        _take(self.pool, graph, resident.resident)
+        self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
+        self.recent: dict[int, None] = {}
+        self.away: set[int] = set()
+        self.events = 0
+
+    def segment(self, segment: Segment) -> Segment:
+        """A segment with copies."""
+        for instruction, k in _with_next_kernel(segment.streams[COMPUTE]):
+            if isinstance(instruction, Acquire):
+                self._fetch(k)
+                self._make_room(instruction.blocks, k)
+                _take(self.pool, self.graph, instruction.blocks)
+                self._access(instruction.blocks)
+            elif isinstance(instruction, Launch):
+                self._fetch(k)
+                self._access((*self.graph.reads[k], *self.graph.writes[k]))
+            elif isinstance(instruction, Release):
+                _give(self.pool, self.graph, instruction.blocks)
+                for b in instruction.blocks:
+                    self.recent.pop(b, None)
+            self.code[COMPUTE].append(instruction)
+        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        self.code.clear()
+        return Segment(streams, segment.repeat)
+
+    def _access(self, blocks: Sequence[int]) -> None:
+        for b in blocks:
+            if not self.graph.blocks[b].persistent:
+                self.recent.pop(b, None)
+                self.recent[b] = None
+
+    def _fetch(self, k: int) -> None:
+        """Bring back what kernel k touches."""
+        missing = tuple(b for b in dict.fromkeys((*self.graph.reads[k], *self.graph.writes[k])) if b in self.away)
+        if missing:
+            self._make_room(missing, k)
+            _take(self.pool, self.graph, missing)
+            self.code[COMPUTE].append(Acquire(missing))
+            copies = [step for b in missing for step in (CopyIn(b), Release((b,), Space.HOST))]
+            self._copy(H2D, copies)
+            self.away.difference_update(missing)
+            self._access(missing)
+
+    def _make_room(self, blocks: Sequence[int], k: int) -> None:
+        """Evict as many blocks as kernel k does not touch until there is room for these."""
+        lacking = self.pool.used + self._held(blocks) - self.budget
+        victims = []
+        touched = {*self.graph.reads[k], *self.graph.writes[k]}
+        for b in self.recent:
+            if lacking <= 0:
+                break
+            if self._may_leave(b, k, touched):
+                victims.append(b)
+                lacking -= self._held((b,))
+        if victims:
+            self._copy(D2H, [step for b in victims for step in (Acquire((b,), Space.HOST), CopyOut(b))])
+            self.code[COMPUTE].append(Release(tuple(victims)))
+            _give(self.pool, self.graph, victims)
+            self.away.update(victims)
+            for b in victims:
+                del self.recent[b]
+
+    def _may_leave(self, b: int, k: int, touched: Collection[int]) -> bool:
+        return b not in touched and self.graph.sizes[b] > 0 and self.graph.next_use(b, k) is not None
+
+    def _held(self, blocks: Sequence[int]) -> int:
+        """Bytes of memory that blocks take together, padding included."""
+        return self.pool.prepare(blocks, [self.graph.sizes[b] for b in blocks])[1]
+
+    def _copy(self, stream: StreamId, copies: Sequence[Instruction]) -> None:
+        """Have a stream copy while compute waits."""
+        begun, ended = self.events, self.events + 1
+        self.events += 2
+        self.code[COMPUTE] += [Signal(begun), Await(ended)]
+        self.code[stream] += [Await(begun), *copies, Signal(ended)]
+
+
+def _with_next_kernel(code: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction with the kernel that it launches or that is launched next; the last one's where none is."""
+    launches = [instruction.kernel for instruction in code if isinstance(instruction, Launch)]
+    number = 0
+    for instruction in code:
+        yield instruction, launches[min(number, len(launches) - 1)]
+        number += isinstance(instruction, Launch)
