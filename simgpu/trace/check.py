@@ -127,9 +127,10 @@ def _check_info(info: TraceInfo, found: Findings) -> None:
             good = False
         if not good:
             found.add("info", -1, "date", f"{info.date!r} is not a day", "write YYYY-MM-DD, or leave it empty")
-    peak = info.framework_peak_bytes
-    if peak is not None and not _is_count(peak):
-        found.add("info", -1, "framework_peak_bytes", *_number_message(peak))
+    for key in ("framework_peak_bytes", "workspace_limit"):
+        size = getattr(info, key)
+        if size is not None and not _is_count(size):
+            found.add("info", -1, key, *_number_message(size))
     if any("\ud800" <= letter <= "\udfff" for letter in info.notes):
         found.add("info", -1, "notes", "holds characters that no file can", "remove the lone surrogates")
 

@@ -22,8 +22,9 @@ _TEXTS = ("model", "device", "dtype", "tool")
 _OPTIONAL_TEXTS = ("date", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
-_PEAK = "framework_peak_bytes"
-_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, _PEAK, *_COUNTS)
+#: Bytes; left out where there is nothing to tell.
+_SIZES = ("framework_peak_bytes", "workspace_limit")
+_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, *_SIZES, *_COUNTS)
 
 
 @dataclass(slots=True)
@@ -66,9 +67,9 @@ def read_header(path: Path) -> ReadHeader:
     batch = values.get("batch", 1)
     if type(batch) is not int:
         complain(places["batch"], f"{batch!r} is not a whole number", "give the number of samples, digits only")
-    peak = values.get(_PEAK)
-    if peak is not None and type(peak) is not int:
-        complain(places[_PEAK], f"{peak!r} is not a whole number", "give whole bytes, digits only")
+    sizes: dict[str, Any] = {key: values[key] for key in _SIZES if values.get(key) is not None}
+    for key in (key for key, size in sizes.items() if type(size) is not int):
+        complain(places[key], f"{sizes[key]!r} is not a whole number", "give whole bytes, digits only")
     origin = _origin(values.get("origin", Origin.RECORDED))
     if origin is None:
         wrong = str(values["origin"])
@@ -78,7 +79,7 @@ def read_header(path: Path) -> ReadHeader:
         if key in values and key not in result.counts:
             complain(places[key], f"{values[key]!r} is not a whole number", f"give the rows of {key}.csv")
     if not result.problems:
-        result.info = TraceInfo(batch=batch, origin=origin or Origin.RECORDED, framework_peak_bytes=peak, **texts)
+        result.info = TraceInfo(batch=batch, origin=origin or Origin.RECORDED, **texts, **sizes)
     return result
 
 
@@ -106,12 +107,13 @@ def header_text(trace: Trace) -> str:
         "tool": info.tool,
         "date": info.date,
         "notes": info.notes,
-        _PEAK: info.framework_peak_bytes,
+        "framework_peak_bytes": info.framework_peak_bytes,
         "modelled": info.modelled,
+        "workspace_limit": info.workspace_limit,
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
-    for key in (_PEAK, "modelled"):
+    for key in (*_SIZES, "modelled"):
         if values[key] in (None, ""):
             del values[key]
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.

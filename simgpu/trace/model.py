@@ -155,6 +155,7 @@ class TraceInfo:
     date: ISO 8601 day of the recording, empty when unknown. notes: free text.
     framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
     modelled: what of a recorded or imported trace is modelled all the same, such as its sparsity; empty for nothing.
+    workspace_limit: bytes of workspace that the algorithms of a modelled trace were kept to; None for the usual limit.
     """
 
     model: str
@@ -167,6 +168,7 @@ class TraceInfo:
     notes: str = ""
     framework_peak_bytes: int | None = None
     modelled: str = ""
+    workspace_limit: int | None = None
 
     @property
     def provenance(self) -> str:

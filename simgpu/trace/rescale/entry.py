@@ -85,9 +85,12 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     gpu = gpu or _shipped_gpu(trace.info.device)
     if gpu is None:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
-    # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
-    limit = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
-    return time_model(gpu, workspace_limit=max(limit, WORKSPACE_LIMIT)), f"durations by the time model of {gpu.name}"
+    limit = trace.info.workspace_limit
+    if limit is None:
+        # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
+        needed = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
+        limit = max(needed, WORKSPACE_LIMIT)
+    return time_model(gpu, workspace_limit=limit), f"durations by the time model of {gpu.name}"
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:
