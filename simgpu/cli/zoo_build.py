@@ -51,7 +51,8 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Choice([each.value for each in Framework]),
     default="pytorch",
     show_default=True,
-    help="Whose habits with memory: cudnn is for Caffe and Torch7, without pooling indices, ReLU in place both ways; "
+    help="Whose habits with memory: pytorch-1.5 is for ReLUs that are not in place, before PyTorch 1.10; "
+    "cudnn for Caffe and Torch7, without pooling indices, ReLU in place both ways; "
     "fused for moDNN's framework, where a layer's normalization, ReLU and sum rewrite one result and one gradient.",
 )
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)

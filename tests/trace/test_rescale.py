@@ -14,6 +14,7 @@ import simgpu
 from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
+from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, import_trace
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
@@ -88,7 +89,8 @@ def from_zoo(name: str, batch: int, framework: str = "pytorch") -> Trace:
 
 @pytest.mark.parametrize(
     ("name", "batch", "other", "framework"),
-    [(*row, "pytorch") for row in ZOO] + [(*row, framework) for row in IN_PLACE for framework in ("cudnn", "fused")],
+    [(*row, "pytorch") for row in ZOO]
+    + [(*row, framework) for row in IN_PLACE for framework in ("pytorch-1.5", "cudnn", "fused")],
 )
 def test_a_modelled_trace_becomes_the_one_that_is_modelled_at_the_other_batch(
     name: str, batch: int, other: int, framework: str
@@ -115,6 +117,19 @@ def test_a_higher_limit_of_workspaces_holds_at_the_other_batch(other: int) -> No
     assert max(choice.workspace_bytes for choice in high(256).algorithms) > WORKSPACE_LIMIT
     assert rescaled.kernels == built.kernels
     assert rescaled.algorithms == built.algorithms
+
+
+def test_a_lower_limit_of_workspaces_holds_at_the_other_batch(tmp_path: Path) -> None:
+    """A trace says to which limit it was kept, also once it was written down and read again."""
+
+    def low(batch: int) -> Trace:
+        return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, workspace_limit=2**20)
+
+    write_trace(low(8), tmp_path / "low")
+    for small in (low(8), simgpu.load_trace(tmp_path / "low")):
+        rescaled = small.at_batch(64)
+        assert rescaled.algorithms == low(64).algorithms
+        assert max(choice.workspace_bytes for choice in rescaled.algorithms) <= 2**20
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet34"])

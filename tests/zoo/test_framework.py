@@ -1,4 +1,4 @@
-"""Memory as frameworks hold it that call cuDNN for every layer, beside PyTorch's."""
+"""Memory as other frameworks hold it, and PyTorch before 1.10, beside PyTorch's of today."""
 
 from __future__ import annotations
 
@@ -76,6 +76,45 @@ def test_nothing_but_these_layers_differs() -> None:
             )
     assert "call cuDNN for all" in theirs.info.notes
     assert replace(theirs.info, notes="") == replace(ours.info, notes="")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(name: str) -> None:
+    trace = built(name, "pytorch-1.5")
+    assert check_trace(trace) == []
+    relus = [kernel for kernel in trace.kernels if kernel.op == "relu"]
+    backward = {kernel.reads[1]: kernel for kernel in trace.kernels if kernel.op == "threshold_backward"}
+    in_place = [kernel for kernel in built(name, "pytorch").kernels if kernel.op == "relu_"]
+    assert len(relus) == len(in_place) > 0
+    assert not [kernel for kernel in trace.kernels if kernel.op == "relu_"]
+    for kernel in relus:
+        assert kernel.reads != kernel.writes
+        assert backward[kernel.reads[0]].layer == kernel.layer
+        assert kernel.layer != next(each.layer for each in trace.kernels if kernel.reads[0] in each.writes)
+
+
+def test_before_1_10_a_normalized_convolution_leaves_three_feature_maps() -> None:
+    """Its own result for the normalization, that one's for the ReLU, and the ReLU's for whoever reads it."""
+    held = {}
+    for framework in ("pytorch", "pytorch-1.5"):
+        trace = build_trace("vgg16", batch=8, gpu=V100, framework=framework, batch_norm=True)
+        size = next(block.bytes for block in trace.blocks if block.id == "conv2_2")
+        ends = {kernel.id: kernel.phase for kernel in trace.kernels}
+        held[framework] = [
+            block.id
+            for block in trace.blocks
+            if block.layer
+            and block.layer.endswith("2_2")
+            and block.bytes == size
+            and ends.get(block.release) == "backward"
+            and block.kind is BlockKind.FEATURE_MAP
+        ]
+    assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
+
+
+def test_of_a_network_without_relus_the_version_changes_nothing() -> None:
+    ours, theirs = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
+    assert (ours.kernels, ours.blocks) == (theirs.kernels, theirs.blocks)
 
 
 def test_an_unknown_framework_is_refused() -> None:

@@ -285,14 +285,15 @@ def test_variants_are_those_of_the_factory(name: str) -> None:
     """Building with every usual value spelled out gives the same network; each variant can be taken."""
     entry = NETWORKS[name]
     assert entry.description
-    usual = {key: variant.default for key, variant in entry.variants.items()}
+    at_usual_input = (None, entry.inputs[0])
+    usual = {key: variant.default for key, variant in entry.variants.items() if variant.input in at_usual_input}
     assert build(name, **usual) == build(name)
     for key, variant in entry.variants.items():
         other: Value = variant.words[-1] if variant.words else not variant.default
         if not isinstance(variant.default, bool | str):
             other = 2 * variant.default
         rest = ONLY_WITH.get((name, key), {})
-        assert build(name, **{**rest, key: other}) != build(name, **rest)
+        assert build(name, variant.input, **{**rest, key: other}) != build(name, variant.input, **rest)
 
 
 def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
@@ -301,6 +302,18 @@ def test_alexnet_as_tensorflows_benchmarks_have_it() -> None:
     assert [layer.shape[0] for layer in network.layers if layer.name.startswith("conv")] == [64, 192, 384, 384, 256]
     with pytest.raises(InputError, match="conv4_channels: is of the single column alone; choose grouped=false"):
         build("alexnet", conv4_channels=384)
+
+
+def test_the_normalized_squeezenet_has_the_parameters_that_its_project_tells() -> None:
+    """weiaicunzai's pytorch-cifar100, README: 0.78 million, of which its 100 classes have 90 rows more."""
+    network = build("squeezenet", "cifar10", batch_norm=True)
+    assert round((network.parameters + 90 * (512 + 1)) / 1e6, 2) == 0.78
+    assert [layer.name for layer in network.layers if layer.kind is LayerKind.ADD] == [
+        "fire3.bypass",
+        "fire5.bypass",
+        "fire7.bypass",
+    ]
+    assert sum(layer.kind is LayerKind.BATCH_NORM for layer in network.layers) == 1 + 3 * 8
 
 
 def test_googlenet_without_response_normalization_is_otherwise_the_same() -> None:
@@ -329,7 +342,7 @@ def test_values_that_make_no_network_are_refused_by_name(name: str) -> None:
             silly += [True, variant.most + 1]
         for value in silly:
             with pytest.raises(InputError, match=f"variant {key}: .* is not "):
-                build(name, **{key: cast("Value", value)})
+                build(name, variant.input, **{key: cast("Value", value)})
 
 
 def test_bert_takes_no_more_tokens_than_it_has_positions() -> None:

@@ -39,8 +39,8 @@ def build_trace(
 
     batch: samples. input, variant: as `simgpu.trace.zoo.catalogue.build` takes them. optimizer: sgd (with momentum),
     plain-sgd (without) or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need,
-    usually 4 GiB; the trace lists those alone that keep to it. framework: pytorch, cudnn for the habits of Caffe and
-    Torch7 with memory, or fused for those of moDNN's framework (`simgpu.trace.zoo.lowering.framework`).
+    usually 4 GiB; the trace lists those alone that keep to it. framework: whose habits with memory, pytorch or one of
+    those that `simgpu.trace.zoo.lowering.framework` describes: pytorch-1.5, cudnn, fused.
     Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -96,6 +96,7 @@ def trace_of(
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
         notes=_notes(network, optimizer, workspace_limit, Framework(framework)),
+        workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)
     trace = lower(
@@ -124,6 +125,7 @@ def _too_many(batch: int) -> InputError:
 
 _HABITS = {
     Framework.PYTORCH: "PyTorch has them",
+    Framework.PYTORCH_1_5: "PyTorch 1.5 has them where ReLUs are not in place",
     Framework.CUDNN: "frameworks have them that call cuDNN for all",
     Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
 }

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
 from simgpu.trace.timemodel.operation import Operation
@@ -143,7 +144,19 @@ def _blocks(tape: Tape) -> Iterator[Block]:
 
 
 def _tape_of(network: Network, batch: int, optimizer: Optimizer, framework: Framework) -> Tape:
-    return _Walk(network, batch, optimizer, framework).run()
+    walked = _without_relu_in_place(network) if framework is Framework.PYTORCH_1_5 else network
+    return _Walk(walked, batch, optimizer, framework).run()
+
+
+def _without_relu_in_place(network: Network) -> Network:
+    apart = {"in_place": False}
+    layers = (
+        replace(layer, attributes=MappingProxyType({**layer.attributes, **apart}))
+        if layer.kind is LayerKind.RELU
+        else layer
+        for layer in network.layers
+    )
+    return replace(network, layers=tuple(layers))
 
 
 @dataclass(slots=True)

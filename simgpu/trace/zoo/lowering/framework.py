@@ -10,7 +10,13 @@ from enum import StrEnum
 
 
 class Framework(StrEnum):
-    """PyTorch's, those of frameworks that call cuDNN for every layer (Caffe, Torch7), or of one that fuses layers.
+    """PyTorch's of today or of 2020, those of frameworks that call cuDNN for all (Caffe, Torch7), or of one that fuses.
+
+    PyTorch 1.5 stands for versions before 1.10 that run networks whose ReLUs are not in place, which is PyTorch's
+    default: each ReLU is a layer with a result of its own, and its backward reads the input, which is therefore held
+    beside the result that the next layer holds (PyTorch's issue 63027, mended by its pull request 63089). So a
+    convolution, its normalization and its ReLU leave three feature maps where they otherwise leave two. Of a ReLU in
+    place the version changes nothing: for a network that has them, ask for PyTorch's of today.
 
     cuDNN needs no indices of the maxima: its pooling saves input and result. And where a ReLU is in place, so is its
     gradient, unless another layer still needs what it would rewrite. PyTorch notes an int64 index for each maximum and
@@ -35,5 +41,11 @@ class Framework(StrEnum):
     """
 
     PYTORCH = "pytorch"
+    PYTORCH_1_5 = "pytorch-1.5"
     CUDNN = "cudnn"
     FUSED = "fused"
+
+    @property
+    def calls_cudnn(self) -> bool:
+        """Whether pooling and ReLU are cuDNN's, not PyTorch's own."""
+        return self in (Framework.CUDNN, Framework.FUSED)

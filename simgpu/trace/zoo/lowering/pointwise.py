@@ -3,8 +3,8 @@
 Lives here: their kernels, forward and back. Does not live here: what a kernel must compute and move
 (`simgpu.trace.zoo.lowering.operations`), or how gradients of one value are summed (`simgpu.trace.zoo.lowering.step`).
 
-What backward reads follows autograd: relu, tanh and softmax save their result, gelu its input, a product both factors,
-dropout its mask of one byte a value; sums and scaling save nothing.
+What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
+gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ _EXPONENTIAL = 8
 
 
 def relu(step: Step) -> Made:
-    """In place it rewrites the block of its input, and backward reads the rewritten one."""
+    """In place it rewrites the block of its input, and backward reads the rewritten one.
+
+    Where it is not, backward reads the result, or the input before PyTorch 1.10.
+    """
     x = step.x
     in_place = step.attribute("in_place", False)
     y = x if in_place else step.result()
     step.tape.launch("relu_" if in_place else "relu", operations.elementwise((x,), (y,)), (x,), (y,))
-    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", y), (y,))
+    saved = x if step.framework is Framework.PYTORCH_1_5 else y
+    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
 
 
 def _relu_backward(step: Step, y: Value) -> Backward:
     """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
-        rewrites = step.framework is not Framework.PYTORCH and step.gradients.is_free(grad)
+        rewrites = step.framework.calls_cudnn and step.gradients.is_free(grad)
         dx = grad if rewrites else step.gradient()
         operation = operations.elementwise((grad, y), (dx,), backward=True)
         step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))

@@ -26,7 +26,7 @@ _FORWARD_COUNT, _BACKWARD_COUNT = 7, 10
 
 def max_pool(step: Step) -> Made:
     """Saves its input and the index of each maximum; with cuDNN its input and its result."""
-    if step.framework is not Framework.PYTORCH:
+    if step.framework.calls_cudnn:
         return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
     indices = step.beside("indices", y.shape, "int64")
