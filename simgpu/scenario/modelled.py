@@ -42,7 +42,9 @@ class ModelledTrace(FileModel):
         default=None, min_length=1, description="the node whose GPU it is modelled for; without: the file's own node"
     )
     input: str | None = Field(default=None, min_length=1, description="what it takes; without: its usual input")
-    framework: Literal["pytorch", "cudnn", "fused"] = Field(default="pytorch", description="whose habits with memory")
+    framework: Literal["pytorch", "pytorch-1.5", "cudnn", "fused"] = Field(
+        default="pytorch", description="whose habits with memory"
+    )
     optimizer: Literal["sgd", "plain-sgd", "adam"] = Field(default="sgd", description="what updates the weights")
     epochs: int | None = Field(
         default=None, ge=1, le=10_000, description="models the sparsity of its feature maps over so many epochs"

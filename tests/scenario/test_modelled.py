@@ -149,7 +149,7 @@ def test_the_json_schema_knows_both_forms() -> None:
     assert name["type"] == "string"
     assert modelled["required"] == ["zoo", "batch"]
     assert modelled["additionalProperties"] is False
-    assert modelled["properties"]["framework"]["enum"] == ["pytorch", "cudnn", "fused"]
+    assert modelled["properties"]["framework"]["enum"] == ["pytorch", "pytorch-1.5", "cudnn", "fused"]
 
 
 def result_of(trace: Trace, epoch: int) -> dict[str, Any]:
