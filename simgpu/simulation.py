@@ -260,10 +260,21 @@ def simulate(
     if how is not None:
         graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
     shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
-    noted = {} if carried is None else carried
-    context = PlanContext(graph, node, limit, shared.run, np.random.default_rng(seed), epoch, noted)
-    program = chosen.plan(context)
+    program = chosen.plan(shared.context({} if carried is None else carried))
     return shared.run(program) if how is None else shared.run_together(program, how, whole)
+
+
+def told_to_fit(
+    trace: Trace, node: NodeSpec, policy: Policy, *, budget: int | None = None, seed: int = 0, epoch: int = 0
+) -> bool | None:
+    """Whether a policy says, without a plan, that it fits (`Policy.fits`); None where only a run tells.
+
+    The arguments are those of `simulate`, and checked there.
+    """
+    if type(policy).fits is Policy.fits:
+        return None
+    graph, limit = task_graph(trace, node, epoch), node.budget if budget is None else budget
+    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, None, epoch).context({}))
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
@@ -305,6 +316,11 @@ class _Shared:
     seed: int
     pool: str | None
     epoch: int
+
+    def context(self, carried: MutableMapping[str, Any]) -> PlanContext:
+        """What the policy may look at, its randomness begun anew."""
+        rng = np.random.default_rng(self.seed)
+        return PlanContext(self.graph, self.node, self.budget, self.run, rng, self.epoch, carried)
 
     def _pool(self, program: Program) -> str:
         if self.pool == "counting" and program.pool == "addressed":
@@ -372,4 +388,4 @@ class _Shared:
         )
 
 
-__all__ = ["OutOfMemoryError", "Result", "simulate"]
+__all__ = ["OutOfMemoryError", "Result", "simulate", "told_to_fit"]

@@ -216,7 +216,7 @@ def compare(
     settings["epoch"] = 0 if epoch is None else epoch
     settings |= {"gpus": gpus, "exchange": exchange or "host", "cores": 1 if cores is None else cores}
     runs: list[Run] = []
-    for policy in [_made(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
+    for policy in [made_policy(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
         label = policy_label(policy)
         if progress:
             progress(label)
@@ -227,19 +227,20 @@ def compare(
             outcome = error
         runs.append(Run(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
-        raise _nothing_runs(runs)
+        raise nothing_runs(runs)
     return Comparison(tuple(runs), trace.info, trace.name, node)
 
 
-def _nothing_runs(runs: Iterable[Run]) -> SimgpuError:
-    """The one error that all share, for example of the trace, or a problem for each policy."""
+def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
+    """Where every run was refused: the one error that all share, for example of the trace, or a problem for each."""
     by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
     if len(by_text) == 1:
         return next(iter(by_text.values()))
     return InputError(Problem("", run.label, str(run.outcome)) for run in runs)
 
 
-def _made(request: PolicyRequest) -> Policy:
+def made_policy(request: PolicyRequest) -> Policy:
+    """The policy that is asked for; `InputError` for an unknown one or parameters that it does not take."""
     return request if isinstance(request, Policy) else make_policy(*_named(request))
 
 
