@@ -40,7 +40,9 @@ class Found:
 
 
 def scored(score: Score, vectors: Vectors) -> Costs:
-    """The costs of a batch; nobody is asked about an empty one. `ValueError` for what are not as many whole numbers.
+    """The costs of a batch, in an array of one's own; nobody is asked about an empty batch.
+
+    `ValueError` where the score does not give as many signed whole numbers.
 
     >>> scored(lambda vectors: vectors.sum(axis=1), np.array([[0, 1], [2, 2]], dtype=np.int8))
     array([1, 4])
@@ -51,7 +53,7 @@ def scored(score: Score, vectors: Vectors) -> Costs:
     if costs.shape != (len(vectors),) or not np.issubdtype(costs.dtype, np.signedinteger):
         what = f"a score of {len(vectors)} vectors came back as {costs.dtype} of shape {costs.shape}"
         raise ValueError(f"{what}; return one signed whole number for each vector")
-    return costs.astype(np.int64, copy=False)
+    return costs.astype(np.int64)
 
 
 def choice_problems(choices: Sequence[int]) -> list[Problem]:
