@@ -1,6 +1,6 @@
 """Pictures of a run: streams over time, and memory over time.
 
-Lives here: everything that draws. Does not live here: what is drawn (`simgpu.analysis.bars`). This module
+Lives here: everything that draws a timeline. Does not live here: what is drawn (`simgpu.analysis.bars`). This module
 loads matplotlib, so import it only where something is drawn. It uses no global state of matplotlib: figures
 work without a display and show themselves in notebooks.
 """

@@ -1,0 +1,101 @@
+"""The figure of a search: its curves, what it says in words, and that huge costs do not flatten it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from simgpu.analysis.convergence import OFF_SCALE, plot_convergence
+
+HUGE = 4.6e18
+WORST, MEAN, BEST = [40.0, 33.0, 30.0, 31.0], [30.0, 24.0, 22.0, 21.0], [25.0, 21.0, 20.0, 20.0]
+
+
+def words_of(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_it_draws_three_curves_over_iterations_that_count_from_1() -> None:
+    figure = plot_convergence(WORST, MEAN, BEST, unit="ms", title="VGG16", converged_at=3)
+    ax = figure.axes[0]
+    curves = {line.get_label(): line for line in ax.lines[:3]}
+    assert list(curves) == ["worst", "average", "best"]
+    for values, line in zip((WORST, MEAN, BEST), curves.values(), strict=True):
+        assert line.get_xdata().tolist() == [1, 2, 3, 4]
+        assert line.get_ydata().tolist() == values
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["worst", "average", "best"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("iteration of the search", "training iteration (ms)")
+    assert ax.get_title(loc="left") == "VGG16"
+    assert words_of(figure) == ["best 20 ms, first in iteration 3"]
+
+
+def test_all_of_ordinary_curves_is_inside_the_axes() -> None:
+    low, high = plot_convergence(WORST, MEAN, BEST, unit="ms").axes[0].get_ylim()
+    assert low < min(BEST) < max(WORST) < high < 2 * max(WORST)
+
+
+def test_huge_costs_leave_the_scale_as_it_is_and_are_told() -> None:
+    plain = plot_convergence(WORST, MEAN, BEST, unit="ms").axes[0]
+    worst, mean = [40.0, 33.0, HUGE, 31.0], [30.0, 24.0, OFF_SCALE * 20 + 1, 21.0]
+    figure = plot_convergence(worst, mean, BEST, unit="ms")
+    assert figure.axes[0].get_ylim() == plain.get_ylim()
+    assert words_of(figure) == ["off the scale: worst and average in iteration 3"]
+
+
+@pytest.mark.parametrize(
+    ("worst", "words"),
+    [
+        ([HUGE] * 4, "worst throughout"),
+        ([HUGE, HUGE, 30, 31], "worst in iterations 1 to 2"),
+        ([HUGE, 30, HUGE, 31], "worst in 2 iterations, last in 3"),
+        ([40, 30, 20, OFF_SCALE * 20], None),
+    ],
+)
+def test_it_says_which_iterations_are_off_the_scale(worst: list[float], words: str | None) -> None:
+    figure = plot_convergence(worst, MEAN, BEST, unit="ms")
+    assert words_of(figure) == ([] if words is None else [f"off the scale: {words}"])
+
+
+def test_bars_stand_where_curves_are_off_the_scale() -> None:
+    figure = plot_convergence([HUGE, 30, HUGE, HUGE], MEAN, BEST, unit="ms")
+    (bars,) = figure.axes[0].collections
+    spans = [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in bars.get_paths()]
+    assert spans == [(0.5, 1.5), (2.5, 4.5)]
+
+
+def test_iterations_without_a_number_are_gaps() -> None:
+    figure = plot_convergence([np.nan, 33, 30, 31], [np.nan, 24, 22, 21], [HUGE, 21, 20, 20], unit="ms")
+    assert np.isnan(figure.axes[0].lines[0].get_ydata()[0])
+    assert words_of(figure) == ["off the scale: best in iteration 1"]
+
+
+def test_no_words_cover_each_other() -> None:
+    every = [HUGE, 24, HUGE, 21]
+    figure = plot_convergence([HUGE] * 4, every, [HUGE, 21, 20, 20], unit="ms", title="all off", converged_at=3)
+    figure.canvas.draw()
+    ax = figure.axes[0]
+    texts: list[Text] = [*ax.texts, ax.title, ax._left_title, *ax.get_legend().get_texts(), ax.xaxis.label]
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    assert len(boxes) == 7
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+def test_a_search_of_one_iteration_or_without_progress_can_be_drawn() -> None:
+    for count in (1, 5):
+        figure = plot_convergence([7] * count, [7] * count, [7] * count, unit="ms", converged_at=1)
+        figure.canvas.draw()
+        low, high = figure.axes[0].get_ylim()
+        assert low < 7 < high
+
+
+def test_curves_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"curves of \[4, 3, 4\] points, least 20; give three of one length"):
+        plot_convergence(WORST, MEAN[:3], BEST, unit="ms")
+    for nothing in ([], [0.0], [np.nan]):
+        with pytest.raises(ValueError, match="of costs above 0"):
+            plot_convergence(nothing, nothing, nothing, unit="ms")
