@@ -29,15 +29,14 @@ SMALLEST_PART = 10_000
 class FeatureMap(NamedTuple):
     """A block that is saved for backward.
 
-    after: its last kernel in forward; before: its next use. written: the last kernel before the gap that writes it.
-    out_with: the kernel at whose start a copy out may be issued, beside its last reader's layer step.
+    after: its last kernel in forward; before: its next use. out_with: the kernel at whose start a copy out may be
+    issued, beside its last reader's layer step; None where that reader is also the one that completes it.
     """
 
     block: int
     after: int
     before: int
-    written: int
-    out_with: int
+    out_with: int | None
 
 
 def feature_maps(graph: TaskGraph) -> tuple[FeatureMap, ...]:
@@ -78,4 +77,4 @@ def _saved(graph: TaskGraph, b: int) -> FeatureMap | None:
         return None
     written = max(k for k in forward if b in graph.writes[k])
     step = graph.layers.steps[graph.layers.step_of[after]]
-    return FeatureMap(b, after, before, written, min(max(step.first, written + 1), after))
+    return FeatureMap(b, after, before, max(step.first, written + 1) if written < after else None)

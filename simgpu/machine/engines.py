@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.cdma import ReadRate
 from simgpu.machine.code import Op
 from simgpu.machine.flows import FlowNetwork
 from simgpu.machine.links import Path, paths_of, shares_capacity, single_paths
-from simgpu.memory.transfer import copy_ns
+from simgpu.memory.transfer import copy_ns, sending_rate
 
 if TYPE_CHECKING:
     from simgpu.machine.executor import Stream
@@ -67,7 +66,8 @@ class Engines:
         out = Engine()
         self.by_direction = (out, out if node.gpu.copy_engines == 1 else Engine())
         cdma = node.gpu.cdma
-        self.read_rate = ReadRate(node.gpu, cdma, 0 if demands_vary else cdma.kernel_bandwidth) if cdma else None
+        self.gpu = node.gpu
+        self.dram_taken = 0 if demands_vary or cdma is None else cdma.kernel_bandwidth
         self.flows = flows
         self.paths = paths
 
@@ -83,8 +83,8 @@ class Engines:
 
     def take_dram(self, rate: int) -> None:
         """A kernel begins to take DRAM bandwidth, or ends (a negative rate)."""
-        if self.read_rate is not None and self.flows is not None:
-            self.read_rate.taken += rate
+        if self.gpu.cdma is not None and self.flows is not None:
+            self.dram_taken += rate
             self.flows.share_anew()
 
     def finished(self, direction: int) -> Stream | None:
@@ -111,5 +111,4 @@ class Engines:
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
 
     def _cap(self, direction: int, size: int, raw: int) -> int:
-        link = self.bandwidth[direction]
-        return link if self.read_rate is None else self.read_rate.cap(size, raw, link)
+        return sending_rate(self.gpu, self.dram_taken, size, raw, self.bandwidth[direction])

@@ -5,6 +5,8 @@ Lives here: the closed form. Does not live here: sharing between copies (that is
 
 from __future__ import annotations
 
+from simgpu.hardware.spec import GpuSpec
+
 NANO = 10**9
 
 
@@ -24,3 +26,23 @@ def copy_ns(size: int, bandwidth: int, latency_ns: int) -> int:
     1350
     """
     return latency_ns + stream_ns(size, bandwidth)
+
+
+def sending_rate(gpu: GpuSpec, taken: int, size: int, raw: int, link: int) -> int:
+    """Rate at which a GPU sends a block of `raw` bytes as `size` bytes over a link, bytes per second on the link.
+
+    taken: DRAM bandwidth that kernels take. link: the link's own rate. Only a compressing engine may be slower than the
+    link: at most what the engine, its buffer and its policy allow, and what kernels leave of the DRAM's bandwidth
+    (cDMA, HPCA 2018, section VI). A plain copy has its share of DRAM whatever kernels take, so the engine, too, has at
+    least that much to read from. Copies in both directions at once each have all that kernels leave.
+
+    >>> from simgpu.hardware.spec import CdmaSpec
+    >>> engine = CdmaSpec("zvc", 200 * 10**9, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * 10**9)
+    >>> maxwell = GpuSpec("Titan X", 12 * 2**30, dram_bandwidth=336 * 10**9, cdma=engine)
+    >>> [sending_rate(maxwell, engine.kernel_bandwidth, 100, raw, 16 * 10**9) for raw in (260, 2000)]
+    [16000000000, 10000000000]
+    """
+    if gpu.cdma is None or not raw:
+        return link
+    reading = min(gpu.cdma.peak, max((gpu.dram_bandwidth or 0) - taken, link))
+    return max(min(link, reading * size // raw), 1)

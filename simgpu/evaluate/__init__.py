@@ -1,0 +1,1 @@
+"""What placements cost, many at once, without running them."""

@@ -1,0 +1,50 @@
+"""The functions of `simgpu.evaluate.clocks` and what they call, compiled by numba where it is there (extra ``fast``).
+
+Lives here: compiling. Does not live here: what is compiled; the same source runs as it is, only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any
+
+from simgpu.evaluate import clocks, remaking
+from simgpu.evaluate.tables import Ints, Scratch, Tables
+
+#: Works like `clocks.evaluate_all`.
+EvaluateAll = Callable[[Tables, Scratch, Ints, Ints], None]
+
+
+def is_compiled() -> bool:
+    """Whether numba is there to compile."""
+    return find_spec("numba") is not None
+
+
+@cache
+def evaluate_all() -> EvaluateAll:
+    """`clocks.evaluate_all`, compiled if that is possible. The first call of what is returned compiles, for seconds.
+
+    What was compiled is kept for the next process where there is a place to keep it.
+    """
+    if not is_compiled():
+        return clocks.evaluate_all
+    import numba
+
+    # All functions get one set of names to look each other up in, where each is compiled.
+    names: dict[str, Any] = vars(remaking) | vars(clocks)
+    for name, value in names.copy().items():
+        if isinstance(value, FunctionType):
+            names[name] = _compile(numba, FunctionType(value.__code__, names, name))
+    compiled: EvaluateAll = names["evaluate_all"]
+    return compiled
+
+
+def _compile(numba: Any, function: FunctionType) -> Any:
+    try:
+        return numba.njit(function, nogil=True, cache=True)
+    except RuntimeError:
+        # There is no place where this user may write.
+        return numba.njit(function, nogil=True)
