@@ -1,0 +1,257 @@
+"""The hybrid policy of Capuchin as published: swap what can be swapped unseen, else swap or recompute, what costs less.
+
+Lives here: the decisions, as pure functions of what is known of each feature map. Does not live here: where that
+knowledge comes from (`candidates`), or running anything (`published`).
+
+Told alike by public summaries and re-implementations (see the package):
+
+* Swap time = bytes / bandwidth. Free time FT = (back access - swap in) - (evicted access + swap out): how long a block
+  could be away without anyone waiting. Candidates are taken by free time, largest first, until enough bytes are saved.
+* A swap is hidden if an access can trigger its copy back: the last one from which it still ends in time (the
+  in-trigger). A trigger may not fall into the peak of memory.
+* Copies of one direction exclude each other, so what is swapped already takes time of the link away from the others.
+* What cannot be hidden is swapped on demand or, if that costs less, the candidate with the largest memory saving per
+  second (MSPS, bytes / time of recomputation) is recomputed. Recomputation is on demand.
+* A recomputed map is no source for others any more. Those that had it for a source take its sources instead, and what
+  is still a candidate adds its time to theirs; a candidate that recomputed maps have for a source would be recomputed
+  once more for each of these, which counts as overhead.
+* Feedback: a block that is still on its way at its back access is triggered earlier, by 5 % of its swap time more.
+
+Readings of what they leave open or tell differently:
+
+* A copy out takes the first free time of the link after its evicted access that is long enough, a hidden copy in the
+  last one before its back access; a copy in on demand takes none. (Re-implementations refuse or delay what overlaps.)
+* A swap on demand costs its whole copy in, and the rest of its copy out if that has not ended. (One re-implementation.)
+* MSPS divides by all that a recomputation costs, its repetitions for others among it; re-implementations differ.
+* How often a candidate would be repeated is counted by the recomputed maps that have it for a source now, not carried
+  along from decision to decision; where a map reaches another by two ways it then counts once.
+* When a candidate is passed over because another one is recomputed for it, it is looked at again after all others.
+* A recomputed map may have sources that are swapped; what their earlier return costs is not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A feature map that may leave between two accesses.
+
+    number: names it. bytes: of device memory. evicted_ns: end of the access after which it would leave; back_ns: start
+    of its next access. out_ns, in_ns: its copies, each with the link to itself. remake_ns: to make it again while its
+    sources are there, None where it cannot be made again. sources: numbers of the candidates it is then made from;
+    kernels: what then runs again.
+
+    >>> Candidate(0, 100, evicted_ns=10, back_ns=100, out_ns=20, in_ns=30).free_ns
+    40
+    """
+
+    number: int
+    bytes: int
+    evicted_ns: int
+    back_ns: int
+    out_ns: int
+    in_ns: int
+    remake_ns: int | None = None
+    sources: frozenset[int] = frozenset()
+    kernels: frozenset[int] = frozenset()
+
+    @property
+    def free_ns(self) -> int:
+        """FT: for how long it could rest on the host; negative where its copies take longer than its gap."""
+        return (self.back_ns - self.in_ns) - (self.evicted_ns + self.out_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Swap it. trigger: place in the list of accesses with which its copy back is issued, None for its back access."""
+
+    trigger: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MakeAgain:
+    """Let go of it, and recompute it at its back access."""
+
+
+Decision = SwapOut | MakeAgain
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What all candidates share.
+
+    accesses_ns: start of every access of the iteration, ascending. peak_start_ns, peak_end_ns: when memory is at its
+    peak.
+    """
+
+    accesses_ns: Sequence[int]
+    peak_start_ns: int
+    peak_end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One direction of the link: disjoint times at which it is taken, ascending (ns).
+
+    >>> lane = Lane().taking((10, 20)).taking((30, 40))
+    >>> lane.first(5, 10), lane.first(5, 11), lane.last(35, 10), lane.last(100, 60)
+    ((20, 30), (40, 51), (20, 30), (40, 100))
+    """
+
+    taken: tuple[tuple[int, int], ...] = ()
+
+    def taking(self, time: tuple[int, int]) -> Lane:
+        """The lane with one more time taken."""
+        return Lane(tuple(sorted((*self.taken, time)))) if time[1] > time[0] else self
+
+    def first(self, from_ns: int, length: int) -> tuple[int, int]:
+        """The first free time that begins at `from_ns` or later."""
+        for start, end in self.taken:
+            if start >= from_ns + length:
+                break
+            from_ns = max(from_ns, end)
+        return from_ns, from_ns + length
+
+    def last(self, until_ns: int, length: int) -> tuple[int, int]:
+        """The last free time that ends at `until_ns` or earlier; it may begin before the iteration."""
+        for start, end in reversed(self.taken):
+            if end <= until_ns - length:
+                break
+            until_ns = min(until_ns, start)
+        return until_ns - length, until_ns
+
+
+def in_trigger(candidate: Candidate, situation: Situation, out_end_ns: int, in_start_ns: int) -> int | None:
+    """The last access at which a copy in that is to begin at `in_start_ns` can be issued; None where there is none.
+
+    It may not come before the copy out has ended, nor before the end of the memory peak unless the block is back
+    before that begins. Of accesses at one instant it is the last.
+
+    >>> shared = Situation((0, 10, 20, 30, 40, 50), peak_start_ns=20, peak_end_ns=30)
+    >>> one = Candidate(0, 1, evicted_ns=10, back_ns=50, out_ns=5, in_ns=10)
+    >>> in_trigger(one, shared, out_end_ns=15, in_start_ns=40), in_trigger(one, shared, out_end_ns=15, in_start_ns=29)
+    (4, None)
+    """
+    earliest = out_end_ns
+    if candidate.back_ns > situation.peak_start_ns:
+        earliest = max(earliest, situation.peak_end_ns)
+    place = bisect_right(situation.accesses_ns, in_start_ns) - 1
+    return place if place >= 0 and situation.accesses_ns[place] >= earliest else None
+
+
+def decide(candidates: Sequence[Candidate], situation: Situation, to_save: int) -> dict[int, Decision]:
+    """What leaves, and how, so that `to_save` bytes are saved: decisions by candidate, in the order they were made.
+
+    Where all candidates together save less, all are decided.
+
+    >>> shared = Situation(tuple(range(0, 200, 10)), peak_start_ns=90, peak_end_ns=100)
+    >>> far = Candidate(0, 100, evicted_ns=10, back_ns=190, out_ns=20, in_ns=20)
+    >>> near = Candidate(1, 100, evicted_ns=80, back_ns=110, out_ns=20, in_ns=20, remake_ns=5, sources=frozenset({0}))
+    >>> decide([far, near], shared, 100)
+    {0: SwapOut(trigger=17)}
+    >>> decide([far, near], shared, 200)
+    {0: SwapOut(trigger=17), 1: MakeAgain()}
+    """
+    return _Hybrid(candidates, situation, to_save).run()
+
+
+class _Hybrid:
+    """One run of the policy.
+
+    left: candidates not decided yet, by free time. outward, inward: the link. remake_ns, sources: of each candidate as
+    recomputations so far have changed them. again: what is recomputed.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], situation: Situation, to_save: int) -> None:
+        ordered = sorted(candidates, key=lambda each: (-each.free_ns, -each.bytes, each.number))
+        self.left = {each.number: each for each in ordered}
+        self.outward, self.inward = Lane(), Lane()
+        self.situation = situation
+        self.lacking = to_save
+        self.remake_ns = {each.number: each.remake_ns for each in candidates}
+        self.sources = {each.number: each.sources for each in candidates}
+        self.again: list[int] = []
+        self.decisions: dict[int, Decision] = {}
+
+    def run(self) -> dict[int, Decision]:
+        """Pass over what is left until enough is saved; every pass decides at least one."""
+        while self.left and self.lacking > 0:
+            for candidate in list(self.left.values()):
+                if self.lacking <= 0:
+                    break
+                if candidate.number in self.left:
+                    self._consider(candidate)
+        return self.decisions
+
+    def _consider(self, candidate: Candidate) -> None:
+        out = self.outward.first(candidate.evicted_ns, candidate.out_ns)
+        back = self.inward.last(candidate.back_ns, candidate.in_ns)
+        trigger = in_trigger(candidate, self.situation, out[1], back[0])
+        cheapest = None if trigger is not None else self._most_saving()
+        on_demand_ns = max(0, out[1] - candidate.back_ns) + candidate.in_ns
+        if cheapest is not None and self._overhead_ns(cheapest.number) < on_demand_ns:
+            self._settle(cheapest, MakeAgain())
+            self._recompute(cheapest.number)
+            return
+        self._settle(candidate, SwapOut(trigger))
+        self.outward = self.outward.taking(out)
+        if trigger is not None:
+            self.inward = self.inward.taking(back)
+
+    def _settle(self, candidate: Candidate, decision: Decision) -> None:
+        self.decisions[candidate.number] = decision
+        self.lacking -= candidate.bytes
+        del self.left[candidate.number]
+
+    def _most_saving(self) -> Candidate | None:
+        """The candidate with the largest MSPS, the first by free time of equal ones."""
+        able = [each for each in self.left.values() if self.remake_ns[each.number] is not None]
+        return max(able, key=lambda each: Fraction(each.bytes, max(self._overhead_ns(each.number), 1)), default=None)
+
+    def _overhead_ns(self, number: int) -> int:
+        """What recomputing costs: once for itself, and once for each recomputed map that is made from it."""
+        repetitions = sum(number in self.sources[each] for each in self.again)
+        return (self.remake_ns[number] or 0) * (1 + repetitions)
+
+    def _recompute(self, number: int) -> None:
+        """Nothing has it for a source any more: its sources take its place, and candidates' times grow by its own."""
+        self.again.append(number)
+        own = self.sources[number]
+        for each in (*self.again, *self.left):
+            if number in self.sources[each]:
+                self.sources[each] = (self.sources[each] - {number}) | own
+                time = self.remake_ns[each]
+                if time is not None and each in self.left:
+                    self.remake_ns[each] = time + (self.remake_ns[number] or 0)
+
+
+def triggered_earlier(
+    decisions: Mapping[int, Decision],
+    candidates: Sequence[Candidate],
+    situation: Situation,
+    late: Mapping[int, int],
+) -> dict[int, Decision]:
+    """Decisions with those triggers moved whose blocks came late in the last run.
+
+    late: by number, in how many runs so far the block was still on its way at its back access. Each time the copy in
+    is begun by 5 % of its own time earlier; a trigger for which there is no earlier place stays.
+
+    >>> shared = Situation((0, 10, 20, 30, 40, 50), peak_start_ns=0, peak_end_ns=0)
+    >>> one = Candidate(0, 1, evicted_ns=5, back_ns=50, out_ns=5, in_ns=20)
+    >>> [triggered_earlier({0: SwapOut(3)}, [one], shared, {0: times})[0].trigger for times in (0, 1, 11)]
+    [3, 2, 1]
+    """
+    moved = dict(decisions)
+    for each in candidates:
+        decision = decisions.get(each.number)
+        if isinstance(decision, SwapOut) and decision.trigger is not None and late.get(each.number):
+            planned = min(situation.accesses_ns[decision.trigger], each.back_ns - each.in_ns)
+            earlier = planned - -(-each.in_ns * late[each.number] // 20)
+            trigger = in_trigger(each, situation, each.evicted_ns + each.out_ns, earlier)
+            moved[each.number] = decision if trigger is None else SwapOut(trigger)
+    return moved

@@ -1,0 +1,169 @@
+"""Capuchin as published: one measured iteration, decisions by it, and triggers that runs move.
+
+Lives here: what follows what, and what is tried. Does not live here: the measured iteration (`accesses`), the decisions
+(`hybrid`).
+
+Readings of what public summaries leave open. Capuchin itself would go on in passive mode wherever memory falls short
+in a guided iteration; a program cannot change its mind on the way, so runs tell beforehand:
+
+* The bytes to save are first what memory lacks at its peak. Where a run finds memory short at a kernel, blocks that
+  were fetched ahead and are not needed by then are triggered after it, those that are needed last first. Where it is
+  a kernel that runs again, what it would make again is swapped instead. Else the bytes to save grow by what was short.
+* Where everything has left and nothing is fetched ahead and it still does not fit, all of the iteration runs in passive
+  mode.
+* Feedback stops when no triggered block comes late, no trigger can move, or an earlier one no longer fits. The fastest
+  run is kept; summaries let the triggers move on from iteration to iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.feature_maps import FeatureMap
+from simgpu.policies.base import PlanContext, Trial
+from simgpu.policies.capuchin.accesses import passive_run
+from simgpu.policies.capuchin.candidates import candidates_of, situation_of
+from simgpu.policies.capuchin.hybrid import Decision, MakeAgain, SwapOut, decide, triggered_earlier
+from simgpu.policies.capuchin.passive import passive_program
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Recompute, Swap
+from simgpu.timeline.model import SpanKind
+
+Decisions = dict[int, Decision]
+
+
+def published(context: PlanContext, adjustments: int = 10) -> Program:
+    """The guided iteration. adjustments: how many runs may move triggers.
+
+    Raises `InputError` for a trace with several compute streams or without what its kernels read, and
+    `OutOfMemoryError` where even passive mode does not fit.
+    """
+    guided = _Guided(context)
+    fitting = guided.fitting()
+    if fitting is None:
+        notes = ("no decisions make the iteration fit: it runs in passive mode",)
+        return replace(passive_program(context.graph, context.budget, context.node.gpu.alignment), notes=notes)
+    return guided.adjusted(*fitting, adjustments)
+
+
+def placed(decisions: Mapping[int, Decision], maps: Mapping[int, FeatureMap]) -> Placement:
+    """Decisions as a placement; a swap leaves when its last access in forward has ended."""
+    swaps, recomputes = [], []
+    for b, decision in sorted(decisions.items()):
+        after, before = maps[b].after, maps[b].before
+        if isinstance(decision, SwapOut):
+            trigger = before if decision.trigger is None else min(decision.trigger, before)
+            swaps.append(Swap(b, after, before, trigger))
+        else:
+            recomputes.append(Recompute(b, after, before))
+    return Placement(tuple(swaps), recomputes=tuple(recomputes))
+
+
+class _Guided:
+    """Tries guided iterations. not_before: of blocks, the kernel before which memory lacks and they are not fetched."""
+
+    def __init__(self, context: PlanContext) -> None:
+        accesses = passive_run(context)
+        node = context.node
+        self.context = context
+        self.demand = accesses.demand
+        self.maps, self.candidates = candidates_of(accesses, node.link, context.budget, node.gpu.alignment)
+        self.situation = situation_of(accesses)
+        self.to_save = accesses.peak.bytes - context.budget
+        self.not_before: dict[int, int] = {}
+
+    def fitting(self) -> tuple[Decisions, Program, Trial] | None:
+        """The first decisions that fit; None where nothing is left to decide."""
+        while True:
+            decisions = self._postponed(decide(self.candidates, self.situation, self.to_save))
+            program = lower(self.context.graph, placed(decisions, self.maps))
+            try:
+                return decisions, program, self.context.trial(program)
+            except OutOfMemoryError as error:
+                short = max(error.requested - error.free, 1)
+                k = self.context.graph.kernel_number.get(error.kernel, -1)
+                if self._postpone(decisions, k, short) or self._swap_instead(decisions, k):
+                    continue
+                if len(decisions) == len(self.candidates):
+                    return None
+                saved = sum(each.bytes for each in self.candidates if each.number in decisions)
+                self.to_save = saved + short
+
+    def adjusted(self, decisions: Decisions, program: Program, trial: Trial, adjustments: int) -> Program:
+        """The fastest of some runs, each with the triggers moved of what came late in those before."""
+        best, fastest = program, trial.iteration_ns
+        late: Counter[int] = Counter()
+        now = decisions
+        for _ in range(adjustments):
+            late.update(self._late(trial))
+            moved = self._postponed(triggered_earlier(decisions, self.candidates, self.situation, late))
+            if moved == now:
+                break
+            now = moved
+            program = lower(self.context.graph, placed(now, self.maps))
+            try:
+                trial = self.context.trial(program)
+            except OutOfMemoryError:
+                break
+            if trial.iteration_ns < fastest:
+                best, fastest = program, trial.iteration_ns
+        return best
+
+    def _postpone(self, decisions: Decisions, k: int, short: int) -> bool:
+        """Let so many bytes come after kernel k as were fetched before it and are needed later; False if none were."""
+        sizes = {each.number: each.bytes for each in self.candidates}
+        there = [
+            b
+            for b, found in decisions.items()
+            if isinstance(found, SwapOut) and found.trigger is not None and found.trigger <= k < self.maps[b].before
+        ]
+        for b in sorted(there, key=lambda b: (-self.maps[b].before, b)):
+            if short <= 0:
+                break
+            self.not_before[b] = k + 1
+            short -= sizes[b]
+        return bool(there)
+
+    def _swap_instead(self, decisions: Decisions, k: int) -> bool:
+        """Recompute nothing by kernel k any more, if it is its second run that lacks memory; False if it is not."""
+        gone = sum(
+            each.bytes
+            for each in self.candidates
+            if each.number in decisions and self.maps[each.number].after < k < self.maps[each.number].before
+        )
+        first_run_fits = k >= 0 and self.demand[k] - gone <= self.context.budget
+        again = {
+            each.number
+            for each in self.candidates
+            if k in each.kernels and isinstance(decisions.get(each.number), MakeAgain)
+        }
+        if first_run_fits:
+            self.candidates = tuple(
+                replace(each, remake_ns=None) if each.number in again else each for each in self.candidates
+            )
+        return first_run_fits and bool(again)
+
+    def _postponed(self, decisions: Decisions) -> Decisions:
+        found = dict(decisions)
+        for b, k in self.not_before.items():
+            decision = decisions.get(b)
+            if isinstance(decision, SwapOut) and decision.trigger is not None:
+                found[b] = SwapOut(max(decision.trigger, k))
+        return found
+
+    def _late(self, trial: Trial) -> set[int]:
+        """Blocks for whose copy in compute waited in the last iteration."""
+        timeline = trial.timeline
+        last = len(timeline.iteration_ends_ns) - 1
+        return {
+            self.context.graph.block_number[span.name]
+            for span in timeline
+            if span.kind is SpanKind.STALL_EVENT
+            and span.iteration == last
+            and span.stream.startswith("compute")
+            and span.cause == "h2d"
+        }
