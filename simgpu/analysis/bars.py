@@ -46,6 +46,16 @@ WAIT_OTHER = Look("waits for another stream", "#E2E2E2", "....", "#999999")
 COPY_WAIT = Look("copy stream waits", "#D5D5D5", height=0.12)
 COPY_WAIT_MEMORY = Look("waits for memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
 
+#: How the parts of a breakdown are drawn, by the names of `simgpu.analysis.breakdown.PARTS`.
+PART_LOOKS: Mapping[str, Look] = {
+    "computation": Look("computation", "#2B4C7E"),
+    "overlap": Look("overlap", "#88CCEE", ink="black"),
+    "swapping": Look("swapping", "#F8D0C0", "////", COPY_OUT.fill),
+    "recomputation": Look("recomputation", RECOMPUTE.fill, ink="black"),
+    "codec": Look("codec", CODEC.fill),
+    "other": Look("waits for another stream", WAIT_OTHER.fill, WAIT_OTHER.hatch, WAIT_OTHER.ink),
+}
+
 #: In the order of the legend; drawn from the last to the first, so that waiting never hides work.
 LOOKS = (
     COMPUTE,

@@ -214,7 +214,8 @@ class _Sweep:
 
     def does(self, *kinds: SpanKind) -> NDArray[np.bool_]:
         """In which intervals a stream of the GPU does something of these kinds."""
-        return np.isin(self.kinds[self.own], kinds).any(axis=0)
+        found: NDArray[np.bool_] = np.logical_or.reduce(np.isin(self.kinds[self.own], kinds), axis=0)
+        return found
 
 
 def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column, NDArray[np.bool_]]:

@@ -7,8 +7,9 @@ live here: the numbers themselves (`simgpu.analysis.metrics`), or drawing on a t
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from simgpu.analysis.breakdown import shown_parts
 from simgpu.analysis.metrics import Metrics
 from simgpu.units import format_bytes, format_time
 
@@ -31,6 +32,29 @@ def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[
         (policy, *(_cells(metrics) if metrics else [_ABSENT] * (len(COMPARISON_HEADINGS) - 2)), note)
         for policy, metrics, note in results
     ]
+
+
+def breakdown_table(
+    runs: Sequence[tuple[str, Mapping[str, int] | None, str]],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings, and a row per (label, parts, failure): the time, and the share of it that each part has.
+
+    parts: nanoseconds by the names of `simgpu.analysis.breakdown.PARTS`, of which those are left out that are neither
+    usual nor in any run; None where there are none, and `failure` says why in place of the time.
+
+    >>> breakdown_table([("vdnn", {"computation": 250, "swapping": 750}, ""), ("none", None, "no memory")])[1]
+    [('vdnn', '1 us', '25.0%', '0.0%', '75.0%', '0.0%'), ('none', 'no memory', '-', '-', '-', '-')]
+    """
+    shown = shown_parts(parts for _, parts, _ in runs if parts is not None)
+    rows = []
+    for label, parts, failure in runs:
+        if parts is None:
+            rows.append((label, failure, *(_ABSENT for _ in shown)))
+            continue
+        total = sum(parts.values())
+        shares = (parts.get(name, 0) / total if total else 0.0 for name in shown)
+        rows.append((label, format_time(total), *(f"{share:.1%}" for share in shares)))
+    return ("", "time", *shown), rows
 
 
 def facts_text(facts: Iterable[tuple[str, str]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 from rich.text import Text
@@ -17,6 +18,7 @@ from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_settings
 from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_outputs import check_study_outputs, write_study
 from simgpu.experiments.study_tables import (
     PUBLISHED_HEADINGS,
     failures,
@@ -38,27 +40,37 @@ from simgpu.scenario.load_study import load_study
     help="Change a value of the study or of all its nodes, e.g. epochs=[0,48], or leave a network or run out: "
     "traces.VGG16=null. Repeatable.",
 )
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write report and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-def study(study: str, settings: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool) -> None:
     """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
 
     Its cells are throughput over a baseline, or what else the study tells; where a run is out of memory or its policy
-    refuses the network, they say so. A sweep of budgets has one row a run. Ends with 3 when every run with limited
-    memory was out of it, with 2 when every such run was refused.
+    refuses the network, they say so. A sweep of budgets has one row a run, one of batches one row a batch. -o writes
+    report.json and results.csv, and figures of throughput against batch and of where the time goes. Ends with 3 when
+    every run with limited memory was out of it, with 2 when every such run was refused.
 
     \b
     simgpu study cswap-6a
     simgpu study cdma-13-pascal --set epochs=[25] --json
-    simgpu study my-study.yaml
+    simgpu study my-study.yaml -o results/my-study
     """
     loaded = load_study(study, parse_settings(settings))
+    about = {"simgpu": __version__}
+    if output is not None:
+        check_study_outputs(output)
     with progress(quiet) as say:
         result = run_study(loaded, progress=say)
+        if output is not None:
+            say("writing the outputs")
+            write_study(result, output, about=about)
     if as_json:
-        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
+        click.echo(json.dumps({**about, **result.to_dict()}, indent=2, allow_nan=False))
     else:
         show_study(Screen(), result)
+        if output is not None:
+            click.echo(f"\nwritten to {output}")
     for failure in failures(result):
         click.echo(f"\n{failure}", err=True)
     if result.nothing_fitted:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.timeline.export import write_csv, write_parquet, write_perfetto
-from simgpu.whole import refuse_foreign, unwritable, whole_folder
+from simgpu.whole import Foreign, refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
@@ -56,7 +56,13 @@ def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
     """
     if "parquet" in timeline and find_spec("pyarrow") is None:
         raise MissingExtraError("writing Parquet", "pyarrow", "parquet")
-    refuse_foreign(folder, _not_ours)
+    check_folder(folder, _not_ours)
+
+
+def check_folder(folder: Path, foreign: Foreign) -> None:
+    """What can be known of an output folder before anything is written: `InputError` if it can be neither made nor
+    replaced. Touches nothing."""
+    refuse_foreign(folder, foreign)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
     except PermissionError as error:
@@ -153,11 +159,15 @@ def _write_plot(result: Result, word: PlotKind, path: Path) -> None:
 
 
 def _not_ours(folder: Path) -> str:
-    """Only a folder that simgpu wrote may be replaced: its report says so."""
+    return holds_other_than(folder, "simgpu.report/", "run")
+
+
+def holds_other_than(folder: Path, schema: str, word: str) -> str:
+    """What a folder holds that may not be replaced: only one that simgpu wrote may, and its report says so."""
     try:
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        if str(report["schema"]).startswith("simgpu.report/"):
+        if str(report["schema"]).startswith(schema):
             return ""
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return "files that are not from an earlier run of simgpu"
+    return f"files that are not from an earlier {word} of simgpu"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from simgpu.analysis.breakdown import PARTS
 from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.study_measures import MEASURES, Cell
@@ -20,6 +21,7 @@ from simgpu.policies.registry import make_policy
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from simgpu.scenario.study import Published, Study, StudyRun
     from simgpu.trace.model import Trace
@@ -33,14 +35,15 @@ _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min
 class Beside:
     """A published number and ours.
 
-    ours: None where a run it needs was out of memory. traces: how many it is of; values: on how many of their points,
-    several for a trace where a sweep is told of, and points: how many there are.
+    ours: None where a run it needs was out of memory. traces: how many it is of, of so many asked; values: on how many
+    of their points, several for a trace where a sweep of budgets is told of, and points: how many there are.
     """
 
     published: Published
     ours: float | None
     traces: int
     values: int
+    asked: int
     points: int
 
     @property
@@ -63,8 +66,12 @@ class StudyResult:
     def value(self, measure: str, trace: str, run: str, over: str = "") -> float | None:
         """A measure of one run on a trace, told over another run where it is not of the run alone.
 
-        None where one of them was out of memory, or where what is measured is not known.
+        trace: its label; that of a network, for a measure of all its batches together. None where one of the runs was
+        out of memory, or where what is measured is not known.
         """
+        if (of_sweep := MEASURES[measure].of_sweep) is not None:
+            batches = self.study.networks[trace]
+            return of_sweep(*([self.cells[batch, each] for batch in batches] for each in (run, over or run)))
         ours = self.cells[trace, run]
         theirs = self.cells[trace, over] if over else ours
         if ours.samples_per_s is None or theirs.samples_per_s is None:
@@ -80,9 +87,9 @@ class StudyResult:
 
         over: a run, or a sweep, of which the run with the same budget is meant.
         """
-        left, found = set(without), {}
-        for trace in self.study.traces:
-            values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)] if trace not in left else []
+        found = {}
+        for trace in self._told_of(measure, without=without):
+            values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)]
             if told := [value for value in values if value is not None]:
                 found[trace] = told
         return found
@@ -91,6 +98,21 @@ class StudyResult:
         """Arithmetic mean of a measure over all traces, and over all runs of a sweep, where both runs fitted."""
         found = [value for values in self.values(measure, run, over).values() for value in values]
         return fmean(found) if found else None
+
+    def _told_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
+        """The labels that a measure has values of: of traces, or of networks where it is of all their batches.
+
+        of: one of them or a sweep of batches, in place of all. without: those that are left out.
+        """
+        study, left = self.study, set(without)
+        whole = MEASURES[measure].of_sweep is not None
+        names = {label: study.network(label) for label in (study.networks if whole else study.traces)}
+        chosen = of in names or of in study.networks
+        return [
+            label
+            for label, name in names.items()
+            if left.isdisjoint((label, name)) and (not chosen or of in (label, name))
+        ]
 
     def _pairs(self, run: str, over: str) -> list[tuple[str, str]]:
         """Labels of runs that are compared; the second is empty for a measure of runs alone."""
@@ -106,17 +128,16 @@ class StudyResult:
 
     def _beside(self, row: Published) -> Beside:
         if row.memory is not None:
-            found = {trace: [self._of_memory(row, trace)] for trace in self.study.traces if trace not in row.without}
+            found = {trace: [self._of_memory(row, trace)] for trace in self.study.traces}
             each = 1
         else:
             found = self.values(row.measure, row.run, row.over, row.without)
             each = len(self._pairs(row.run, row.over))
-        traces = [row.of] if row.of in self.study.traces else list(self.study.traces)
-        of = {trace: found[trace] for trace in traces if trace in found}
+        asked = self._told_of(row.measure, row.of, row.without)
+        of = {trace: found[trace] for trace in asked if trace in found}
         values = [value for told in of.values() for value in told]
-        points = each * (len(traces) - len(row.without))
         aggregate = _AGGREGATES.get(row.of, fmean)
-        return Beside(row, aggregate(values) if values else None, len(of), len(values), points)
+        return Beside(row, aggregate(values) if values else None, len(of), len(values), len(asked), each * len(asked))
 
     def _of_memory(self, row: Published, trace: str) -> float:
         ideal, amount = self.memory[trace]["ideal"], self.memory[trace][row.memory or ""]
@@ -136,10 +157,13 @@ class StudyResult:
             {
                 "trace": trace,
                 "run": run,
-                "batch": self.study.traces[trace].info.batch,
+                "network": self.study.network(trace),
+                "batch": cell.batch,
                 "origin": self.study.traces[trace].info.origin.value,
+                "failure": cell.failure,
                 "samples_per_s": cell.samples_per_s,
                 **{f"over_{label}": self._over(trace, runs[run], label) for label in self.study.baseline},
+                **{f"{part}_ns": cell.parts.get(part) for part in PARTS},
                 "bytes_moved": cell.bytes_moved,
                 "energy_nj": cell.energy_nj,
                 "average_power": cell.average_power,
@@ -152,7 +176,8 @@ class StudyResult:
             }
             for (trace, run), cell in self.cells.items()
         ]
-        return pd.DataFrame(rows).set_index(["trace", "run"])
+        whole = [f"{part}_ns" for part in PARTS] + ["bytes_moved", "energy_nj", "budget_bytes"]
+        return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:
         other = self.study.compared(run, baseline)
@@ -172,9 +197,10 @@ class StudyResult:
             "iterations": study.iterations,
             "seed": study.seed,
             "traces": {label: _about(trace) for label, trace in study.traces.items()},
+            "networks": {label: list(batches) for label, batches in study.networks.items()},
             "runs": {run.label: _run(run) for run in study.runs},
             "results": [
-                {"trace": trace, "run": run, **asdict(cell)}
+                {"trace": trace, "run": run, **asdict(cell), "failure": cell.failure}
                 | {"over": {label: self._over(trace, runs[run], label) for label in study.baseline}}
                 for (trace, run), cell in self.cells.items()
             ],
@@ -193,6 +219,15 @@ class StudyResult:
                 for row in self.beside()
             ],
         }
+
+    def plot(self, what: Literal["throughput", "breakdown"]) -> Figure:
+        """A matplotlib figure: throughput against batch, of a study with a sweep of batches, or what the time went to.
+
+        `InputError` where the study has no such sweep.
+        """
+        from simgpu.experiments.study_charts import plot_study
+
+        return plot_study(self, what)
 
     def __repr__(self) -> str:
         from simgpu.experiments.study_tables import study_text
@@ -238,9 +273,9 @@ def _cell(study: Study, label: str, run: StudyRun) -> Cell:
             **(run.data_parallel.arguments if run.data_parallel else {}),
         )
     except OutOfMemoryError as error:
-        return Cell(None, out_of_memory=str(error))
+        return Cell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
     except (InputError, MissingExtraError) as error:
-        return Cell(None, refused=str(error))
+        return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
     return Cell.of(training)
 
 

@@ -6,10 +6,11 @@ Lives here: `Cell`, the numbers of a run, and `MEASURES`. Does not live here: wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from simgpu.analysis.breakdown import PARTS
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Cell:
     that leave compressed, of each epoch. steady: whether the last two iterations were equal in every epoch.
     limited: whether memory has an end. bytes_moved: over the links, out and in, of all epochs' iterations together.
     energy_nj: of these iterations, average_power and largest_power: shares of the limit of the GPUs that ran; None
-    where nothing is known of them.
+    where nothing is known of them. batch: samples in an iteration. parts: nanoseconds of all epochs' iterations by what
+    they went to (`simgpu.analysis.breakdown.PARTS`), of GPU 0 where there are several.
     """
 
     samples_per_s: float | None
@@ -39,6 +41,15 @@ class Cell:
     energy_nj: int | None = None
     average_power: float | None = None
     largest_power: float | None = None
+    batch: int = 0
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str:
+        """Why it has no number: ``out of memory`` or ``refused``; empty where it has."""
+        if self.refused:
+            return "refused"
+        return "out of memory" if self.samples_per_s is None else ""
 
     @classmethod
     def of(cls, training: Training) -> Cell:
@@ -60,6 +71,8 @@ class Cell:
             energy_nj=drawn if known else None,
             average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
             largest_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
+            batch=training.trace.batch,
+            parts={name: sum(each.breakdown.parts[name] for each in metrics) for name in PARTS},
         )
 
 
@@ -85,12 +98,25 @@ def _time_saved(ours: Cell, theirs: Cell) -> float | None:
     return 1 - 1 / ratio if ratio else None
 
 
+def _share(part: str) -> Callable[[Cell, Cell], float | None]:
+    return lambda cell, _: _over(cell.parts[part], sum(cell.parts.values())) if cell.parts else None
+
+
+def _best_throughput(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+    return _over(*(max((each.samples_per_s or 0.0 for each in cells), default=0.0) or None for cells in (ours, theirs)))
+
+
+def _largest_batch(ours: Sequence[Cell], _: Sequence[Cell]) -> float | None:
+    return max((each.batch for each in ours if each.samples_per_s is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A measure: its title over a table, and how a published one is called.
 
-    of: its value for a run (and the run it is told over), None where that is not known. share: it is told in percent;
-    size: in bytes. alone: it needs no other run.
+    of: its value for a run (and the run it is told over), None where that is not known. of_sweep: in place of it, that
+    of all batches of a network together. share: it is told in percent; size: in bytes; else with so many decimals.
+    alone: it needs no other run. averaged: the mean of several says something.
     """
 
     title: str
@@ -99,17 +125,29 @@ class Measure:
     share: bool = False
     size: bool = False
     alone: bool = False
+    decimals: int = 3
+    averaged: bool = True
+    of_sweep: Callable[[Sequence[Cell], Sequence[Cell]], float | None] | None = None
 
     def text(self, value: float | None) -> str:
         """A value, or a dash."""
         if value is not None and self.size:
             return format_bytes(round(value))
-        return "-" if value is None else f"{value:.1%}" if self.share else f"{value:.3f}"
+        return "-" if value is None else f"{value:.1%}" if self.share else f"{value:.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
         """How far ours is from the published one, or a dash."""
-        return "-" if value is None else f"{100 * value:+.1f} points" if self.share else f"{value:+.3f}"
+        return "-" if value is None else f"{100 * value:+.1f} points" if self.share else f"{value:+.{self.decimals}f}"
 
+
+#: What each part of a run's time is called over its table.
+_PARTS = {
+    "computation": "share of the time that computes without a copy beside it",
+    "overlap": "share of the time that computes beside a copy",
+    "swapping": "share of the time that waits for swapping",
+    "recomputation": "share of the time that recomputes",
+    "codec": "share of the time that encodes or decodes",
+}
 
 #: By the name that a study's file has for it.
 MEASURES: Mapping[str, Measure] = {
@@ -138,6 +176,24 @@ MEASURES: Mapping[str, Measure] = {
     "largest_power": Measure(
         "largest power, share of the GPU's limit", "largest power", lambda a, _: a.largest_power, share=True, alone=True
     ),
+    "samples_per_s": Measure(
+        "samples per second", "samples/s", lambda a, _: a.samples_per_s, alone=True, decimals=1, averaged=False
+    ),
+    "best_throughput": Measure(
+        "highest throughput of all batches over that of {over}",
+        "highest throughput",
+        lambda a, b: None,
+        of_sweep=_best_throughput,
+    ),
+    "largest_batch": Measure(
+        "largest of these batches in memory",
+        "largest batch",
+        lambda a, b: None,
+        alone=True,
+        decimals=0,
+        of_sweep=_largest_batch,
+    ),
+    **{name: Measure(title, name, _share(name), share=True, alone=True) for name, title in _PARTS.items()},
     "memory": Measure("ideal memory over it", "ideal memory over it", lambda a, b: None, alone=True),
     "memory_saved": Measure("ideal memory saved", "ideal memory saved", lambda a, b: None, share=True, alone=True),
 }

@@ -6,18 +6,18 @@ rounded (`simgpu.experiments.study_measures`), or drawing on a terminal (the com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.analysis.tables import facts_text, table_text
-from simgpu.experiments.study_measures import MEASURES
+from simgpu.analysis.tables import breakdown_table, facts_text, table_text
+from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import AMOUNTS
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.study import Beside, StudyResult
-    from simgpu.scenario.study import Published, StudyRun
+    from simgpu.scenario.study import Published, Study, StudyRun
 
 NO_MEMORY, REFUSED = "no memory", "refused"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
@@ -35,54 +35,78 @@ class StudyTable(NamedTuple):
 
 
 def study_tables(result: StudyResult) -> list[StudyTable]:
-    """The tables of a study: each of its measures over each baseline, then memory where published numbers are of it.
+    """The tables of a study: each of its measures over each baseline, then what the time went to, then memory where
+    published numbers are of it.
 
-    One row a network and one column a run; the other way round where there is a sweep, which has many runs. Of one
-    network alone a sweep is one table, with one column a measure. Means stand at the end.
+    One row a trace and one column a run; the other way round where there is a sweep of budgets, which has many runs. Of
+    one trace alone such a sweep is one table, with one column a measure. Means stand at the end.
     """
     study = result.study
+    measures = [each for each in study.tables if each != "breakdown"]
     swept = any(run.sweep for run in study.runs)
     if swept and len(study.traces) == 1:
-        found = [_of_one_trace(result, over) for over in study.baseline]
+        found = [_of_one_trace(result, measures, over) for over in study.baseline if measures]
     else:
         make = _by_run if swept else _by_trace
         found = [
             make(result, measure, over)
-            for measure in study.tables
+            for measure in measures
             for over in (study.baseline if not MEASURES[measure].alone else ("",))
         ]
+    if "breakdown" in study.tables:
+        found += [_breakdown(result, trace) for trace in study.traces]
     return [*found, _memory(result)] if result.memory else found
 
 
 def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
-    study = result.study
+    study, told = result.study, MEASURES[measure]
+    whole = told.of_sweep is not None
     rows = [
-        (label, str(trace.info.batch), *(_cell(result, label, run, measure, over) for run in study.runs))
-        for label, trace in study.traces.items()
+        (
+            study.network(label),
+            _batches(study, label),
+            *(_cell(result, label, run, measure, over) for run in study.runs),
+        )
+        for label in (study.networks if whole else study.traces)
     ]
-    means = (MEASURES[measure].text(result.mean(run.label, over, measure)) for run in study.runs)
-    headings = ("", "batch", *(run.label for run in study.runs))
-    return StudyTable(_title(measure, over), headings, [*rows, (MEAN, "", *means)])
+    if told.averaged:
+        means = (told.text(result.mean(run.label, over, measure)) for run in study.runs)
+        rows.append((MEAN, "", *means))
+    headings = ("", "batches" if whole else "batch", *(run.label for run in study.runs))
+    return StudyTable(_title(measure, over), headings, rows)
+
+
+def _batches(study: Study, label: str) -> str:
+    """The batch of a trace, or from where to where those of a sweep go."""
+    batches = [study.traces[trace].info.batch for trace in study.networks.get(label, (label,))]
+    return str(batches[0]) if len(batches) == 1 else f"{min(batches)}-{max(batches)}"
 
 
 def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
-    study = result.study
-    rows = [
-        (
-            run.label,
-            *(_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in study.traces),
-            MEASURES[measure].text(result.mean(run.label, over, measure)),
-        )
-        for run in study.runs
-    ]
-    return StudyTable(_title(measure, over), ("", *study.traces, MEAN), rows)
+    study, told = result.study, MEASURES[measure]
+    columns = list(study.networks if told.of_sweep is not None else study.traces)
+    rows = []
+    for run in study.runs:
+        cells = (_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in columns)
+        mean = (told.text(result.mean(run.label, over, measure)),) if told.averaged else ()
+        rows.append((run.label, *cells, *mean))
+    return StudyTable(_title(measure, over), ("", *columns, *((MEAN,) if told.averaged else ())), rows)
 
 
-def _of_one_trace(result: StudyResult, over: str) -> StudyTable:
+def _of_one_trace(result: StudyResult, measures: Sequence[str], over: str) -> StudyTable:
     study = result.study
     (label,) = study.traces
-    rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in study.tables)) for run in study.runs]
-    return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in study.tables)), rows)
+    rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in measures)) for run in study.runs]
+    return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in measures)), rows)
+
+
+def _breakdown(result: StudyResult, trace: str) -> StudyTable:
+    """What the time of an iteration of each epoch went to, a row a run."""
+    study = result.study
+    cells = [(run.label, result.cells[trace, run.label]) for run in study.runs]
+    headings, rows = breakdown_table([(label, cell.parts or None, _failure(cell)) for label, cell in cells])
+    batch = study.traces[trace].info.batch
+    return StudyTable(f"{study.network(trace)}, batch {batch}: where the time goes", headings, rows)
 
 
 def _memory(result: StudyResult) -> StudyTable:
@@ -102,7 +126,12 @@ def table_notes(result: StudyResult) -> list[str]:
     fits = all(cell.samples_per_s is not None for cell in result.cells.values())
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
-    told = [] if one else ["mean: arithmetic, of the numbers above" + ("" if fits else "; of those that there are")]
+    averaged = any(MEASURES[measure].averaged for measure in result.study.tables if measure != "breakdown")
+    told = (
+        []
+        if one or not averaged
+        else ["mean: arithmetic, of the numbers above" + ("" if fits else "; of those that there are")]
+    )
     if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
         told.append("-: the budget is too small, or there is no run to compare with")
     if any(cell.steady is False for cell in result.cells.values()):
@@ -111,24 +140,22 @@ def table_notes(result: StudyResult) -> list[str]:
 
 
 def failures(result: StudyResult) -> list[str]:
-    """Why cells have no number, with their trace and run; of a sweep on a trace why the largest budget does not do."""
+    """Why cells have no number, with their trace and run; of a sweep why the largest budget and the smallest batch do
+    not."""
     runs = {run.label: run for run in result.study.runs}
-    of_sweeps: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    told = []
+    of_sweeps: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for (trace, label), cell in result.cells.items():
-        if not (why := cell.out_of_memory or cell.refused):
-            continue
-        told.append(f"{trace}, {label}: {why}")
-        if sweep := runs[label].sweep:
-            of_sweeps.setdefault((trace, sweep), []).append((runs[label].budget or 0, told[-1]))
-    less = {text for found in of_sweeps.values() for _, text in sorted(found)[:-1]}
-    return [text for text in told if text not in less]
+        if why := cell.out_of_memory or cell.refused:
+            place = result.study.network(trace), runs[label].sweep or label
+            found = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
+            of_sweeps.setdefault(place, []).append(found)
+    return [max(found)[-1] for found in of_sweeps.values()]
 
 
 def published_rows(result: StudyResult) -> list[tuple[str, ...]]:
     """Under `PUBLISHED_HEADINGS`; numbers in square brackets count `published_notes`."""
     numbers = _numbers(result)
-    return [_published(row, len(result.study.traces), numbers) for row in result.beside()]
+    return [_published(row, result.study, numbers) for row in result.beside()]
 
 
 def published_notes(result: StudyResult) -> list[str]:
@@ -153,13 +180,18 @@ def _parts(result: StudyResult) -> Iterator[str]:
 
 
 def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
-    cell, told = result.cells[trace, run.label], MEASURES[measure]
-    if cell.samples_per_s is None:
-        return REFUSED if cell.refused else no_memory
+    told = MEASURES[measure]
+    cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
+    if all(cell.failure for cell in cells):
+        return REFUSED if cells[-1].refused else no_memory
     other = None if told.alone else result.study.compared(run, over)
     known = told.alone or other is not None
     text = told.text(result.value(measure, trace, run.label, other.label if other else "") if known else None)
-    return text + (_UNSTEADY if cell.steady is False else "")
+    return text + (_UNSTEADY if any(cell.steady is False for cell in cells) else "")
+
+
+def _failure(cell: Cell) -> str:
+    return {"": "", "refused": REFUSED}.get(cell.failure, NO_MEMORY)
 
 
 def _numbers(result: StudyResult) -> dict[str, int]:
@@ -167,14 +199,15 @@ def _numbers(result: StudyResult) -> dict[str, int]:
     return {note: number for number, note in enumerate(notes, start=1)}
 
 
-def _published(row: Beside, traces: int, numbers: dict[str, int]) -> tuple[str, ...]:
+def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
     number, told = row.published, MEASURES[row.published.measure]
     what = f"{_subject(number)}, {number.of}" + (f", {told.word}" if told.word else "")
     if number.without:
         what += f", without {', '.join(number.without)}"
-    if row.points > traces and row.values < row.points:
+    swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
+    if swept and row.values < row.points:
         what += f" (of {row.values} of {row.points})"
-    elif number.of == MEAN and row.traces + len(number.without) < traces:
+    elif number.of == MEAN and row.traces < row.asked:
         what += f" (of {row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import NodeSpec
 from simgpu.scenario.catalogue import read_file
+from simgpu.scenario.model import PolicyChoice
 from simgpu.scenario.reading import Reading
 from simgpu.scenario.study import (
     AGGREGATES,
     STUDY_SCHEMA,
     Alone,
+    OfSweep,
     Published,
     PublishedSection,
+    RunSection,
     Study,
     StudyFile,
     StudyRun,
@@ -49,15 +53,23 @@ def load_study(name_or_path: str | Path, overrides: Mapping[str, object] | None 
 class _Loading(Reading):
     """One study on its way in."""
 
+    @cached_property
+    def sweeps(self) -> dict[str, tuple[str, ...]]:
+        """By its label, what the traces of each sweep of batches are called, also of those that could not be read."""
+        written = {label: tuple(_swept(label, entry)) for label, entry in self._labelled("traces")}
+        return {label: batches for label, batches in written.items() if batches}
+
     def study(self) -> Study:
         """The study; raises `InputError` with every problem found."""
         self._leave_out()
         file = self.attempt(lambda: validate(StudyFile, self.values, self.where))
         everywhere = {"overrides": self.values.get("overrides")}
         node = self.node(self.values.get("node"), "node", everywhere)
-        traces = {label: self._trace(label, entry, node) for label, entry in self._labelled("traces")}
+        networks = {label: self._traces(label, entry, node) for label, entry in self._labelled("traces")}
+        traces = {label: trace for found in networks.values() for label, trace in found.items()}
+        self._check_traces(networks)
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
-        batches = tuple(trace.info.batch for trace in traces.values() if trace is not None)
+        batches = tuple(trace.info.batch for trace in traces.values())
         runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], batches)) if file else ()
         self._check_unique(runs)
         published = self._check_labels(file, runs) if file is not None else ()
@@ -69,7 +81,8 @@ class _Loading(Reading):
             description=file.description,
             paper=file.paper,
             notes=tuple(file.notes),
-            traces={label: trace for label, trace in traces.items() if trace is not None},
+            traces=traces,
+            sweeps=self.sweeps,
             runs=runs,
             baseline=tuple(dict.fromkeys(file.baseline)),
             epochs=tuple(dict.fromkeys(file.epochs)),
@@ -81,21 +94,25 @@ class _Loading(Reading):
 
     def _leave_out(self) -> None:
         """Drop traces and runs that are null, and what is published of them or compared with them."""
-        gone: dict[object, None] = {}
+        named: list[object] = []
+        gone: set[object] = set()
         for key in ("traces", "runs"):
             null = [label for label, entry in self._labelled(key) if entry is None]
             if null and len(null) < len(self.values[key]):
                 self.values[key] = {label: entry for label, entry in self._labelled(key) if label not in null}
-                gone.update(dict.fromkeys(null))
+                named += null
+                had = self.document.values.get(key)
+                points = [_swept(label, had.get(label)) for label in null] if isinstance(had, dict) else []
+                gone.update(null, *points)
         if not gone:
             return
-        told = f"Left out: {', '.join(map(str, gone))}. Means are of the rest, also where a paper's are of all."
+        told = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
         if isinstance(notes := self.values.get("notes", []), list):
             self.values["notes"] = [*notes, told]
         for key in ("published", "baseline"):
             written = self.values.get(key)
             if isinstance(written, list):
-                self.values[key] = [each for each in written if gone.keys().isdisjoint(_labels_in(each))]
+                self.values[key] = [each for each in written if gone.isdisjoint(_labels_in(each))]
         for row in self.values.get("published") or ():
             if isinstance(row, dict) and isinstance(row.get("without"), list):
                 row["without"] = [label for label in row["without"] if label not in gone]
@@ -108,11 +125,22 @@ class _Loading(Reading):
         written = self.values.get(key)
         return list(written.items()) if isinstance(written, dict) else []
 
-    def _trace(self, label: str, entry: object, node: NodeSpec | None) -> Trace | None:
+    def _traces(self, label: str, entry: object, node: NodeSpec | None) -> dict[str, Trace]:
+        """A trace by its label, or those of a sweep of batches by theirs; nothing where they could not be read."""
         place = f"traces.{label}"
         if label in AGGREGATES:
             self.tell(place, f"{label!r} stands for all traces together", "give it another label")
-        return self.trace(entry, place, node, self.values.get("node"))
+        if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
+            found = self.batches(entry, place, node, self.values.get("node"))
+            return {_point(label, trace.info.batch): trace for trace in found}
+        trace = self.trace(entry, place, node, self.values.get("node"))
+        return {label: trace} if trace is not None else {}
+
+    def _check_traces(self, networks: Mapping[str, object]) -> None:
+        """No trace that is called as one of a sweep."""
+        for label, batches in self.sweeps.items():
+            for other in networks.keys() & batches:
+                self.tell(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
 
     def _run(self, label: str, run: object, own: NodeSpec | None, everywhere: dict[str, Any]) -> NodeSpec | None:
         """The node of a run, once its policy has been looked at."""
@@ -140,18 +168,30 @@ class _Loading(Reading):
         how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
         for trace, change in section.for_trace.items():
             at = f"{place}.for_trace.{trace}"
-            self._known(trace, file.traces, at, "trace")
+            self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
                 self.tell(at, "changes nothing", "give it a policy or a budget, or leave it out")
             self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
-        changed = {trace: (change.policy, change.budget) for trace, change in section.for_trace.items()}
-        run = StudyRun(label, section.policy, node, section.budget, how, changed=changed)
+        run = StudyRun(label, section.policy, node, section.budget, how, changed=self._changed(section))
         if not section.budgets:
             yield run
         for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
-            yield replace(run, label=f"{label} {text.strip()}", budget=size, sweep=label)
+            yield replace(run, label=_point(label, text), budget=size, sweep=label)
+
+    def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
+        """What differs on traces by their labels; what is written of one batch wins over what is of all."""
+        found: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        for label, change in sorted(section.for_trace.items(), key=lambda item: item[0] not in self.sweeps):
+            for trace in self.sweeps.get(label, (label,)):
+                policy, budget = found.get(trace, (None, None))
+                found[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
+        return found
+
+    def _traces_of(self, file: StudyFile) -> tuple[str, ...]:
+        """The labels of the file's traces, and those of the batches of its sweeps."""
+        return (*file.traces, *(trace for batches in self.sweeps.values() for trace in batches))
 
     def _check_unique(self, runs: tuple[StudyRun, ...]) -> None:
         """No two runs of the same label, and no run that is called as a sweep."""
@@ -182,18 +222,25 @@ class _Loading(Reading):
                 remedy = "name another run, or another to compare it with"
                 self.tell(f"{place}.run", f"{over!r} is compared with itself", remedy)
             self._check_sweeps(row.run, over, place, runs)
-        self._known(row.of, (*AGGREGATES, *file.traces), f"{place}.of", "trace")
-        for number, label in enumerate(row.without):
-            self._known(label, file.traces, f"{place}.without[{number}]", "trace")
-        if row.without and row.of in file.traces:
+        self._check_of(row, place, file)
+        if row.without and row.of not in AGGREGATES:
             remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
             self.tell(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
-        if not set(file.traces) - set(row.without):
-            self.tell(f"{place}.without", "leaves no trace", "name fewer")
         note = row.note.strip()
         return Published(
             row.run or "", over, row.of, row.value, row.told, row.source, tuple(row.without), note, row.memory
         )
+
+    def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
+        """A published number is of traces that there are, or of a sweep of them, and leaves some."""
+        whole = row.told in get_args(OfSweep)
+        known = tuple(file.traces) if whole else self._traces_of(file)
+        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if whole else "trace")
+        for number, label in enumerate(row.without):
+            self._known(label, known, f"{place}.without[{number}]", "trace")
+        left = set(row.without)
+        if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
+            self.tell(f"{place}.without", "leaves no trace", "name fewer")
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
@@ -206,6 +253,17 @@ class _Loading(Reading):
     def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
         if label not in known:
             self.tell(place, f"there is no {word} {label!r}", did_you_mean(label, known))
+
+
+def _point(label: str, at: object) -> str:
+    """What a sweep's trace or run is called at one of its batches or budgets."""
+    return f"{label} {str(at).strip()}"
+
+
+def _swept(label: str, entry: object) -> list[str]:
+    """What the traces or runs of a sweep are called, as it is written; nothing for what is no sweep."""
+    points = entry.get("batches", entry.get("budgets")) if isinstance(entry, dict) else None
+    return [_point(label, at) for at in points] if isinstance(points, list) else []
 
 
 def _labels_in(entry: object) -> list[object]:

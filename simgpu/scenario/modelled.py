@@ -1,17 +1,18 @@
-"""A trace that a file has modelled in place: a network of the zoo, at a batch size, on a GPU.
+"""A trace that a file has modelled in place: a network of the zoo, at a batch size or at several, on a GPU.
 
-Lives here: its words, and turning them into a trace. Does not live here: the networks and the modelling
-(`simgpu.trace.zoo`, `simgpu.trace.sparsity`), or reading files (`simgpu.scenario.reading`).
+Lives here: its words, turning them into a trace, and those of a sweep of batches. Does not live here: the networks and
+the modelling (`simgpu.trace.zoo`, `simgpu.trace.sparsity`), or reading files (`simgpu.scenario.reading`).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
@@ -33,11 +34,10 @@ _KEYS = (
 )
 
 
-class ModelledTrace(FileModel):
-    """One training iteration of a network of the zoo; the words are those of ``simgpu zoo build``."""
+class _Modelling(FileModel):
+    """A network of the zoo and how it is modelled, at whatever batch."""
 
     zoo: str = Field(min_length=1, description="a network's name, as simgpu zoo list has it")
-    batch: int = Field(ge=1, description="samples in the iteration")
     gpu: str | None = Field(
         default=None, min_length=1, description="the node whose GPU it is modelled for; without: the file's own node"
     )
@@ -54,15 +54,15 @@ class ModelledTrace(FileModel):
     )
     variant: dict[str, Any] = Field(default={}, description="its variants, by name")
 
-    def trace(self, gpu: GpuSpec, gpu_name: str) -> Trace:
-        """The trace, called as ``simgpu zoo build`` would call its folder; `InputError` names keys of the file.
+    def at(self, batch: int, gpu: GpuSpec, gpu_name: str) -> Trace:
+        """The trace at a batch, called as ``simgpu zoo build`` would call its folder.
 
-        gpu_name: of the node whose GPU it is.
+        gpu_name: of the node whose GPU it is. `InputError` names keys of the file.
         """
         try:
             built = trace_of(
                 build(self.zoo, self.input, **self.variant),
-                batch=self.batch,
+                batch=batch,
                 gpu=gpu,
                 optimizer=self.optimizer,
                 workspace_limit=self.workspace_limit,
@@ -70,13 +70,45 @@ class ModelledTrace(FileModel):
             )
         except InputError as error:
             raise InputError(map(_at_key, error.problems)) from None
-        named = replace(built, name=trace_name(self.zoo, self.input, self.batch, gpu_name))
+        named = replace(built, name=trace_name(self.zoo, self.input, batch, gpu_name))
         if self.epochs is None:
             return named
         try:
             return with_sparsity(named, self.epochs)
         except InputError as error:
             raise InputError(replace(each, file="", place="epochs") for each in error.problems) from None
+
+
+class ModelledTrace(_Modelling):
+    """One training iteration of a network of the zoo; the words are those of ``simgpu zoo build``."""
+
+    batch: int = Field(ge=1, description="samples in the iteration")
+
+    def trace(self, gpu: GpuSpec, gpu_name: str) -> Trace:
+        """The trace, as `at` gives it."""
+        return self.at(self.batch, gpu, gpu_name)
+
+
+def _different(batches: list[int]) -> list[int]:
+    if twice := [batch for batch, times in Counter(batches).items() if times > 1]:
+        raise ValueError(f"{', '.join(map(str, twice))} stands there twice: give each batch once")
+    return batches
+
+
+Batches = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1), AfterValidator(_different)]
+
+
+class ModelledBatches(_Modelling):
+    """A network of the zoo at several batches, modelled anew at each."""
+
+    batches: Batches = Field(description="a sweep: a trace for each of these batches, called '<label> <batch>'")
+
+
+class TraceBatches(FileModel):
+    """A trace told at several batches, as `simgpu.trace.model.Trace.at_batch` tells it."""
+
+    trace: str = Field(min_length=1, description="a shipped trace, or a folder as seen from this file")
+    batches: Batches = Field(description="a sweep: the trace at each of these batches, called '<label> <batch>'")
 
 
 def _at_key(problem: Problem) -> Problem:
@@ -90,7 +122,9 @@ def _at_key(problem: Problem) -> Problem:
 
 
 class TraceEntry:
-    """Metadata of a trace in a file: a name or folder, or the mapping of a `ModelledTrace`, which is checked apart."""
+    """Metadata of a trace in a file: a name or folder, or the mapping of a model, which is checked apart."""
+
+    models: ClassVar[tuple[type[FileModel], ...]] = (ModelledTrace,)
 
     @staticmethod
     def read(value: object) -> str | Mapping[str, Any]:
@@ -105,8 +139,16 @@ class TraceEntry:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         name = {"type": "string", "minLength": 1, "description": "a shipped trace, or a folder as seen from this file"}
-        return {"anyOf": [name, ModelledTrace.model_json_schema(by_alias=True, mode="validation")]}
+        return {"anyOf": [name, *(model.model_json_schema(by_alias=True, mode="validation") for model in self.models)]}
+
+
+class SweptTraceEntry(TraceEntry):
+    """Metadata of a trace, or of a sweep of batches."""
+
+    models = (ModelledTrace, ModelledBatches, TraceBatches)
 
 
 #: A trace as a file names it or has it modelled.
 WrittenTrace = Annotated[str | Mapping[str, Any], TraceEntry()]
+#: The same, or a sweep of batches.
+WrittenSweep = Annotated[str | Mapping[str, Any], SweptTraceEntry()]

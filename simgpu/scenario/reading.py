@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from simgpu.errors import InputError, Problem
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.parallel import DataParallel, priced, share_of
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import DataParallelSection, PolicyEntry
-from simgpu.scenario.modelled import ModelledTrace
+from simgpu.scenario.modelled import ModelledBatches, ModelledTrace, TraceBatches
 from simgpu.shipped import find
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
@@ -88,17 +88,54 @@ class Reading:
         if not isinstance(written, dict):
             return None  # the model of the file has already said so
         entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
+        gpu = self._gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
+        return self._made(partial(entry.trace, *gpu), place) if entry is not None and gpu is not None else None
+
+    def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
+        """The traces of the sweep of batches at a place; none from the first on that cannot be told."""
+        model: type[TraceBatches | ModelledBatches] = TraceBatches if "trace" in written else ModelledBatches
+        entry = self.attempt(lambda: validate(model, written, lambda inner: self.where(f"{place}.{inner}")))
         if entry is None:
+            return []
+        make = self._maker(entry, place, node, node_name)
+        if make is None:
+            return []
+        found: list[Trace] = []
+        for batch in entry.batches:
+            trace = self._made(partial(make, batch), place)
+            if trace is None:
+                break
+            found.append(trace)
+        return found
+
+    def _maker(
+        self, entry: TraceBatches | ModelledBatches, place: str, node: NodeSpec | None, node_name: object
+    ) -> Callable[[int], Trace] | None:
+        """What gives the trace of a sweep at a batch; None where something it needs could not be read."""
+        if isinstance(entry, ModelledBatches):
+            gpu = self._gpu_for(entry.gpu, place, node, node_name)
+            return None if gpu is None else lambda batch: entry.at(batch, *gpu)
+        trace = self.trace(entry.trace, f"{place}.trace", node, node_name)
+        if trace is None:
             return None
+        # the node's own file may know more of a GPU than the shipped one of that name
+        own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+        return lambda batch: trace.at_batch(batch, own)
+
+    def _gpu_for(
+        self, named: str | None, place: str, node: NodeSpec | None, node_name: object
+    ) -> tuple[GpuSpec, str] | None:
+        """The GPU to model for and what its node is called: the one named at a place, or else the file's own."""
         name = str(node_name)
-        if entry.gpu is not None:
-            name, at = entry.gpu, f"{place}.gpu"
+        if named is not None:
+            name, at = named, f"{place}.gpu"
             node = self.attempt(lambda: load_node(name, base=self._base(at)), at)
-        if node is None:
-            return None
-        gpu = node.gpu
+        return None if node is None else (node.gpu, Path(name).stem)
+
+    def _made(self, make: Callable[[], Trace], place: str) -> Trace | None:
+        """A trace, or None and its problems told at the keys of a place that they are about."""
         try:
-            return entry.trace(gpu, Path(name).stem)
+            return make()
         except InputError as error:
             for problem in error.problems:
                 told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)

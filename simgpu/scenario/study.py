@@ -17,7 +17,7 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import DataParallelSection, PolicyChoice, PolicyEntry
-from simgpu.scenario.modelled import WrittenTrace
+from simgpu.scenario.modelled import WrittenSweep
 from simgpu.trace.model import Origin
 from simgpu.validation import FileModel, Size
 
@@ -29,17 +29,26 @@ STUDY_SCHEMA = "simgpu.study/1"
 #: What a published number may be of, beside one of the traces.
 AGGREGATES = ("mean", "min", "max")
 #: What is told of a run over another one.
-Relative = Literal["throughput", "time", "time_added", "time_saved", "bytes_moved", "energy", "power_added"]
-#: What is told of a run alone, as a share of the limit of its GPUs.
-Alone = Literal["average_power", "largest_power"]
+Relative = Literal[
+    "throughput", "time", "time_added", "time_saved", "bytes_moved", "energy", "power_added", "best_throughput"
+]
+#: Parts of a run's time, as shares of all of it.
+Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
+#: What is told of a run alone.
+Alone = Literal["samples_per_s", "largest_batch", "average_power", "largest_power", Part]
 OfRun = Literal[Relative, Alone]
+#: What is told of all batches of a sweep together.
+OfSweep = Literal["best_throughput", "largest_batch"]
 #: What is told of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
 #: Amounts of memory that an iteration needs; `simgpu.experiments.study_memory` tells what they are.
 Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms"]
-#: Shares of something, of which 1 would be all.
-_SHARES = ("time_saved", "memory_saved")
+#: What a study may show of all its runs.
+Table = Literal[OfRun, "moved", "breakdown"]
+#: Shares of something; the first ones never of all of it.
+_SAVED = ("time_saved", "memory_saved")
+_SHARES = (*_SAVED, *get_args(Part))
 Label = Annotated[str, Field(min_length=1, max_length=24)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -87,7 +96,7 @@ class PublishedSection(FileModel):
         default=None, description="the run it is compared with; without: the first baseline; of a sweep the same budget"
     )
     memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
-    of: str = Field(default="mean", description="a trace, or mean, min or max of all")
+    of: str = Field(default="mean", description="a trace, a sweep of them, or mean, min or max of all")
     without: list[str] = Field(default=[], description="traces that this mean, min or max leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
     measure: Measure | None = Field(
@@ -110,7 +119,7 @@ class PublishedSection(FileModel):
             raise ValueError(f"{self.told} is not told of {whose}: write {', '.join(get_args(fits))}")
         if self.over is not None and (self.memory is not None or self.told in get_args(Alone)):
             raise ValueError(f"{self.told} is not told over another run: drop over")
-        if self.told in _SHARES and self.value >= 1:
+        if (self.told in _SHARES and self.value > 1) or (self.told in _SAVED and self.value == 1):
             raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
         return self
 
@@ -125,14 +134,12 @@ class StudyFile(FileModel):
     notes: list[Text] = Field(default=[], description="what had to be chosen, and why so")
     node: Text = Field(description="a shipped node, or a YAML file as seen from this file")
     overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for all runs")
-    traces: dict[Label, WrittenTrace] = Field(min_length=1, description="by the label of its row")
+    traces: dict[Label, WrittenSweep] = Field(min_length=1, description="by the label of its row")
     runs: dict[Label, RunSection] = Field(min_length=1, description="by the label of its column")
     baseline: Annotated[list[str], BeforeValidator(_as_list)] = Field(
         min_length=1, description="the run, or runs, that the others are told over"
     )
-    tables: list[Literal[OfRun, "moved"]] = Field(
-        default=["throughput"], min_length=1, description="what is told of every trace and run"
-    )
+    tables: list[Table] = Field(default=["throughput"], min_length=1, description="what is told of every trace and run")
     epochs: list[Annotated[int, Field(ge=0)]] = Field(
         default=[0], min_length=1, description="of training; one iteration of each, all weighted equally"
     )
@@ -176,6 +183,7 @@ class StudyRun:
 class Published:
     """A number that a paper states: of a run compared with another, of one trace or of all but those in `without`.
 
+    of, without: labels as in the file, or of one batch of a sweep.
     run, over: labels as in the file; empty where the number is of an amount of memory; over is also empty where it is
     of a run alone.
     """
@@ -195,7 +203,8 @@ class Published:
 class Study:
     """Everything a study needs, loaded and checked.
 
-    traces: by the label of their row. baseline: labels of the runs, or sweeps of runs, that the others are told over.
+    traces: by the label of their row. sweeps: by its label in the file, the labels of the traces of each sweep of
+    batches. baseline: labels of the runs, or sweeps of runs, that the others are told over.
     tables: the measures that are told of every trace and run. epochs: of training.
     """
 
@@ -210,7 +219,21 @@ class Study:
     iterations: int
     seed: int
     published: tuple[Published, ...]
-    tables: tuple[Literal[OfRun, "moved"], ...] = ("throughput",)
+    tables: tuple[Table, ...] = ("throughput",)
+    sweeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def networks(self) -> dict[str, tuple[str, ...]]:
+        """By the label in the file, in order: a trace, or all traces of a sweep of batches."""
+        found: dict[str, tuple[str, ...]] = {}
+        for trace in self.traces:
+            label = self.network(trace)
+            found[label] = (*found.get(label, ()), trace)
+        return found
+
+    def network(self, trace: str) -> str:
+        """The label in the file of a trace: of the sweep of batches that it is in, else its own."""
+        return next((label for label, batches in self.sweeps.items() if trace in batches), trace)
 
     def members(self, label: str) -> tuple[StudyRun, ...]:
         """The run of a label, or all runs of the sweep of that label."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from simgpu.analysis.metrics import measure
-from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows
+from simgpu.analysis.tables import COMPARISON_HEADINGS, breakdown_table, comparison_rows
 from simgpu.hardware.spec import LinkSpec
 from tests.timeline.hand_made import layered_run
 
@@ -34,3 +34,20 @@ def test_numbers_leave_room_for_names_and_notes_in_eighty_columns() -> None:
     Console(file=screen, width=80).print(table)
     assert max(map(len, screen.getvalue().splitlines())) <= 80
     assert all(text in screen.getvalue() for text in (*COMPARISON_HEADINGS, *rows[0][1:]))
+
+
+def test_a_breakdown_is_the_time_and_shares_of_it() -> None:
+    parts = {"computation": 500_000, "overlap": 250_000, "swapping": 250_000, "recomputation": 0, "codec": 0}
+    headings, rows = breakdown_table([("vdnn", parts, ""), ("none", None, "no memory"), ("nothing", {}, "")])
+    assert headings == ("", "time", "computation", "overlap", "swapping", "recomputation")
+    assert rows == [
+        ("vdnn", "1 ms", "50.0%", "25.0%", "25.0%", "0.0%"),
+        ("none", "no memory", "-", "-", "-", "-"),
+        ("nothing", "0 ns", "0.0%", "0.0%", "0.0%", "0.0%"),
+    ]
+
+
+def test_codecs_and_other_waits_have_a_column_where_some_run_has_them() -> None:
+    headings, rows = breakdown_table([("a", {"computation": 3, "codec": 1}, ""), ("b", {"other": 2}, "")])
+    assert headings[-2:] == ("codec", "other")
+    assert [row[-2:] for row in rows] == [("25.0%", "0.0%"), ("0.0%", "100.0%")]

@@ -74,6 +74,28 @@ published:
 """
 
 
+#: Sweeps of batches.
+BATCHES = """\
+schema: simgpu.study/1
+node: v100
+traces:
+  VGG: {zoo: vgg11, input: cifar10, batches: [16, 8]}
+  chain: {trace: chain, batches: [1, 2]}
+  AlexNet: {zoo: alexnet, batch: 16}
+runs:
+  none: {policy: none}
+  vDNN:
+    policy: vdnn
+    for_trace: {VGG 8: {budget: 2 GB}, VGG: {policy: {vdnn: {mode: conv}}, budget: 1 GB}}
+baseline: none
+tables: [samples_per_s, breakdown]
+published:
+  - {run: vDNN, of: VGG, measure: largest_batch, value: 16, source: figure 6}
+  - {run: vDNN, of: VGG 8, measure: overlap, value: 1, source: figure 7}
+  - {run: vDNN, of: max, without: [chain, VGG 8], value: 2, source: figure 6}
+"""
+
+
 def study_file(folder: Path, text: str = GOOD) -> Path:
     if not (folder / "chain").exists():
         write_trace(chain([5, 7], [10, 14], [100, 200]), folder / "chain")
@@ -253,6 +275,70 @@ def test_a_mistake_about_budgets_gpus_and_measures_is_told_at_its_place(
     assert len(told) == len(set(told))
 
 
+def test_a_sweep_becomes_a_trace_for_each_batch(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BATCHES))
+    assert [(label, trace.info.batch, trace.name) for label, trace in study.traces.items()] == [
+        ("VGG 16", 16, "vgg11-cifar10-b16-v100"),
+        ("VGG 8", 8, "vgg11-cifar10-b8-v100"),
+        ("chain 1", 1, "chain"),
+        ("chain 2", 2, "chain"),
+        ("AlexNet", 16, "alexnet-b16-v100"),
+    ]
+    assert study.sweeps == {"VGG": ("VGG 16", "VGG 8"), "chain": ("chain 1", "chain 2")}
+    assert study.networks == {**study.sweeps, "AlexNet": ("AlexNet",)}
+    assert [study.network(trace) for trace in ("VGG 8", "AlexNet")] == ["VGG", "AlexNet"]
+    assert [kernel.duration_ns for kernel in study.traces["chain 2"].kernels] == [10, 14, 28, 20]
+
+
+def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path: Path) -> None:
+    (_, run) = load_study(study_file(tmp_path, BATCHES)).runs
+    conv = PolicyChoice("vdnn", {"mode": "conv"})
+    assert run.on("VGG 16") == (conv, 10**9)
+    assert run.on("VGG 8") == (conv, 2 * 10**9)
+    assert run.on("chain 1") == (PolicyChoice("vdnn", {}), None)
+
+
+def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
+    assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
+    assert [(row.of, row.without) for row in study.published] == [("max", ("chain",))]
+    assert study.runs[1].changed == {}
+    assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[16, 8]", "[16, 0]", "line 4, traces.VGG.batches[1]: 0 is too small; write at least 1"),
+        ("[16, 8]", "[]", "line 4, traces.VGG.batches: [] is too short"),
+        ("[16, 8]", "[16, 8, 16]", "line 4, traces.VGG.batches: 16 stands there twice: give each batch once"),
+        ("[16, 8]", "16", "line 4, traces.VGG.batches: 16 is not a list"),
+        ("batches: [16, 8]", "batch: 4, batches: [16, 8]", "line 4, traces.VGG.batch: unknown key; did you mean"),
+        ("vgg11", "vgg12", "line 4, traces.VGG.zoo: 'vgg12' is not in the zoo; did you mean"),
+        ("trace: chain, ", "trace: chian, ", "line 5, traces.chain.trace: no shipped trace is called 'chian'"),
+        ("trace: chain, ", "trace: chain, zoo: vgg11, ", "line 5, traces.chain.zoo: unknown key"),
+        ("{trace: chain, batches: [1, 2]}", "{trace: chain}", "line 5, traces.chain.batches: is missing; add it"),
+        ("  AlexNet:", "  VGG 8:", "line 6, traces.VGG 8: is also what 'VGG' has at that batch"),
+        ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.for_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
+        ("[samples_per_s, br", "[samples, br", "line 13, tables[0]: 'samples' is not one of the choices"),
+        (
+            "of: VGG,",
+            "of: VGG 8,",
+            "line 15, published[0].of: there is no sweep of batches 'VGG 8'; did you mean 'VGG'",
+        ),
+        ("of: VGG 8,", "of: VGG 9,", "line 16, published[1].of: there is no trace 'VGG 9'; did you mean"),
+        ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is no share: write 20% as 0.2"),
+        ("overlap,", "overlap, over: none,", "line 16, published[1]: overlap is not told over another run: drop over"),
+        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].without: leaves no trace"),
+        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].without: leaves no trace"),
+    ],
+)
+def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+    assert BATCHES.count(old) == 1
+    told = problems_of(study_file(tmp_path, BATCHES.replace(old, new)))
+    assert [line.startswith(f"try.yaml: {expected}") for line in told].count(True) == 1, told
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -336,11 +422,13 @@ def test_the_json_schema_knows_its_parts() -> None:
     schema = json_schema("study")
     assert schema["required"] == ["schema", "node", "traces", "runs", "baseline"]
     assert schema["additionalProperties"] is False
-    name, modelled = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
+    name, modelled, *sweeps = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
     assert (name["type"], modelled["required"]) == ("string", ["zoo", "batch"])
+    assert [sweep["required"] for sweep in sweeps] == [["zoo", "batches"], ["trace", "batches"]]
     run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
     assert "cswap" in run["policy"]["anyOf"][0]["enum"]
     (measures, _) = published["measure"]["anyOf"]
     assert {"throughput", "time_saved", "time_added", "bytes_moved", "memory"} <= set(measures["enum"])
+    assert {"overlap", "swapping", "largest_batch", "best_throughput"} <= set(measures["enum"])
     assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
     assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)

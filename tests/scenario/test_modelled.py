@@ -130,7 +130,7 @@ def test_mistakes_in_the_trace_are_told_with_those_elsewhere(tmp_path: Path) -> 
     text = FILE.replace("batch: 64", "batch: -1").replace("vdnn", "vdn").replace("2080ti", "2080")
     told = problems_of(written(tmp_path, text), {"trace.optimizer": "sdg"})
     places = [line.split(": ")[1] for line in told]
-    assert places == ["line 6, node", "line 4, trace.batch", "trace.optimizer", "line 7, policies"]
+    assert places == ["line 6, node", "trace.optimizer", "line 4, trace.batch", "line 7, policies"]
 
 
 def test_a_gpu_that_the_time_model_does_not_know_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,257 @@
+"""Studies over batches and of what the time goes to: HOME's figures 6 and 7 in small."""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from simgpu.analysis.breakdown import PARTS
+from simgpu.errors import InputError
+from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_measures import MEASURES, Cell
+from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
+from simgpu.hardware.nodes import load_node
+from simgpu.scenario.load import load_trace
+from simgpu.scenario.load_study import load_study
+from simgpu.scenario.modelled import ModelledTrace
+from simgpu.simulation import Result, simulate
+from tests.cli.cli_helpers import simgpu
+
+#: In 580 MB AlexNet fits the largest batch by offloading alone; 1 MB is too little for any.
+FILE = """\
+schema: simgpu.study/1
+name: try
+description: throughput against batch
+node: v100
+overrides: {node.gpu.memory: 580 MB}
+traces:
+  AlexNet: {zoo: alexnet, input: cifar10, batches: [1024, 128, 4096]}
+  recorded: {trace: resnet20-cifar-cpu, batches: [32, 16]}
+  alone: {zoo: plain20, input: cifar10, batch: 64}
+runs:
+  none: {policy: none}
+  vDNN: {policy: vdnn}
+  tiny: {policy: none, budget: 1 MB}
+  ideal: {policy: ideal, for_trace: {AlexNet: {policy: {vdnn: {mode: conv}}}, AlexNet 4096: {policy: ideal}}}
+baseline: none
+tables: [samples_per_s, largest_batch, best_throughput, swapping, breakdown]
+published:
+  - {run: vDNN, of: AlexNet, measure: largest_batch, value: 4096, source: section 1}
+  - {run: vDNN, of: AlexNet, measure: best_throughput, value: 1.5, source: section 1}
+  - {run: vDNN, of: AlexNet 128, measure: overlap, value: 0.5, source: figure 7}
+  - {run: vDNN, of: AlexNet, value: 0.5, source: figure 6}
+  - {run: vDNN, of: max, measure: samples_per_s, without: [AlexNet], value: 1000, source: figure 6}
+  - {run: none, of: mean, measure: computation, without: [AlexNet 128, alone, recorded], value: 1, source: figure 7}
+"""
+
+
+def study_file(folder: Path) -> Path:
+    path = folder / "try.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return study_file(tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture(scope="module")
+def result(path: Path) -> StudyResult:
+    return run_study(load_study(path))
+
+
+@cache
+def alexnet(batch: int, policy: str, mode: str | None = None) -> Result:
+    node = load_node("v100", {"gpu.memory": "580 MB"})
+    trace = ModelledTrace(zoo="alexnet", input="cifar10", batch=batch).trace(node.gpu, "v100")
+    return simulate(trace, node, policy, parameters={"mode": mode} if mode else None)
+
+
+def test_a_modelled_network_is_modelled_anew_at_each_batch(result: StudyResult) -> None:
+    for batch in (128, 1024, 4096):
+        expected = alexnet(batch, "vdnn")
+        cell = result.cells[f"AlexNet {batch}", "vDNN"]
+        assert (cell.batch, cell.iteration_ns) == (batch, (expected.iteration_ns,))
+        assert cell.samples_per_s == pytest.approx(batch * 1e9 / expected.iteration_ns)
+
+
+def test_a_recorded_trace_is_told_at_each_batch(result: StudyResult) -> None:
+    node, recorded = load_node("v100", {"gpu.memory": "580 MB"}), load_trace("resnet20-cifar-cpu")
+    assert recorded.info.batch == 32
+    for batch in (32, 16):
+        expected = simulate(recorded.at_batch(batch), node, "none")
+        assert result.cells[f"recorded {batch}", "none"].iteration_ns == (expected.iteration_ns,)
+    origins = [result.study.traces[f"recorded {batch}"].info.origin.value for batch in (32, 16)]
+    assert origins == ["recorded", "modelled"]
+
+
+def test_where_memory_ends_the_cell_says_so(result: StudyResult) -> None:
+    cell = result.cells["AlexNet 4096", "none"]
+    assert (cell.samples_per_s, cell.failure, cell.batch) == (None, "out of memory", 4096)
+    assert result.cells["AlexNet 1024", "none"].failure == ""
+
+
+def test_what_differs_on_a_sweep_differs_at_all_its_batches_but_those_that_are_named(result: StudyResult) -> None:
+    for batch, *policy in ((128, "vdnn", "conv"), (1024, "vdnn", "conv"), (4096, "ideal")):
+        assert result.cells[f"AlexNet {batch}", "ideal"].iteration_ns == (alexnet(batch, *policy).iteration_ns,)
+
+
+def test_the_parts_of_a_cell_are_those_of_its_iterations(result: StudyResult) -> None:
+    expected = alexnet(1024, "vdnn").metrics.breakdown.parts
+    cell = result.cells["AlexNet 1024", "vDNN"]
+    assert cell.parts == expected
+    assert sum(cell.parts.values()) == sum(cell.iteration_ns)
+    for part in PARTS[:-1]:
+        share = expected[part] / sum(expected.values())
+        assert result.value(part, "AlexNet 1024", "vDNN") == pytest.approx(share)
+    assert result.value("overlap", "AlexNet 4096", "none") is None
+
+
+def test_parts_of_several_epochs_are_added_up() -> None:
+    network = {"zoo": "alexnet", "input": "cifar10", "batch": 256, "epochs": 3}
+    changes = {"traces": {"AlexNet": network}, "epochs": [0, 2], "published": []}
+    runs = {"vDNN": {"policy": "vdnn"}, "static": {"policy": {"static": {"launch": "grid_search"}}}}
+    cell = run_study(load_study("cswap-6a", {**changes, "runs": runs})).cells["AlexNet", "static"]
+    assert len(cell.iteration_ns) == 2
+    assert sum(cell.parts.values()) == sum(cell.iteration_ns)
+    assert cell.parts["codec"] > 0
+
+
+def test_the_largest_batch_and_the_best_throughput_are_of_all_batches(result: StudyResult) -> None:
+    assert result.value("largest_batch", "AlexNet", "none") == 1024
+    assert result.value("largest_batch", "AlexNet", "vDNN") == 4096
+    assert result.value("largest_batch", "AlexNet", "tiny") is None
+    assert result.value("largest_batch", "alone", "none") == 64
+
+    def best(run: str) -> float:
+        rates = [result.cells[f"AlexNet {batch}", run].samples_per_s for batch in (128, 1024, 4096)]
+        return max(rate for rate in rates if rate is not None)
+
+    assert result.value("best_throughput", "AlexNet", "vDNN", "none") == pytest.approx(best("vDNN") / best("none"))
+    assert result.value("best_throughput", "AlexNet", "vDNN", "tiny") is None
+
+
+def test_published_numbers_may_be_of_a_sweep_of_one_batch_and_of_shares(result: StudyResult) -> None:
+    largest, best, overlap, throughput, fastest, computation = result.beside()
+    assert (largest.ours, largest.asked) == (4096, 1)
+    assert best.ours == result.value("best_throughput", "AlexNet", "vDNN", "none")
+    assert overlap.ours == result.value("overlap", "AlexNet 128", "vDNN")
+    ratios = [result.ratio(f"AlexNet {batch}", "vDNN", "none") or 0 for batch in (128, 1024)]
+    assert throughput.ours == pytest.approx(sum(ratios) / 2)
+    assert (throughput.values, throughput.points) == (2, 3)
+    rates = [result.cells[trace, "vDNN"].samples_per_s for trace in ("recorded 32", "recorded 16", "alone")]
+    assert fastest.ours == max(rate for rate in rates if rate is not None)
+    assert (computation.ours, computation.values, computation.points) == (1, 1, 2)
+    assert [row[0] for row in published_rows(result)] == [
+        "vDNN, AlexNet, largest batch",
+        "vDNN over none, AlexNet, highest throughput",
+        "vDNN, AlexNet 128, overlap",
+        "vDNN over none, AlexNet (of 2 of 3)",
+        "vDNN, max, samples/s, without AlexNet",
+        "none, mean, computation, without AlexNet 128, alone, recorded (of 1 of 2)",
+    ]
+    assert published_rows(result)[0][1:4] == ("4096", "4096", "+0")
+
+
+def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> None:
+    rates, largest, best, swapping, *breakdowns = study_tables(result)
+    assert rates.title == "samples per second"
+    assert [row[:2] for row in rates.rows] == [
+        ("AlexNet", "1024"),
+        ("AlexNet", "128"),
+        ("AlexNet", "4096"),
+        ("recorded", "32"),
+        ("recorded", "16"),
+        ("alone", "64"),
+    ], "rates of different batches have no mean"
+    assert rates.rows[2][2] == "no memory"
+    assert largest.headings == ("", "batches", "none", "vDNN", "tiny", "ideal")
+    assert [row[:4] for row in largest.rows[:3]] == [
+        ("AlexNet", "128-4096", "1024", "4096"),
+        ("recorded", "16-32", "32", "32"),
+        ("alone", "64", "64", "64"),
+    ]
+    assert [row[0] for row in best.rows] == ["AlexNet", "recorded", "alone", "mean"]
+    assert swapping.rows[-1][0] == "mean"
+    assert len(breakdowns) == 6
+    assert breakdowns[0].title == "AlexNet, batch 1024: where the time goes"
+    assert breakdowns[0].headings == ("", "time", "computation", "overlap", "swapping", "recomputation")
+    assert breakdowns[2].rows[0] == ("none", "no memory", "-", "-", "-", "-")
+    shares = [float(text.removesuffix("%")) for text in breakdowns[0].rows[1][2:]]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+    assert "mean: arithmetic, of the numbers above; of those that there are" in table_notes(result)
+
+
+def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:
+    told = [text.split(": ")[0] for text in failures(result)]
+    assert told == ["AlexNet 128, tiny", "AlexNet 4096, none", "recorded 16, tiny", "alone, tiny"]
+
+
+def test_a_measure_of_all_batches_knows_when_there_is_nothing() -> None:
+    lost, fits = Cell(None, out_of_memory="lost", batch=8), Cell(2.0, batch=4)
+    largest, best = (MEASURES[name].of_sweep for name in ("largest_batch", "best_throughput"))
+    assert largest is not None
+    assert best is not None
+    assert largest([lost, fits], []) == 4
+    assert largest([lost], []) is None
+    assert best([fits, lost], [lost]) is None
+    assert best([fits, lost], [fits]) == 1
+
+
+def test_a_figure_has_a_panel_a_sweep_and_a_panel_a_trace(result: StudyResult) -> None:
+    lines = result.plot("throughput")
+    shown = [ax.get_title(loc="left") for ax in lines.axes if ax.get_visible()]
+    assert shown == ["AlexNet", "recorded"]
+    title = lines.get_suptitle()
+    assert title.startswith("try: throughput against batch\nmodelled, not recorded, for Tesla V100 PCIe; recorded on")
+    assert "tiny\n(out of memory)" in [text.get_text() for text in lines.legends[0].get_texts()]
+    bars = result.plot("breakdown")
+    assert [ax.get_title(loc="left") for ax in bars.axes][:2] == ["AlexNet, batch 1024", "AlexNet, batch 128"]
+    assert len(bars.axes) == 6
+
+
+def test_without_a_sweep_there_is_no_throughput_against_batch(path: Path) -> None:
+    one = run_study(load_study(path, {"traces.AlexNet": None, "traces.recorded": None, "published": []}))
+    with pytest.raises(InputError, match="try: traces: none is a sweep of batches; give a trace batches in place of"):
+        one.plot("throughput")
+
+
+def test_the_command_writes_report_table_and_figures(path: Path, result: StudyResult, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    done = simgpu("study", path, "-q", "-o", folder)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.endswith(f"\nwritten to {folder}\n")
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "breakdown.png",
+        "report.json",
+        "results.csv",
+        "throughput.png",
+    ]
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    report.pop("simgpu")
+    assert report == json.loads(json.dumps(result.to_dict()))
+    assert report["networks"]["recorded"] == ["recorded 32", "recorded 16"]
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        rows = {(row["trace"], row["run"]): row for row in csv.DictReader(file)}
+    assert len(rows) == 6 * 4
+    row, lost = rows["AlexNet 1024", "vDNN"], rows["AlexNet 4096", "none"]
+    cell = result.cells["AlexNet 1024", "vDNN"]
+    assert (row["network"], row["batch"], float(row["samples_per_s"])) == ("AlexNet", "1024", cell.samples_per_s)
+    assert {part: int(row[f"{part}_ns"]) for part in PARTS} == cell.parts
+    assert (lost["failure"], lost["batch"], lost["samples_per_s"]) == ("out of memory", "4096", "")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert simgpu("study", path, "-q", "-o", folder).exit_code == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_folder_with_anything_else_is_left_alone(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    done = simgpu("study", path, "-q", "-o", tmp_path)
+    assert done.exit_code == 2
+    assert "holds files that are not from an earlier study of simgpu" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
