@@ -71,12 +71,12 @@ from simgpu.evaluate.columns import (
     WATCH,
 )
 from simgpu.evaluate.remaking import order_relaunches
-from simgpu.evaluate.tables import Ints, Scratch, Tables
+from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 
 
-def choose(maps: Ints, options: Ints, fates: Ints, vector: Ints) -> bool:
+def choose(maps: Ints, options: Ints, fates: Ints, vector: Vectors) -> bool:
     """Look up what the vector says; returns whether anything is made again."""
     again = False
     for f in range(maps.shape[0]):
@@ -90,7 +90,7 @@ def choose(maps: Ints, options: Ints, fates: Ints, vector: Ints) -> bool:
 
 
 def plan_fetches(
-    kernels: Ints, maps: Ints, options: Ints, step_first: Ints, fates: Ints, pending: Ints, vector: Ints
+    kernels: Ints, maps: Ints, options: Ints, step_first: Ints, fates: Ints, pending: Ints, vector: Vectors
 ) -> None:
     """Which fetches each kernel triggers, in the order in which their blocks are needed."""
     count = 0
@@ -150,7 +150,7 @@ def wait_until(fates: Ints, now: Ints, time: int, f: int) -> None:
 
 
 def trigger(
-    options: Ints, fates: Ints, pending: Ints, line: Ints, now: Ints, budget: int, vector: Ints, k: int
+    options: Ints, fates: Ints, pending: Ints, line: Ints, now: Ints, budget: int, vector: Vectors, k: int
 ) -> None:
     """The fetches that kernel k triggers."""
     f = pending[k, FIRST]
@@ -181,7 +181,7 @@ def leave(
     line: Ints,
     now: Ints,
     budget: int,
-    vector: Ints,
+    vector: Vectors,
     a: int,
     b: int,
 ) -> None:
@@ -220,7 +220,7 @@ def relaunch(
     line: Ints,
     now: Ints,
     budget: int,
-    vector: Ints,
+    vector: Vectors,
     step: int,
     fetched: int,
 ) -> int:
@@ -238,7 +238,7 @@ def relaunch(
     return fetched
 
 
-def evaluate(t: Tables, s: Scratch, vector: Ints) -> None:
+def evaluate(t: Tables, s: Scratch, vector: Vectors) -> None:
     """What a vector costs: afterwards `s.now` and the overheads in `s.fates` tell."""
     kernels, lists, maps, options = t.kernels, t.lists, t.maps, t.options
     fates, pending, again, line, now = s.fates, s.pending, s.again, s.line, s.now
@@ -274,7 +274,7 @@ def evaluate(t: Tables, s: Scratch, vector: Ints) -> None:
             leave(lists, maps, options, fates, line, now, budget, vector, kernels[k, LEAVE], kernels[k + 1, LEAVE])
 
 
-def evaluate_all(t: Tables, s: Scratch, vectors: Ints, found: Ints) -> None:
+def evaluate_all(t: Tables, s: Scratch, vectors: Vectors, found: Ints) -> None:
     """found[i]: what `columns.FOUND` names of vectors[i]."""
     for i in range(vectors.shape[0]):
         evaluate(t, s, vectors[i])

@@ -12,10 +12,10 @@ from types import FunctionType
 from typing import Any
 
 from simgpu.evaluate import clocks, remaking
-from simgpu.evaluate.tables import Ints, Scratch, Tables
+from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors
 
 #: Works like `clocks.evaluate_all`.
-EvaluateAll = Callable[[Tables, Scratch, Ints, Ints], None]
+EvaluateAll = Callable[[Tables, Scratch, Vectors, Ints], None]
 
 
 def is_compiled() -> bool:

@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simgpu.evaluate.columns import OVERHEAD
 from simgpu.evaluate.compiled import evaluate_all
 from simgpu.evaluate.options import Action, Decisions
-from simgpu.evaluate.tables import Ints, Scratch, Tables, scratch_for, tables_of, why_not
+from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
@@ -105,7 +105,7 @@ class Evaluator:
                     each.result()
         return Costs(*(found[:, column] for column in range(5)))
 
-    def score(self, vectors: NDArray[np.int8]) -> Ints:
+    def score(self, vectors: Vectors) -> Ints:
         """A number to be made small for each vector: see `Costs.score`."""
         return self.costs(vectors).score
 

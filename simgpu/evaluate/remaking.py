@@ -80,7 +80,7 @@ def is_missing(blocks: Ints, fates: Ints, making: Ints, now: Ints, b: int, k: in
     if making[b, MADE] == now[STAMP]:
         return False
     f = blocks[b, MAP]
-    return blocks[b, DEATH] < k or (f >= 0 and fates[f, STATE] == DROPPED)
+    return bool(blocks[b, DEATH] < k or (f >= 0 and fates[f, STATE] == DROPPED))
 
 
 def make(

@@ -45,6 +45,9 @@ from simgpu.trace.model import Phase
 
 Ints = NDArray[np.int64]
 
+#: Vectors of decisions, one a row.
+Vectors = NDArray[np.int8]
+
 #: Stands for "never" where a kernel's position is expected.
 NEVER = np.iinfo(np.int64).max
 

@@ -32,7 +32,7 @@ def swapped(trace: Trace, small: int, on: NodeSpec) -> tuple[int, int]:
     x = graph.block("x1")
     graph = replace(graph, copy_sizes=tuple(small if b == x else size for b, size in enumerate(graph.copy_sizes)))
     last = len(graph.kernels) - 1
-    found = times(run(lower(graph, Placement((Swap(x, 0, last, 1),))), graph, on))
+    found = times(run(lower(graph, Placement((Swap(x, 0, last, last),))), graph, on))
     (out, gone), (into, back) = found["out:x1"], found["in:x1"]
     return gone - out, back - into
 
