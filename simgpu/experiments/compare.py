@@ -20,6 +20,7 @@ from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from simgpu.hardware.spec import NodeSpec
     from simgpu.scenario.model import Scenario
@@ -119,6 +120,16 @@ class Comparison:
     def caption(self) -> str:
         """The trace, the node, and where the numbers come from."""
         return f"{self.trace_name or self.trace.model} on {self.node.name}; {self.trace.provenance}"
+
+    def plot(self) -> Figure:
+        """What the time of each run went to, a bar a run, as a matplotlib figure (HOME, figure 7)."""
+        from simgpu.analysis.charts import Stack, plot_breakdowns
+
+        bars = [
+            Stack(run.label, run.result.metrics.breakdown.parts if run.result else None, run.failure)
+            for run in self.runs
+        ]
+        return plot_breakdowns({f"batch {self.trace.batch}": bars}, title=self.caption)
 
     def frame(self) -> pd.DataFrame:
         """One row a run by label, one column a metric in base units (see `Metrics`); empty where there is no result.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments.compare import Comparison, compare
@@ -192,3 +193,12 @@ def test_the_picture_of_ideal_has_the_budget_that_it_does_not_keep_to(
     axes = ideal.plot(what).axes[-1]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["live", "budget 537.1 KiB"]
     assert any(set(line.get_ydata()) == {TIGHT.budget / 2**10} for line in axes.lines)
+
+
+def test_its_picture_has_a_bar_a_run_as_long_as_its_iteration(mixed: Comparison) -> None:
+    (ax,) = mixed.plot().axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["ideal", "none", "vdnn"]
+    assert [text.get_text() for text in ax.texts if text.get_text() == "out of memory"] == ["out of memory"]
+    ends = {patch.get_y(): patch.get_x() + patch.get_width() for patch in ax.patches if isinstance(patch, Rectangle)}
+    times = [mixed.results[run].iteration_ns for run in ("ideal", "vdnn")]
+    assert [ends[row] * 1000 for row in sorted(ends)] == pytest.approx(times)
