@@ -27,6 +27,7 @@ _BUILT_IN = {
     "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
     "modnn": "simgpu.policies.modnn.policy:Modnn",
+    "capuchin": "simgpu.policies.capuchin.policy:Capuchin",
 }
 
 GROUP = "simgpu.policies"

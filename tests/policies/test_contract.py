@@ -62,3 +62,8 @@ class TestModnn(PolicyContract):
     policy = "modnn"
     pools = ("addressed",)
     parameter_sets = ({}, {"sub_batch": 1}, {"algorithms": "fastest"}, {"algorithms": "smallest"})
+
+
+class TestCapuchin(PolicyContract):
+    policy = "capuchin"
+    parameter_sets = ({}, {"version": "published"})

@@ -13,24 +13,26 @@ from __future__ import annotations
 from simgpu.graph.feature_maps import FeatureMap, feature_maps
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import LinkSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
-from simgpu.memory.transfer import copy_ns
+from simgpu.memory.transfer import copy_ns, sending_rate
 from simgpu.policies.capuchin.accesses import Accesses
 from simgpu.policies.capuchin.hybrid import Candidate, Situation
 
 
 def candidates_of(
-    accesses: Accesses, link: LinkSpec, budget: int, alignment: int = 1
+    accesses: Accesses, node: NodeSpec, budget: int
 ) -> tuple[dict[int, FeatureMap], tuple[Candidate, ...]]:
     """Feature maps that help where memory exceeds `budget` bytes, and what is known of each; both by block number.
 
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.policies.capuchin.passive import demand
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
     >>> starts, ends = (0, 5, 12, 21, 39, 53), (5, 12, 21, 39, 53, 63)
     >>> told = Accesses(graph, starts, ends, demand(graph), swapping_ns=0)
-    >>> _, (x2,) = candidates_of(told, LinkSpec("bus", 10**10, 10**10), 500)
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("bus", 10**10, 10**10))
+    >>> _, (x2,) = candidates_of(told, node, budget=500)
     >>> x2.number, x2.evicted_ns, x2.back_ns, x2.in_ns, x2.remake_ns
     (1, 12, 39, 20, 5)
     """
@@ -41,20 +43,27 @@ def candidates_of(
     found = []
     for b, each in maps.items():
         kernels, sources = _remake(graph, ancestry, each, maps)
-        moved = graph.copy_sizes[b]
+        out_ns, in_ns = (_copy_ns(graph, node, b, rate) for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth))
         candidate = Candidate(
             number=b,
-            bytes=aligned(graph.sizes[b], alignment),
+            bytes=aligned(graph.sizes[b], node.gpu.alignment),
             evicted_ns=accesses.ends_ns[each.after],
             back_ns=accesses.starts_ns[each.before],
-            out_ns=copy_ns(moved, link.d2h_bandwidth, link.latency_ns),
-            in_ns=copy_ns(moved, link.h2d_bandwidth, link.latency_ns),
+            out_ns=out_ns,
+            in_ns=in_ns,
             remake_ns=None if ancestry.why_not(b) else sum(graph.durations[k] for k in kernels),
             sources=sources,
             kernels=kernels,
         )
         found.append(candidate)
     return maps, tuple(found)
+
+
+def _copy_ns(graph: TaskGraph, node: NodeSpec, b: int, rate: int) -> int:
+    """Time of a copy that has the link to itself."""
+    size, raw = graph.copy_sizes[b], graph.blocks[b].bytes
+    taken = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
+    return copy_ns(size, sending_rate(node.gpu, taken, size, raw, rate), node.link.latency_ns)
 
 
 def situation_of(accesses: Accesses) -> Situation:

@@ -68,10 +68,9 @@ class _Guided:
 
     def __init__(self, context: PlanContext) -> None:
         accesses = passive_run(context)
-        node = context.node
         self.context = context
         self.demand = accesses.demand
-        self.maps, self.candidates = candidates_of(accesses, node.link, context.budget, node.gpu.alignment)
+        self.maps, self.candidates = candidates_of(accesses, context.node, context.budget)
         self.situation = situation_of(accesses)
         self.to_save = accesses.peak.bytes - context.budget
         self.not_before: dict[int, int] = {}

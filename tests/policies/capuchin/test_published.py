@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import LinkSpec, NodeSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.policies.capuchin.accesses import passive_run
 from simgpu.policies.capuchin.candidates import candidates_of
@@ -96,7 +96,7 @@ def test_a_source_that_is_gone_by_then_is_made_again_as_well():
     kernels += [kernel(name, ns, reads, writes, layer=name, phase=BACKWARD) for name, ns, reads, writes in backward]
     tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yvzu"), block("w", 50)])
     context = context_of(tasks.trace, node(), 80)
-    _, found = candidates_of(passive_run(context), LinkSpec("wire", 10**9, 10**9), 80)
+    _, found = candidates_of(passive_run(context), node(), 80)
     by_name = {tasks.blocks[each.number].id: each for each in found}
     assert (by_name["z"].remake_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
     assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())

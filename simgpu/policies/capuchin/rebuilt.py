@@ -1,0 +1,72 @@
+"""Capuchin as HOME rebuilt it for its comparison: feature maps in forward order, each by what it costs so far.
+
+Lives here: those decisions. Does not live here: the cost (`simgpu.evaluate`), or Capuchin's own decisions (`hybrid`).
+
+HOME says of it (sections 2.3, 4.1, 4.2 and 5.3): a greedy algorithm that swaps asynchronously and searches the best
+performance for the tensors from the first to the current one, whatever becomes of those that follow. Readings:
+
+* The cost of a decision is the time of an iteration in which the maps so far leave as decided and all others stay, with
+  memory for that. Memory short in that iteration would be for later maps to mend.
+* Each map leaves, by swap or recomputation, whichever makes that time less, and by swap if they are equal. Keeping it
+  would always cost least; so the decisions end, and the rest stays, as soon as the iteration fits.
+* What is made again takes memory too. If the iteration does not fit when all have left, those that are recomputed are
+  swapped instead, from the first on, until it fits.
+* Copies out are issued beside the last reader and fetches one layer step ahead, as HOME does itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import SWAP, Action, Decisions
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.memory.pool import UNLIMITED
+from simgpu.policies.base import PlanContext
+from simgpu.policies.placing import program_of
+from simgpu.policies.vdnn import require_one_stream
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import require_reads
+
+
+def rebuilt(context: PlanContext) -> Program:
+    """The iteration by these decisions.
+
+    Raises `InputError` for a trace with several compute streams or without what its kernels read.
+    """
+    graph, node = context.graph, context.node
+    require_one_stream(graph, "capuchin")
+    require_reads(graph)
+    decisions = Decisions.of(graph)
+    program = program_of(graph, decisions, first_to_current(graph, node, context.budget, decisions))
+    why = Evaluator(graph, node, context.budget, decisions).why_not
+    notes = (f"decided by times that are not exact on this node: {why}",) if why else ()
+    return replace(program, notes=(*program.notes, *notes))
+
+
+def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> tuple[int, ...]:
+    """The vector: from the first feature map on each leaves as costs least so far, until the iteration fits.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
+    >>> [first_to_current(graph, node, budget, Decisions.of(graph)) for budget in (1000, 900, 799)]
+    [(0, 0), (1, 0), (1, 1)]
+    """
+    within, without = (Evaluator(graph, node, limit, decisions) for limit in (budget, UNLIMITED))
+    vector = [0] * len(decisions.maps)
+    for position, count in enumerate(decisions.choices):
+        if _fits(within, vector):
+            return tuple(vector)
+        tried = [[*vector[:position], number, *vector[position + 1 :]] for number in range(1, count)]
+        vector = tried[int(without.costs(tried).time_ns.argmin())]
+    for position, options in enumerate(decisions.options):
+        if options[vector[position]].action is Action.RECOMPUTE and not _fits(within, vector):
+            vector[position] = options.index(SWAP)
+    return tuple(vector)
+
+
+def _fits(evaluator: Evaluator, vector: list[int]) -> bool:
+    return int(evaluator.costs([vector]).short[0]) <= 0

@@ -1,0 +1,129 @@
+"""Capuchin as HOME rebuilt it: from the first feature map to the current one, by the cost so far."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.capuchin.rebuilt import first_to_current
+from simgpu.program.verify import verify
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.policies.capuchin.test_passive import context_of
+from tests.semantics.hand_made import BACKWARD, block, held, kernel, node, trace
+from tests.semantics.random_traces import nodes, traces
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+POLICY = Capuchin("home")
+
+
+def decided(trace: Trace, budget: int) -> tuple[int, ...]:
+    tasks = TaskGraph.of(trace)
+    return first_to_current(tasks, node(), budget, Decisions.of(tasks))
+
+
+def test_with_memory_to_spare_everything_stays():
+    assert decided(chain([50] * 8, [50] * 8, [60] * 8), 8 * 60) == (0,) * 6
+
+
+def test_the_first_maps_leave_until_the_iteration_fits():
+    """Of x2 to x7 one map less has to stay for every 60 bytes; copies of 60 ns end beside kernels of 100 ns."""
+    network = chain([100] * 8, [100] * 8, [60] * 8)
+    assert [decided(network, budget) for budget in (480, 479, 420, 419)] == [
+        (0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0),
+        (1, 1, 0, 0, 0, 0),
+    ]
+
+
+def test_each_leaves_by_what_costs_less_so_far():
+    """Copies of 60 ns beside kernels of 10 ns: to run one again costs 10."""
+    vector = decided(chain([10] * 8, [10] * 8, [60] * 8), 300)
+    assert vector[:3] == (2, 2, 2)
+
+
+def test_later_maps_do_not_count():
+    """Every prefix of the vector was the best of its last step, with all that follows kept and memory for it."""
+    network = chain([50, 20, 30, 70, 10, 40, 60], [30, 50, 20, 10, 70, 40, 20], [40, 90, 60, 30, 80, 50, 70])
+    tasks = TaskGraph.of(network)
+    decisions = Decisions.of(tasks)
+    vector = first_to_current(tasks, node(), 250, decisions)
+    assert any(vector)
+    unlimited = Evaluator(tasks, node(), 10**12, decisions)
+    for position, chosen in enumerate(vector):
+        if chosen:
+            rest = (0,) * (len(vector) - position - 1)
+            swapped, again = unlimited.costs([(*vector[:position], way, *rest) for way in (1, 2)]).time_ns.tolist()
+            assert chosen == (1 if swapped <= again else 2)
+
+
+def test_it_may_miss_what_a_look_at_all_maps_finds():
+    """x2 leaves since it is first; that x3 and x4 alone would do, one swapped and one made again, is seen too late."""
+    network = chain([20, 80, 80, 20, 60, 20], [70, 30, 10, 50, 70, 70], [40, 30, 30, 90, 80, 70])
+    tasks = TaskGraph.of(network)
+    decisions = Decisions.of(tasks)
+    vectors = [first_to_current(tasks, node(), 255, decisions), (0, 1, 2, 0)]
+    assert vectors[0] == (1, 1, 1, 0)
+    evaluator = Evaluator(tasks, node(), 255, decisions)
+    assert evaluator.costs(vectors).time_ns.tolist() == [690, 660]
+    everything = evaluator.costs(list(product(*map(range, decisions.choices))))
+    assert everything.time_ns[everything.short <= 0].min() == 660
+
+
+def test_several_compute_streams_are_refused():
+    two = trace([kernel("a", writes="x"), kernel("b", reads="x", stream=1)], [block("x", 10)])
+    with pytest.raises(InputError, match="capuchin runs one layer at a time"):
+        POLICY.plan(context_of(two, node(), 100))
+
+
+@many
+@given(st.data())
+def test_any_trace_at_any_budget_is_legal(data: st.DataObject):
+    recorded, where = data.draw(traces()), data.draw(nodes())
+    budget = data.draw(st.integers(0, 1 + 2 * sum(block.bytes for block in recorded.blocks)))
+    context = context_of(recorded, where, budget)
+    program = POLICY.plan(context)
+    verify(program, context.graph)
+    try:
+        result = simulate(recorded, where, POLICY, budget=budget)
+    except OutOfMemoryError:
+        return
+    assert max(result.timeline.device_memory.used, default=0) <= budget
+
+
+def test_what_does_not_fit_when_made_again_is_swapped_instead():
+    """To make y's 40 bytes again takes 1 ns, a swap more; but f1 also makes s again, beside the gradient g."""
+
+    def network(beside: int) -> Trace:
+        kernels = [
+            kernel("f1", 1, reads="x", writes="y s", layer="f1"),
+            kernel("f2", 1, reads="y", writes="z", layer="f2"),
+            kernel("f3", 5, writes="t", layer="f3"),
+            kernel("b3", 5, reads="z", writes="g", phase=BACKWARD, layer="f3"),
+            kernel("b1", 5, reads="y g", phase=BACKWARD, layer="f1"),
+        ]
+        return trace(
+            kernels,
+            [
+                held("x", 0),
+                block("y", 40),
+                block("z", 0),
+                block("s", beside),
+                block("t", 100),
+                block("g", 10),
+            ],
+        )
+
+    assert decided(network(89), 140) == (0,)
+    assert decided(network(89), 139) == (2,)
+    assert decided(network(90), 139) == (1,)
