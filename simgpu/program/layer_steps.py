@@ -40,7 +40,7 @@ class LayerSteps:
         for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
             self.leaving[self._step_start(swap.after)].append(swap)
             self.fetched[self._step_start(swap.fetch_with)].append(swap)
-            self.awaited[swap.before].append(swap)
+            self.awaited[self._step_start(swap.before)].append(swap)
 
     def _step_start(self, k: int) -> int:
         layers = self.graph.layers
