@@ -27,6 +27,7 @@ from simgpu.evaluate.columns import (
     CHOSEN,
     COMPUTE,
     DECODE_NS,
+    DRAINED,
     DURATION,
     EARLY,
     ENCODE_NS,
@@ -84,7 +85,7 @@ def choose(maps: Ints, options: Ints, fates: Ints, vector: Vectors) -> bool:
         fates[f, CHOSEN] = fates[f, STATE] = action
         fates[f, NEED] = maps[f, BEFORE]
         fates[f, NEEDED_BY] = -1
-        fates[f, OVERHEAD] = 0
+        fates[f, OVERHEAD] = fates[f, DRAINED] = 0
         again |= action == RECOMPUTE
     return again
 
@@ -150,12 +151,16 @@ def wait_until(fates: Ints, now: Ints, time: int, f: int) -> None:
 
 
 def trigger(
-    options: Ints, fates: Ints, pending: Ints, line: Ints, now: Ints, budget: int, vector: Vectors, k: int
+    options: Ints, fates: Ints, pending: Ints, line: Ints, now: Ints, limits: Ints, vector: Vectors, k: int
 ) -> None:
     """The fetches that kernel k triggers."""
+    budget, drains = limits[2], limits[3]
     f = pending[k, FIRST]
     pending[k, FIRST] = -1
     while f >= 0:
+        if drains and fates[f, AWAY_AT] > now[COMPUTE]:
+            wait_until(fates, now, max(now[OUT], now[IN]), f)
+            fates[f, DRAINED] = 1
         wait_until(fates, now, fates[f, AWAY_AT], f)
         take(fates, line, now, budget, options[f, vector[f], MOVED])
         now[IN] = max(now[IN], now[COMPUTE]) + options[f, vector[f], IN_NS]
@@ -257,7 +262,7 @@ def evaluate(t: Tables, s: Scratch, vector: Vectors) -> None:
         for at in range(kernels[k, ISSUE], kernels[k + 1, ISSUE]):
             fates[lists[at], BEGUN] = now[COMPUTE]
         if pending[k, FIRST] >= 0:
-            trigger(options, fates, pending, line, now, budget, vector, k)
+            trigger(options, fates, pending, line, now, t.limits, vector, k)
         if kernels[k, WATCH] < kernels[k + 1, WATCH]:
             if some:
                 for step in range(pending[k, RELAUNCH], pending[k + 1, RELAUNCH]):

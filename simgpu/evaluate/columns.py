@@ -30,9 +30,11 @@ ACTION, ENCODED, MOVED, OUT_NS, IN_NS, ENCODE_NS, DECODE_NS, AHEAD, EARLY = rang
 
 # --- fates: what has become of each feature map during one evaluation ---
 # The chosen action; where it is; the kernel that first needs it; the relaunch that does, -1 for the kernel itself; when
-# its copy out could begin, had ended, its copy in had ended; what it adds to the iteration; the next that is fetched
-# with the same kernel; two columns to sort in; the feature maps that relaunches fetch, in order.
-CHOSEN, STATE, NEED, NEEDED_BY, BEGUN, AWAY_AT, BACK_AT, OVERHEAD, NEXT, UNSORTED, SORTED, FETCH = range(12)
+# its copy out could begin, had ended, its copy in had ended; what it adds to the iteration; whether its fetch waited
+# for all copies; the next that is fetched with the same kernel; two columns to sort in; the feature maps that
+# relaunches fetch, in order.
+CHOSEN, STATE, NEED, NEEDED_BY, BEGUN, AWAY_AT, BACK_AT, OVERHEAD, DRAINED = range(9)
+NEXT, UNSORTED, SORTED, FETCH = range(9, 13)
 
 # --- pending: per kernel, the first and last feature map that it fetches (-1 for none), and its first relaunch ---
 FIRST, LAST, RELAUNCH = range(3)

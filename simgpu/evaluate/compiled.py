@@ -5,13 +5,15 @@ Lives here: compiling. Does not live here: what is compiled; the same source run
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
-from simgpu.evaluate import clocks, remaking
+from simgpu.evaluate import clocks, columns, remaking
 from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors
 
 #: Works like `clocks.evaluate_all`.
@@ -33,16 +35,20 @@ def evaluate_all() -> EvaluateAll:
         return clocks.evaluate_all
     import numba
 
+    # numba takes what it kept for a function to be good as long as that function's own file has not changed. These
+    # depend on each other's files, so they are kept under names that change with any of them.
+    digest = hashlib.sha256("".join(map(inspect.getsource, (clocks, columns, remaking))).encode()).hexdigest()[:16]
     # All functions get one set of names to look each other up in, where each is compiled.
     names: dict[str, Any] = vars(remaking) | vars(clocks)
     for name, value in names.copy().items():
         if isinstance(value, FunctionType):
-            names[name] = _compile(numba, FunctionType(value.__code__, names, name))
+            names[name] = _compile(numba, FunctionType(value.__code__, names, name), f"{name}_{digest}")
     compiled: EvaluateAll = names["evaluate_all"]
     return compiled
 
 
-def _compile(numba: Any, function: FunctionType) -> Any:
+def _compile(numba: Any, function: FunctionType, kept_as: str) -> Any:
+    function.__qualname__ = kept_as
     try:
         return numba.njit(function, nogil=True, cache=True)
     except RuntimeError:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simgpu.evaluate.columns import OVERHEAD
+from simgpu.evaluate.columns import FOUND, OVERHEAD
 from simgpu.evaluate.compiled import evaluate_all
 from simgpu.evaluate.options import Action, Decisions
 from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
@@ -57,7 +57,7 @@ class Evaluator:
 
     Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Elsewhere they are
     those of a node without what it names, and only the simulator knows. early: copies out are issued beside the last
-    reader's layer step, else after it.
+    reader's layer step, else after it. drain: a fetch that has to wait for its block waits for all copies under way.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -73,6 +73,7 @@ class Evaluator:
     budget: int
     decisions: Decisions
     early: bool = True
+    drain: bool = False
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @cached_property
@@ -83,7 +84,8 @@ class Evaluator:
     @cached_property
     def tables(self) -> Tables:
         """All numbers that costs depend on."""
-        return tables_of(self.graph, self.node, self.budget, self.decisions, early=self.early)
+        early, drain = self.early, self.drain
+        return tables_of(self.graph, self.node, self.budget, self.decisions, early=early, drain=drain)
 
     def costs(self, vectors: ArrayLike) -> Costs:
         """What each vector costs. vectors: numbers of options, one row each, one entry per feature map."""
@@ -92,7 +94,7 @@ class Evaluator:
             raise ValueError(f"vectors have shape {rows.shape}, not (any, {len(self.decisions.maps)})")
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
             raise ValueError("a vector names an option that its feature map does not have")
-        found = np.zeros((len(rows), 5), np.int64)
+        found = np.zeros((len(rows), len(FOUND)), np.int64)
         cuts = self._cuts(len(rows))
         evaluate, tables = evaluate_all(), self.tables
         if len(cuts) == 2:
@@ -103,7 +105,7 @@ class Evaluator:
                 work = [pool.submit(evaluate, tables, own, rows[a:b], found[a:b]) for (a, b), own in pieces]
                 for each in work:
                     each.result()
-        return Costs(*(found[:, column] for column in range(5)))
+        return Costs(*(found[:, column] for column in range(len(FOUND))))
 
     def score(self, vectors: Vectors) -> Ints:
         """A number to be made small for each vector: see `Costs.score`."""
@@ -111,10 +113,14 @@ class Evaluator:
 
     def overheads(self, vector: Sequence[int]) -> tuple[int, ...]:
         """What each feature map adds to the iteration, ns: algorithm 2's overhead[n]."""
-        found = np.zeros((1, 5), np.int64)
+        return tuple(self.details(vector)[:, OVERHEAD].tolist())
+
+    def details(self, vector: Sequence[int]) -> Ints:
+        """What becomes of each feature map: a row for each, with the columns of fates (`simgpu.evaluate.columns`)."""
+        found = np.zeros((1, len(FOUND)), np.int64)
         scratch = self._scratches[0]
         evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), found)
-        return tuple(scratch.fates[: len(self.decisions.maps), OVERHEAD].tolist())
+        return scratch.fates[: len(self.decisions.maps)].copy()
 
     def _cuts(self, rows: int) -> list[int]:
         """Where the rows are divided among threads."""

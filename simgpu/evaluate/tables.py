@@ -17,19 +17,25 @@ from simgpu.evaluate.columns import (
     ACTION,
     AHEAD,
     BYTES,
+    CHARGED,
     DEATH,
     DECODE_NS,
     DURATION,
     EARLY,
     ENCODED,
+    FETCH,
     FIRST,
     GIVES,
     INPUTS,
     ISSUE,
     LEAVE,
     MAP,
+    OF,
     OUTPUTS,
     RANK,
+    RELAUNCH,
+    STACK_INPUT,
+    STAMP,
     STEP,
     TAKES,
     WATCH,
@@ -56,7 +62,7 @@ class Tables(NamedTuple):
     """Arrays with the columns that `simgpu.evaluate.columns` names.
 
     step_first: the first kernel of each layer step. limits: bytes that are always held, bytes that the host gives anew
-    when an iteration begins, and the budget.
+    when an iteration begins, and the budget; and whether a fetch that has to wait for its block waits for all copies.
     """
 
     kernels: Ints
@@ -86,15 +92,26 @@ def scratch_for(t: Tables, relaunches: int) -> Scratch:
         return np.zeros((max(rows, 1), columns), np.int64)
 
     maps, kernels, blocks = len(t.maps), len(t.kernels), len(t.blocks)
-    scratch = Scratch(
-        room(maps, 12), room(kernels, 3), room(relaunches, 4), room(blocks, 6), room(maps, 3), room(1, 14)[0]
+    pending = room(kernels, RELAUNCH + 1)
+    pending[:, FIRST] = -1
+    return Scratch(
+        fates=room(maps, FETCH + 1),
+        pending=pending,
+        again=room(relaunches, CHARGED + 1),
+        making=room(blocks, STACK_INPUT + 1),
+        line=room(maps, OF + 1),
+        now=room(1, STAMP + 1)[0],
     )
-    scratch.pending[:, FIRST] = -1
-    return scratch
 
 
-def tables_of(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions, *, early: bool = True) -> Tables:
-    """The tables of a graph. early: copies out are issued with the last reader, else after it."""
+def tables_of(
+    graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions, *, early: bool = True, drain: bool = False
+) -> Tables:
+    """The tables of a graph.
+
+    early: copies out are issued with the last reader, else after it. drain: a fetch that has to wait for its block
+    waits for all copies.
+    """
     unit = node.gpu.alignment
     sizes = [aligned(size, unit) for size in graph.sizes]
     maps, count = decisions.maps, len(graph.kernels)
@@ -131,7 +148,7 @@ def tables_of(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decision
         options=_priced(graph, node, decisions, early=early),
         lists=np.array(lists, np.int64),
         step_first=np.array([step.first for step in graph.layers.steps], np.int64),
-        limits=np.array([resident, given, budget], np.int64),
+        limits=np.array([resident, given, budget, drain], np.int64),
     )
 
 

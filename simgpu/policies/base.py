@@ -34,6 +34,10 @@ class Trial(Protocol):
         ...
 
 
+def no_progress(what: str, share: float) -> None:
+    """Tells nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanContext:
     """What a policy may look at while it plans.
@@ -41,7 +45,8 @@ class PlanContext:
     graph: the tasks with their predicted durations. budget: bytes of device memory the program may use. epoch: of
     training, from 0. carried: what the policy noted in earlier epochs of this training; it may add to it.
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
-    `OutOfMemoryError` where it does not fit. rng: the only source of randomness.
+    `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
+    doing, and what share of it is done (0 to 1).
     """
 
     graph: TaskGraph
@@ -51,6 +56,7 @@ class PlanContext:
     rng: np.random.Generator
     epoch: int = 0
     carried: MutableMapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, float], None] = no_progress
 
 
 @dataclass(frozen=True)

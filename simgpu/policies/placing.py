@@ -1,36 +1,76 @@
-"""From a vector of decisions to a placement and a program, for every policy that decides about feature maps one by one.
+"""Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program.
 
-Lives here: what the entries of a vector stand for in a placement. Does not live here: the options themselves
-(`simgpu.evaluate.options`), or who chooses (the policies).
+Lives here: what the entries of a vector stand for in a placement, and what these policies have in common. Does not live
+here: the options themselves (`simgpu.evaluate.options`), or who chooses (the policies).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from simgpu.evaluate.evaluator import Evaluator
 from simgpu.evaluate.options import Action, Decisions, fetch_kernel
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
-from simgpu.program.lowering import lower
+from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement, Recompute, Swap
 
+#: What becomes of each feature map: numbers of its options.
+Vector = tuple[int, ...]
 
-def placement_of(graph: TaskGraph, decisions: Decisions, vector: Sequence[int], *, early: bool = True) -> Placement:
+
+@dataclass(frozen=True)
+class PlacingPolicy(Policy):
+    """A policy that answers with one of three actions for each feature map: keep, swap or recompute."""
+
+    @abstractmethod
+    def place(self, context: PlanContext, decisions: Decisions) -> Vector:
+        """What becomes of each feature map."""
+
+    def plan(self, context: PlanContext) -> Program:
+        """The program that carries the decisions out, asynchronously.
+
+        Raises `InputError` for a trace with several compute streams, or without what its kernels read.
+        """
+        decisions = self.decisions(context)
+        vector = self.place(context, decisions)
+        program = program_of(context.graph, decisions, vector)
+        return replace(program, notes=(*program.notes, told(decisions, vector)))
+
+    def decisions(self, context: PlanContext) -> Decisions:
+        """The feature maps and their options."""
+        require_one_stream(context.graph, self.name)
+        require_reads(context.graph)
+        return Decisions.of(context.graph)
+
+
+def placement_of(
+    graph: TaskGraph,
+    decisions: Decisions,
+    vector: Sequence[int],
+    *,
+    early: bool = True,
+    drained: Sequence[bool] | None = None,
+) -> Placement:
     """The placement that a vector stands for.
 
     graph: with the encoded forms that the vector asks for. early: copies out are issued beside the last reader's layer
-    step, else after it.
+    step, else after it. drained: of which feature maps the fetch waits for all copies (`Swap.drain`).
     """
     form = {(of.block, graph.blocks[number].id.rpartition(":")[2]): number for number, of in graph.encoded.items()}
     swaps, recomputes = [], []
-    for each, options, chosen in zip(decisions.maps, decisions.options, vector, strict=True):
+    for f, (each, options, chosen) in enumerate(zip(decisions.maps, decisions.options, vector, strict=True)):
         option = options[chosen]
         if option.action is Action.RECOMPUTE:
             recomputes.append(Recompute(each.block, each.after, each.before))
         elif option.action is Action.SWAP:
-            swap = Swap(each.block, each.after, each.before, fetch_kernel(graph, each.after, each.before, option.ahead))
+            fetch = fetch_kernel(graph, each.after, each.before, option.ahead)
+            swap = Swap(each.block, each.after, each.before, fetch, drain=bool(drained and drained[f]))
             if option.encoding is not None:
                 swap = replace(swap, form=form[each.block, option.encoding.codec])
             elif early:
@@ -39,11 +79,37 @@ def placement_of(graph: TaskGraph, decisions: Decisions, vector: Sequence[int], 
     return Placement(tuple(swaps), recomputes=tuple(recomputes))
 
 
-def program_of(graph: TaskGraph, decisions: Decisions, vector: Sequence[int], *, early: bool = True) -> Program:
-    """The program that carries out a vector, with encoded forms where it asks for them."""
+def program_of(
+    graph: TaskGraph,
+    decisions: Decisions,
+    vector: Sequence[int],
+    *,
+    early: bool = True,
+    drained: Sequence[bool] | None = None,
+) -> Program:
+    """The program that carries out a vector, with encoded forms where it asks for them; the rest as `placement_of`."""
     chosen = (options[number] for options, number in zip(decisions.options, vector, strict=True))
     encodings = tuple(option.encoding for option in chosen if option.encoding is not None)
     transforms = (WithEncodings(encodings),) if encodings else ()
     changed = transformed(graph, transforms)
-    program = lower(changed, placement_of(changed, decisions, vector, early=early))
+    program = lower(changed, placement_of(changed, decisions, vector, early=early, drained=drained))
     return replace(program, transforms=transforms)
+
+
+def told(decisions: Decisions, vector: Sequence[int]) -> str:
+    """What a vector does, in a sentence."""
+    chosen = [options[number] for options, number in zip(decisions.options, vector, strict=True)]
+    counts = {
+        "kept": sum(option.action is Action.KEEP for option in chosen),
+        "swapped": sum(option.action is Action.SWAP and option.encoding is None for option in chosen),
+        "swapped encoded": sum(option.encoding is not None for option in chosen),
+        "recomputed": sum(option.action is Action.RECOMPUTE for option in chosen),
+    }
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what != "swapped encoded")
+    return f"of {len(chosen)} feature maps {parts}"
+
+
+def inexact(evaluator: Evaluator) -> tuple[str, ...]:
+    """A note where the evaluator's times are not those of the machine."""
+    why = evaluator.why_not
+    return (f"decided by times that are not exact on this node: {why}",) if why else ()

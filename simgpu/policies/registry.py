@@ -27,7 +27,9 @@ _BUILT_IN = {
     "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
     "modnn": "simgpu.policies.modnn.policy:Modnn",
+    "superneurons": "simgpu.policies.superneurons:SuperNeurons",
     "capuchin": "simgpu.policies.capuchin.policy:Capuchin",
+    "home": "simgpu.policies.home:Home",
 }
 
 GROUP = "simgpu.policies"

@@ -15,7 +15,8 @@ class Swap:
 
     The copy back is issued when kernel `fetch_with` is reached, `after < fetch_with <= before`; where something that is
     made again needs the block earlier, as many layer steps ahead of that. out_with: without a layer barrier, the kernel
-    at whose start the copy out is issued, after the last one that writes the block; None for the end of `after`.
+    at whose start the copy out is issued, after the last one that writes the block; None for the end of `after`. drain:
+    likewise, the fetch waits for all copies issued before it, not for the block's own copy out alone.
     form: the encoded form of the block that it travels in, None where it travels as it is. on_host: the host encodes it
     after the copy out and decodes it before the copy back, instead of the GPU.
     """
@@ -27,6 +28,7 @@ class Swap:
     form: int | None = None
     on_host: bool = False
     out_with: int | None = None
+    drain: bool = False
 
     @property
     def encoded_by_gpu(self) -> bool:

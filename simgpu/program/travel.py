@@ -111,6 +111,9 @@ class Travel:
         waits for: streams cannot starve each other. The compute stream also waits until the block has left.
         """
         compute = self.code[COMPUTE]
+        if swap.drain:
+            # Copies of one direction end in the order in which they were issued.
+            self._wait(COMPUTE, *(list(copies.values())[-1] for copies in (self.copied_out, self.back) if copies))
         self._wait(COMPUTE, self.away[swap])
         reached = self.event()
         compute += [Acquire((_moving(swap),)), Signal(reached)]

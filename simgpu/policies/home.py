@@ -1,0 +1,127 @@
+"""`home`: swap, recompute or keep, searched over the whole model by a particle swarm, after HOME (TPDS).
+
+Section 3.3: every feature map is kept (0), swapped (1) or recomputed (2); particles are such vectors, and the time of
+an iteration with one, by the evaluator of section 3.4, is what is made small (algorithms 1 to 3). Sections 3.6 and 3.7:
+what is swapped leaves and comes back asynchronously, beside the kernels; a tensor that is needed and not yet out is
+waited for. What is recomputed is released after its last use in forward.
+
+Readings of what the paper leaves open:
+
+* Entries stand for feature maps whose last use in forward and first later use are more than one layer step apart
+  (`simgpu.graph.feature_maps`); one that cannot be made again is kept or swapped.
+* A vector that does not fit is worse than any that does, and the worse the more bytes it lacks (algorithm 2 says
+  "error").
+* A copy out begins beside the last reader in forward, as figure 4 draws it; section 3.6 says that it begins when the
+  tensor is no longer needed there (offload: after).
+* A fetch is issued one layer step ahead, as figure 4 draws it, not with its own backward step (section 3.6).
+* What is recomputed before its own use, for another's sake, stays for its own.
+* One evaluation for each particle and iteration, as the search times of table 3 have it; algorithm 3 as printed makes
+  two for each feature map (update: full).
+* A swarm whose particles agree has converged: nothing that it could still do would change it, and it stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simgpu.evaluate.columns import DRAINED
+from simgpu.evaluate.compiled import is_compiled
+from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.evaluate.tables import Ints
+from simgpu.policies.base import PlanContext, parameter
+from simgpu.policies.placing import PlacingPolicy, Vector, inexact, program_of, told
+from simgpu.program.instructions import Program
+from simgpu.search.space import Vectors
+from simgpu.search.swarm import Swarm, SwarmFound
+from simgpu.units import format_bytes
+
+
+class _SeenError(Exception):
+    """A placement that fits was seen: nothing else is asked."""
+
+
+@dataclass(frozen=True)
+class Home(PlacingPolicy):
+    """Swap, recompute or keep each feature map, searched over the whole model."""
+
+    name = "home"
+    summary = "swap, recompute or keep each feature map, searched over the whole model by a particle swarm"
+    source = "He et al., HOME, TPDS, sections 3.3-3.7"
+
+    particles: int = parameter(500, "particles of the swarm (m in algorithm 1)")
+    iterations: int = parameter(500, "iterations of the swarm at most; it stops when its particles agree")
+    update: Literal["recombine", "full"] = parameter(
+        "recombine",
+        "how particles are updated: with one evaluation each, as table 3's times have it, or with two for each feature "
+        "map, as algorithm 3 is printed",
+    )
+    offload: Literal["beside", "after"] = parameter(
+        "beside", "when a copy out is issued: beside the last reader in forward (figure 4), or after it (section 3.6)"
+    )
+    drain: bool = parameter(
+        False,
+        "where a tensor is to be fetched that is not yet out, wait for all copies under way, as the device-wide "
+        "synchronisation of section 3.7 does, and not for that tensor alone",
+    )
+
+    def plan(self, context: PlanContext) -> Program:
+        """The best placement that the swarm finds.
+
+        Raises `InputError` for a trace with several compute streams, or without what its kernels read.
+        """
+        decisions = self.decisions(context)
+        evaluator = self.evaluator(context, decisions)
+        found = self.search(context, evaluator)
+        drained = evaluator.details(found.best)[:, DRAINED].astype(bool).tolist() if self.drain else None
+        early = self.offload == "beside"
+        program = program_of(context.graph, decisions, found.best, early=early, drained=drained)
+        notes = (told(decisions, found.best), _how(found), *inexact(evaluator))
+        return replace(program, notes=(*program.notes, *notes))
+
+    def place(self, context: PlanContext, decisions: Decisions) -> Vector:
+        """The best placement that the swarm finds."""
+        return self.search(context, self.evaluator(context, decisions)).best
+
+    def fits(self, context: PlanContext) -> bool:
+        """Whether the swarm meets a placement that fits."""
+
+        def until_one_fits(vectors: Vectors) -> Ints:
+            score = evaluator.score(vectors)
+            if (score < DOES_NOT_FIT).any():
+                raise _SeenError
+            return score
+
+        evaluator = self.evaluator(context, self.decisions(context))
+        try:
+            self._swarm(context, evaluator).minimise(until_one_fits)
+        except _SeenError:
+            return True
+        return False
+
+    def evaluator(self, context: PlanContext, decisions: Decisions) -> Evaluator:
+        """What tells the cost of a placement: algorithm 2."""
+        early = self.offload == "beside"
+        return Evaluator(context.graph, context.node, context.budget, decisions, early=early, drain=self.drain)
+
+    def search(self, context: PlanContext, evaluator: Evaluator) -> SwarmFound:
+        """Algorithm 1."""
+        total = self.iterations
+        return self._swarm(context, evaluator).minimise(
+            evaluator.score,
+            progress=lambda n: context.progress(f"searching, iteration {n} of at most {total}", n / total),
+        )
+
+    def _swarm(self, context: PlanContext, evaluator: Evaluator) -> Swarm:
+        choices = evaluator.decisions.choices
+        seed = int(context.rng.integers(2**31))
+        return Swarm(choices, len(choices), self.particles, self.iterations, seed, self.update)
+
+
+def _how(found: SwarmFound) -> str:
+    if found.cost >= DOES_NOT_FIT:
+        lacking = format_bytes(found.cost - DOES_NOT_FIT)
+        return f"none of {found.evaluations} placements fits; the best one lacks {lacking}"
+    slow = "" if is_compiled() else "; without numba evaluations take long: pip install simgpu[fast]"
+    return f"best of {found.evaluations} evaluations, found in iteration {found.converged_at}{slow}"
