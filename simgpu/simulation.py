@@ -5,7 +5,7 @@ Lives here: `simulate` and `Result`. Does not live here: many runs at once (`sim
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, Run, run_program
 from simgpu.parallel import DataParallel, Together, explained, priced, share_of
-from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.base import PlanContext, Policy, no_progress
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
@@ -207,6 +207,7 @@ def simulate(
     gpus: int | None = None,
     exchange: str = "host",
     cores: int = 1,
+    progress: Callable[[str], None] = no_progress,
 ) -> Result:
     """Replay a trace on a node under a policy.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.labels import policy_label
@@ -231,6 +232,7 @@ def compare(
         label = policy_label(policy)
         if progress:
             progress(label)
+            settings["progress"] = partial(_say, progress, label)
         outcome: Result | OutOfMemoryError | Refusal
         try:
             outcome = simulate(trace, node, policy, **settings)
@@ -240,6 +242,10 @@ def compare(
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
     return Comparison(tuple(runs), trace.info, trace.name, node)
+
+
+def _say(progress: Callable[[str], None], label: str, what: str) -> None:
+    progress(f"{label}: {what}")
 
 
 def nothing_runs(runs: Iterable[Run]) -> SimgpuError:

@@ -34,7 +34,7 @@ class Trial(Protocol):
         ...
 
 
-def no_progress(what: str, share: float) -> None:
+def no_progress(what: str) -> None:
     """Tells nobody."""
 
 
@@ -46,7 +46,7 @@ class PlanContext:
     training, from 0. carried: what the policy noted in earlier epochs of this training; it may add to it.
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
-    doing, and what share of it is done (0 to 1).
+    doing.
     """
 
     graph: TaskGraph
@@ -56,7 +56,7 @@ class PlanContext:
     rng: np.random.Generator
     epoch: int = 0
     carried: MutableMapping[str, Any] = field(default_factory=dict)
-    progress: Callable[[str, float], None] = no_progress
+    progress: Callable[[str], None] = no_progress
 
 
 @dataclass(frozen=True)

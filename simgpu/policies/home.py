@@ -31,7 +31,7 @@ from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.evaluate.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import PlacingPolicy, Vector, inexact, program_of, told
+from simgpu.policies.placing import PlacingPolicy, Vector, bar, inexact, program_of, told
 from simgpu.program.instructions import Program
 from simgpu.search.space import Vectors
 from simgpu.search.swarm import Swarm, SwarmFound
@@ -110,7 +110,7 @@ class Home(PlacingPolicy):
         total = self.iterations
         return self._swarm(context, evaluator).minimise(
             evaluator.score,
-            progress=lambda n: context.progress(f"searching, iteration {n} of at most {total}", n / total),
+            progress=lambda n: context.progress(f"searching {bar(n / total)} iteration {n} of at most {total}"),
         )
 
     def _swarm(self, context: PlanContext, evaluator: Evaluator) -> Swarm:

@@ -113,3 +113,13 @@ def inexact(evaluator: Evaluator) -> tuple[str, ...]:
     """A note where the evaluator's times are not those of the machine."""
     why = evaluator.why_not
     return (f"decided by times that are not exact on this node: {why}",) if why else ()
+
+
+def bar(share: float, width: int = 20) -> str:
+    """How far something has come, as a bar of characters.
+
+    >>> bar(0.5, width=8)
+    '━━━━────'
+    """
+    done = round(min(max(share, 0), 1) * width)
+    return "━" * done + "─" * (width - done)
