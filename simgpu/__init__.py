@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
+    from simgpu.experiments.largest_batch import MaxBatch
+    from simgpu.experiments.max_batch import max_batch
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comparison": "simgpu.experiments.compare",
     "InputError": "simgpu.errors",
+    "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
     "Result": "simgpu.simulation",
@@ -51,6 +54,7 @@ _HOMES = {
     "load_scenario": "simgpu.scenario.load",
     "load_study": "simgpu.scenario.load_study",
     "load_trace": "simgpu.scenario.load",
+    "max_batch": "simgpu.experiments.max_batch",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
     "run_study": "simgpu.experiments.study",
@@ -60,6 +64,7 @@ _HOMES = {
 __all__ = [
     "Comparison",
     "InputError",
+    "MaxBatch",
     "NodeSpec",
     "OutOfMemoryError",
     "Result",
@@ -75,6 +80,7 @@ __all__ = [
     "load_scenario",
     "load_study",
     "load_trace",
+    "max_batch",
     "node_names",
     "policy_names",
     "run_study",

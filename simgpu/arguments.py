@@ -1,4 +1,4 @@
-"""Checks of the arguments of `simgpu.simulate`, all told together.
+"""Checks of the arguments of `simgpu.simulate` and `simgpu.max_batch`, all told together.
 
 Lives here: what can be said of values alone. Does not live here: what fits a certain trace or node
 (`simgpu.simulation`, `simgpu.parallel`).
@@ -12,7 +12,7 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.units import parse_bytes
 
 #: The least that a whole number may be.
-LEAST = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1}
+LEAST = {"iterations": 1, "seed": 0, "budget": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "most": 1}
 
 #: Whole numbers that may be left out.
 OPTIONAL = ("budget", "alignment", "gpus")
@@ -28,6 +28,7 @@ _REMEDIES = {
     "alignment": "give bytes, or a text such as '512 B'",
     "gpus": "give how many GPUs train together",
     "cores": "give how many cores of the host add up gradients",
+    "most": "give the largest number of samples to try",
 }
 
 

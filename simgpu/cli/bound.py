@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from simgpu import __version__
+from simgpu.cli.choice import is_scenario
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
@@ -25,7 +26,6 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.policies.subbatch import SubBatch, select_sub_batch
 from simgpu.scenario.load import load_scenario, load_trace
-from simgpu.shipped import shipped_names
 from simgpu.simulation import task_graph
 from simgpu.trace.model import Trace
 from simgpu.trace.zoo.catalogue import NETWORKS
@@ -103,7 +103,7 @@ def _asked(
         network = what.removeprefix(_ZOO)
         trace = build_trace(network, batch=batch, gpu=node.gpu, framework=framework, optimizer=optimizer)
         trace = replace(trace, name=trace_name(network, None, batch, Path(node_name or "").stem))
-    elif _is_scenario(what):
+    elif is_scenario(what):
         if node is not None:
             raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: scenario {what} has its own node.")
         scenario = load_scenario(what)
@@ -126,13 +126,6 @@ def _asked(
         budget = node.budget
     graph = TaskGraph.of(trace) if node is None else task_graph(trace, node)
     return _Asked(graph, node, budget, alignment or (gpu.alignment if gpu else 1))
-
-
-def _is_scenario(what: str) -> bool:
-    """A shipped trace's name is the trace's, whatever scenario has it too."""
-    if what in shipped_names("traces") or Path(what).is_dir():
-        return False
-    return what.endswith((".yaml", ".yml")) or what in shipped_names("scenarios")
 
 
 def _selected(asked: _Asked) -> SubBatch | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.scenario.load import load_scenario, make_scenario
 from simgpu.scenario.model import Scenario
+from simgpu.shipped import shipped_names
 
-_COMMAND_LINE = "command line"
+#: What problems name in place of a file where options stand for a scenario.
+COMMAND_LINE = "command line"
+#: A policy as tables have it, such as vdnn(mode=conv).
+_LABEL = re.compile(r"(?P<name>[^\s(){}:]+)\((?P<parameters>[^()]*)\)")
 _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
 
 
@@ -54,9 +58,9 @@ class ScenarioChoice:
             given, missing = ("--node", "--trace") if self.trace is None else ("--trace", "--node")
             raise click.UsageError(f"Missing option '{missing}': {given} alone does not say what to run.")
         try:
-            return make_scenario(self._values(), _COMMAND_LINE, overrides)
+            return make_scenario(self._values(), COMMAND_LINE, overrides)
         except InputError as error:
-            raise InputError(map(_as_option, error.problems)) from None
+            raise InputError(as_option(problem, _OPTIONS) for problem in error.problems) from None
 
     def _refuse_options(self) -> None:
         for option, value in (("--trace", self.trace), ("--node", self.node)):
@@ -78,7 +82,7 @@ class ScenarioChoice:
             "description": "given on the command line",
             "trace": self.trace,
             "node": self.node,
-            "policies": [_policy(text) for text in self.policies] or list(DEFAULT_POLICIES),
+            "policies": [parse_policy(text) for text in self.policies] or list(DEFAULT_POLICIES),
             **({} if self.memory is None else {"budget": self.memory}),
         }
 
@@ -126,20 +130,33 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def _policy(text: str) -> object:
-    """A policy as YAML reads it; what is no YAML is told with the other problems."""
+def is_scenario(what: str) -> bool:
+    """Whether a name or path is a scenario's; a shipped trace's name is the trace's, whatever scenario has it too."""
+    if what in shipped_names("traces") or Path(what).is_dir():
+        return False
+    return what.endswith((".yaml", ".yml")) or what in shipped_names("scenarios")
+
+
+def parse_policy(text: str) -> object:
+    """A policy as YAML reads it, or as tables call it; what is neither is told with the other problems.
+
+    >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
+    ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
+    """
     import yaml
 
+    if (label := _LABEL.fullmatch(text)) is not None:
+        text = f"{label['name']}: {{{label['parameters'].replace('=', ': ')}}}"
     try:
         return yaml.safe_load(text) or text
     except (yaml.YAMLError, ValueError):
         return text
 
 
-def _as_option(problem: Problem) -> Problem:
-    """A problem told at the option that the user wrote."""
+def as_option(problem: Problem, options: Mapping[str, str]) -> Problem:
+    """A problem of a scenario that options stand for, told at the option that the user wrote; options: by key."""
     key = re.match(r"\w*", problem.place)
-    if problem.file != _COMMAND_LINE or key is None or key.group() not in _OPTIONS:
+    if problem.file != COMMAND_LINE or key is None or key.group() not in options:
         return problem
     inside = re.sub(r"^\[\d+\]\.?", " ", problem.place[key.end() :]).rstrip()
-    return replace(problem, file="", place=f"{_OPTIONS[key.group()]}{inside}")
+    return replace(problem, file="", place=f"{options[key.group()]}{inside}")

@@ -78,7 +78,8 @@ def indented(content: Table | Text) -> Padding:
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yields a function to say what is being done, shown on stderr once it takes over a second.
 
-    A terminal gets a moving line, anything else a plain line for each new thing and now and then in between.
+    A terminal gets a moving line, anything else a plain line for each new thing, though not several a second, and now
+    and then in between.
     """
     if quiet:
         yield lambda what: None
@@ -107,15 +108,18 @@ def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
     started, current, done = monotonic(), "", Event()
+    told = started
 
     def tell() -> None:
+        nonlocal told
         if current:
-            print(f"{current} ({monotonic() - started:.0f} s)", file=stream, flush=True)
+            told = monotonic()
+            print(f"{current} ({told - started:.0f} s)", file=stream, flush=True)
 
     def say(what: str) -> None:
         nonlocal current
         current = what
-        if monotonic() - started > _PATIENCE_S:
+        if monotonic() - told > _PATIENCE_S:
             tell()
 
     def watch() -> None:

@@ -1,0 +1,127 @@
+"""``simgpu max-batch``: the largest batch that fits under each policy, and how fast it is there.
+
+Does not live here: the search (`simgpu.experiments.max_batch`), or what is told of it
+(`simgpu.experiments.largest_batch`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.cli.choice import COMMAND_LINE, as_option, is_scenario, parse_policy
+from simgpu.cli.group import OUT_OF_MEMORY, wrapped
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.settings import parse_settings
+from simgpu.errors import InputError
+from simgpu.experiments.compare import DEFAULT_POLICIES
+from simgpu.experiments.largest_batch import MAX_BATCH_HEADINGS, MaxBatch
+from simgpu.experiments.max_batch import MOST, max_batch
+from simgpu.scenario.load import load_scenario, make_scenario
+from simgpu.scenario.model import Scenario
+
+_ZOO = "zoo:"
+#: At which a network of the zoo is built first; nothing that is told depends on it.
+_FIRST_BATCH = 32
+_OPTIONS = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget"}
+
+
+@click.command("max-batch")
+@click.argument("trace")
+@click.option("--node", metavar="NODE", help="A shipped node or a YAML file; a scenario has its own.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help='Such as "vdnn(mode=conv)", or as in a scenario. Repeatable; where left out the scenario\'s, or '
+    f"{', '.join(map(str, DEFAULT_POLICIES))}.",
+)
+@click.option("--budget", metavar="SIZE", help="Device memory to use, e.g. 10GiB; all that the node has.")
+@click.option(
+    "--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="No batch above this is tried."
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10, iterations=5. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def max_batch_(
+    trace: str,
+    node: str | None,
+    policies: tuple[str, ...],
+    budget: str | None,
+    most: int,
+    settings: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Find the largest batch of TRACE that fits under each policy, with the throughput there.
+
+    TRACE is a shipped trace or a trace folder, zoo:NETWORK (simgpu zoo list), or a scenario. At other batches than its
+    own a recorded trace is modelled. Ends with 3 when not even one sample fits any policy with limited memory, with 2
+    when every policy refuses the trace or the node.
+
+    \b
+    simgpu max-batch vgg16-b128-v100 --node v100 --policy none --policy "vdnn(mode=conv)"
+    simgpu max-batch zoo:mobilenet --node 2080ti --budget 11GB --set trace.input=cifar10
+    simgpu max-batch quickstart --json
+    """
+    written = {"policies": [parse_policy(text) for text in policies], "budget": budget}
+    given = {key: value for key, value in written.items() if value}
+    scenario = _scenario(trace, node, given, parse_settings(settings))
+    with progress(quiet) as say:
+        found = max_batch(scenario, most=most, progress=say)
+    if as_json:
+        click.echo(json.dumps({"simgpu": __version__, **found.to_dict()}, indent=2, allow_nan=False))
+    else:
+        _show(Screen(), scenario, found)
+    if found.nothing_fits:
+        sys.exit(OUT_OF_MEMORY)
+
+
+def _scenario(trace: str, node: str | None, given: Mapping[str, object], settings: Mapping[str, object]) -> Scenario:
+    """What the arguments stand for. given: policies and budget, where they were."""
+    if is_scenario(trace):
+        if node is not None:
+            remedy = f"change the node of scenario {trace} with --set node={node}"
+            raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: {remedy}.")
+        return load_scenario(trace, {**given, **settings})
+    if node is None and "node" not in settings:
+        raise click.UsageError("Missing option '--node': a trace alone does not say which machine it runs on.")
+    network = trace.removeprefix(_ZOO)
+    values: dict[str, object] = {
+        "name": network if network != trace else Path(trace).name,
+        "trace": {"zoo": network, "batch": _FIRST_BATCH} if network != trace else trace,
+        "node": node,
+        "policies": list(DEFAULT_POLICIES),
+        **given,
+    }
+    try:
+        found = make_scenario(values, COMMAND_LINE, settings)
+    except InputError as error:
+        named = (replace(problem, place=problem.place.removesuffix(".zoo")) for problem in error.problems)
+        raise InputError(as_option(problem, _OPTIONS) for problem in named) from None
+    # Its name holds the batch that it was built at first.
+    return found if network == trace else replace(found, trace=replace(found.trace, name=network))
+
+
+def _show(screen: Screen, scenario: Scenario, found: MaxBatch) -> None:
+    screen.print(Text(scenario.name, style="bold"))
+    screen.print(facts(found.facts()))
+    screen.print()
+    screen.print(table(MAX_BATCH_HEADINGS, found.rows(), left=(0, len(MAX_BATCH_HEADINGS) - 1)))
+    for note in found.notes():
+        screen.print()
+        click.echo(wrapped(note, before=0))

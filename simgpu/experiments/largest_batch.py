@@ -1,0 +1,206 @@
+"""What a search for the largest batch has found: the answer of `simgpu.experiments.max_batch`.
+
+Lives here: its numbers, and how it prints itself. Does not live here: the search (`simgpu.experiments.max_batch`), or
+drawing on a terminal (the command line's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.tables import table_html, table_text
+from simgpu.trace.model import Origin
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simgpu.experiments.compare import Run
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.simulation import Result
+    from simgpu.trace.model import TraceInfo
+
+#: Headings of `MaxBatch.rows`, in order.
+MAX_BATCH_HEADINGS = ("policy", "batch", "of none", "samples/s", "time", "peak", "note")
+
+_ABSENT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """What was found for one policy.
+
+    batch: the largest that fits, None where there is none. run: at that batch; else the one that tells why there is
+    none: out of memory with one sample, refused, or with memory that is not limited. tried: every batch that was asked
+    about and whether it fits, ascending. most: larger ones were not to be tried.
+    """
+
+    run: Run
+    batch: int | None
+    tried: tuple[tuple[int, bool], ...]
+    most: int
+
+    @property
+    def result(self) -> Result | None:
+        """The run at the largest batch, None where there is none."""
+        return None if self.batch is None else self.run.result
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the policy's memory is not limited, so that any batch fits."""
+        return self.run.result is not None and self.run.result.program.unlimited_memory
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Batches below the largest that were tried and do not fit."""
+        return tuple(batch for batch, fits in self.tried if not fits and batch < (self.batch or 0))
+
+    @property
+    def note(self) -> str:
+        """What there is to know about the number, in a word or two; empty where it is plain."""
+        if self.run.refused:
+            return "refused"
+        if self.unlimited:
+            return "unlimited"
+        if self.batch is None:
+            return "failed" if any(fits for _, fits in self.tried) else "none fits"
+        told = ["capped"] if self.batch == self.most else []
+        told += ["gaps"] if self.gaps else []
+        told += ["unsteady"] if self.result is not None and self.result.steady is False else []
+        return ", ".join(told)
+
+    def told(self) -> Iterator[str]:
+        """Its note in sentences: why there is no number, or where it is not the whole story."""
+        if self.unlimited:
+            yield "its memory is not limited, so any batch fits"
+        elif self.run.result is None:
+            said = any(fits for _, fits in self.tried)
+            yield f"was said to fit, and did not: {self.run.outcome}" if said else str(self.run.outcome)
+        elif self.batch == self.most:
+            yield f"larger batches than {self.most} were not tried; `most` says how large they may be"
+        if self.gaps:
+            listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
+            yield f"not every smaller batch fits ({listed}): workspaces jump where convolutions change their algorithm"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: how the batch was found, and the run."""
+        tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
+        found = {"largest_batch": self.batch, "note": self.note, "most": self.most, "gaps": list(self.gaps)}
+        return {**found, "tried": tried, "run": self.run.to_dict()}
+
+
+@dataclass(frozen=True, repr=False)
+class MaxBatch:
+    """What was found, in the order asked for, of one network on one node. Prints as a table; in a notebook as well.
+
+    trace: the one that the others were told from. budget: bytes of device memory. Use ``found["vdnn(mode=conv)"]`` for
+    a policy by its label, `frame` for all numbers.
+    """
+
+    found: tuple[LargestBatch, ...]
+    trace: TraceInfo
+    trace_name: str
+    node: NodeSpec
+    budget: int
+
+    def __iter__(self) -> Iterator[LargestBatch]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, label: str) -> LargestBatch:
+        for each in self.found:
+            if each.run.label == label:
+                return each
+        raise KeyError(label)
+
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether no policy with limited memory, of those that are not refused, fits a single sample."""
+        asked = [each for each in self.found if not each.unlimited and not each.run.refused]
+        return bool(asked) and all(each.batch is None for each in asked)
+
+    def of_none(self, each: LargestBatch) -> float | None:
+        """A largest batch over that of the policy none, None where one of them is not known."""
+        base = next((other.batch for other in self.found if other.run.label == "none"), None)
+        return each.batch / base if each.batch and base else None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Texts under `MAX_BATCH_HEADINGS`, one row a policy."""
+        return [(each.run.label, *self._cells(each), each.note) for each in self.found]
+
+    def _cells(self, each: LargestBatch) -> tuple[str, ...]:
+        if each.result is None:
+            return (_ABSENT,) * (len(MAX_BATCH_HEADINGS) - 2)
+        metrics, times = each.result.metrics, self.of_none(each)
+        return (
+            str(each.batch),
+            _ABSENT if times is None else f"{times:.2f}x" if times < 100 else f"{times:.0f}x",
+            f"{metrics.samples_per_s:.4g}" if metrics.samples_per_s < 1000 else f"{metrics.samples_per_s:.0f}",
+            format_time(metrics.iteration_ns),
+            format_bytes(metrics.device_peak_bytes),
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The network, where its numbers come from, and what it runs on, as names and texts."""
+        others = "" if self.trace.origin is Origin.MODELLED else f"; at batches other than {self.trace.batch} modelled"
+        device = f"{self.node.name}: {self.node.gpu.name}, {format_bytes(self.budget)}"
+        return [
+            ("network", self.trace_name or self.trace.model),
+            ("origin", f"{self.trace.provenance}{others}"),
+            ("node", device),
+        ]
+
+    @property
+    def caption(self) -> str:
+        """The same in one line."""
+        return "; ".join(text for _, text in self.facts())
+
+    def notes(self) -> list[str]:
+        """What there is to know about the numbers, in sentences, each with its policy."""
+        return [f"{each.run.label}: {told}" for each in self.found for told in each.told()]
+
+    def frame(self) -> pd.DataFrame:
+        """One row a policy by label: its largest batch, and the numbers there in base units; empty where there is none.
+
+        The last columns say of what the numbers are: trace, node, budget, origin, device, date.
+        """
+        import pandas as pd
+
+        told = self.trace
+        about: dict[str, Any] = {
+            "trace": self.trace_name or told.model,
+            "node": self.node.name,
+            "budget_bytes": self.budget,
+        }
+        about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
+        rows = {each.run.label: {**_numbers(each), "of_none": self.of_none(each)} for each in self.found}
+        columns = ["batch", "of_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
+        numbers = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        return numbers.assign(**about).rename_axis("policy")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: of what the numbers are, and one entry a policy."""
+        trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
+        about = {"trace": trace, "node": asdict(self.node), "budget_bytes": self.budget}
+        policies = [{**each.to_dict(), "of_none": self.of_none(each)} for each in self.found]
+        return {**about, "policies": policies}
+
+    def __repr__(self) -> str:
+        return "\n".join((self.caption, table_text(MAX_BATCH_HEADINGS, self.rows()), *self.notes()))
+
+    def _repr_html_(self) -> str:
+        return table_html(MAX_BATCH_HEADINGS, self.rows(), self.caption)
+
+
+_NUMBERS = ("samples_per_s", "iteration_ns", "device_peak_bytes", "bytes_out", "bytes_in")
+
+
+def _numbers(each: LargestBatch) -> dict[str, Any]:
+    numbers = {key: getattr(each.result.metrics, key) for key in _NUMBERS} if each.result else {}
+    steady = each.result.steady if each.result else None
+    about = {"batch": each.batch, "gaps": len(each.gaps), "tried": len(each.tried), "note": each.note}
+    return {**numbers, "steady": steady, **about}

@@ -1,0 +1,222 @@
+"""The largest batch that a policy can train on a node, and how fast it is there (HOME, He et al., section 4.4).
+
+Lives here: `max_batch` and the search of each policy. Does not live here: the answer
+(`simgpu.experiments.largest_batch`), the search over whole numbers (`simgpu.search.bisection`), how an iteration looks
+at another batch (`simgpu.trace.rescale`), or running one policy (`simgpu.simulation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Literal
+
+from simgpu.analysis.labels import policy_label
+from simgpu.arguments import bytes_of, check_arguments
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
+from simgpu.experiments.largest_batch import LargestBatch, MaxBatch
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.run import POOLS
+from simgpu.policies.base import Policy
+from simgpu.search.bisection import largest
+from simgpu.simulation import Result, simulate, task_graph, told_to_fit
+from simgpu.trace.model import Trace
+
+if TYPE_CHECKING:
+    from simgpu.graph.taskgraph import TaskGraph
+    from simgpu.scenario.model import Scenario
+
+#: Larger batches are not tried: policies that run a batch in parts fit nearly any, and take as long as it has parts.
+MOST = 2**16
+
+
+def max_batch(
+    trace: Trace | Scenario,
+    node: NodeSpec | None = None,
+    policies: Iterable[PolicyRequest] | None = None,
+    *,
+    budget: int | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+    pool: Literal["counting", "addressed"] | None = None,
+    alignment: int | str | None = None,
+    epoch: int | None = None,
+    most: int = MOST,
+    progress: Callable[[str], None] | None = None,
+) -> MaxBatch:
+    """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`.
+
+    trace: with it, a node is needed; or a scenario, which brings all of that; what is given beside it wins. Policies
+    and settings are those of `simgpu.compare`; most: no larger batch is tried. progress: called with each policy and
+    batch before it is tried.
+
+    A batch fits if the policy says so without planning (`Policy.fits`), or if its program runs to its end. What fits
+    need not be everything below what fits: the fastest algorithm of a convolution, and with it its workspace, changes
+    with the batch. So a few batches beyond the answer are tried as well, and an answer with others below that do not
+    fit says so.
+
+    A policy that is out of memory with a single sample, or that refuses the trace or the node, does not end the search
+    for the others. Raises `InputError` for unknown policies and arguments, and where every policy refuses.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = max_batch(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, ["none", "vdnn"])
+    >>> {each.run.label: each.batch for each in found}
+    {'none': 16, 'vdnn': 20}
+    """
+    if not isinstance(trace, Trace):
+        scenario = _checked(trace)
+        return max_batch(
+            scenario.trace,
+            scenario.node if node is None else node,
+            scenario.policies if policies is None else policies,
+            budget=scenario.budget if budget is None else budget,
+            iterations=scenario.iterations if iterations is None else iterations,
+            seed=scenario.seed if seed is None else seed,
+            pool=scenario.pool if pool is None else pool,
+            alignment=scenario.alignment if alignment is None else alignment,
+            epoch=scenario.epoch if epoch is None else epoch,
+            most=most,
+            progress=progress,
+        )
+    if node is None:
+        raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
+    limit, unit = bytes_of("budget", budget), bytes_of("alignment", alignment)
+    search = _Search(
+        most,
+        limit,
+        iterations=3 if iterations is None else iterations,
+        seed=0 if seed is None else seed,
+        pool=pool,
+        alignment=node.gpu.alignment if unit is None else unit,
+        epoch=0 if epoch is None else epoch,
+        say=progress or (lambda what: None),
+    )
+    check_arguments({"trace": trace, "node": node, **search.arguments}, {"trace": Trace, "node": NodeSpec}, _CHOICES)
+    chosen = [made_policy(request) for request in (DEFAULT_POLICIES if policies is None else policies)]
+    node = replace(node, gpu=replace(node.gpu, alignment=search.alignment))
+    # Batches that one policy has asked about are there for the next.
+    graph = task_graph(trace, node, search.epoch)
+    found = tuple(search.of(policy, graph, node) for policy in chosen)
+    if found and all(each.run.refused for each in found):
+        raise nothing_runs(each.run for each in found)
+    return MaxBatch(found, trace.info, trace.name, node, node.budget if limit is None else limit)
+
+
+_CHOICES = {"pool": tuple(POOLS)}
+
+
+def _checked(scenario: Scenario) -> Scenario:
+    """A scenario of one GPU; `InputError` for what is none."""
+    if not isinstance(getattr(scenario, "trace", None), Trace):
+        what = f"{str(scenario)[:60]!r} is neither a trace nor a scenario"
+        raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
+    if scenario.data_parallel is not None:
+        what = f"the largest batch is searched for one GPU, and {scenario.name} trains on {scenario.data_parallel.gpus}"
+        remedy = "leave data_parallel out; one GPU's share is what has to fit"
+        raise InputError.single("", "data_parallel", what, remedy)
+    return scenario
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The settings that all policies share, as `max_batch` takes them."""
+
+    most: int
+    budget: int | None
+    iterations: int
+    seed: int
+    pool: str | None
+    alignment: int
+    epoch: int
+    say: Callable[[str], None]
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The settings by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "say"}
+
+    def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
+        """The largest batch of one policy. graph: at any batch, told at others by its `at_batch`."""
+        runs = _Runs(self, policy, graph, node)
+        own = min(graph.trace.info.batch, self.most)
+        try:
+            first = runs.fits(own)
+            if runs.unlimited:
+                return self._found(runs, own, None)
+            low, high = (own, None) if first else (1, own - 1)
+            value = largest(runs.fits, low, high, cap=self.most).value if first or own > 1 else None
+            outcome = runs.at(value or 1)
+            return self._found(runs, value or 1, None if isinstance(outcome, OutOfMemoryError) else value)
+        except (InputError, MissingExtraError) as error:
+            return LargestBatch(_run(policy, error), None, runs.tried, self.most)
+
+    def _found(self, runs: _Runs, ran: int, batch: int | None) -> LargestBatch:
+        return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.most)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What is known of one policy so far. outcomes: of the runs by batch; answers: whether a batch fits."""
+
+    search: _Search
+    policy: Policy
+    graph: TaskGraph
+    node: NodeSpec
+    outcomes: dict[int, Result | OutOfMemoryError] = field(default_factory=dict)
+    answers: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def tried(self) -> tuple[tuple[int, bool], ...]:
+        """Every batch that was asked about, ascending."""
+        return tuple(sorted(self.answers.items()))
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether a run had memory that is not limited."""
+        results = (each for each in self.outcomes.values() if isinstance(each, Result))
+        return any(result.program.unlimited_memory for result in results)
+
+    def fits(self, batch: int) -> bool:
+        """Whether a batch fits, by the policy's word or else by a run."""
+        if batch not in self.answers:
+            search = self.search
+            search.say(f"{policy_label(self.policy)}: batch {batch}")
+            trace = self.graph.at_batch(batch).trace
+            said = told_to_fit(
+                trace, self.node, self.policy, budget=search.budget, seed=search.seed, epoch=search.epoch
+            )
+            self.answers[batch] = not isinstance(self.at(batch), OutOfMemoryError) if said is None else said
+        return self.answers[batch]
+
+    def at(self, batch: int) -> Result | OutOfMemoryError:
+        """The run at a batch. Results of smaller ones, which nobody asks for again, are given up: they are large."""
+        if batch not in self.outcomes:
+            self.outcomes[batch] = outcome = self._run(batch)
+            if isinstance(outcome, Result):
+                smaller = [each for each, kept in self.outcomes.items() if each < batch and isinstance(kept, Result)]
+                for each in smaller:
+                    del self.outcomes[each]
+        return self.outcomes[batch]
+
+    def _run(self, batch: int) -> Result | OutOfMemoryError:
+        search = self.search
+        try:
+            return simulate(
+                self.graph.at_batch(batch).trace,
+                self.node,
+                self.policy,
+                budget=search.budget,
+                iterations=search.iterations,
+                seed=search.seed,
+                pool=search.pool,
+                epoch=search.epoch,
+            )
+        except OutOfMemoryError as error:
+            return error
+
+
+def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> Run:
+    return Run(policy_label(policy), policy.name, policy.parameters, outcome)

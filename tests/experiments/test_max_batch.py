@@ -1,0 +1,244 @@
+"""The largest batch under each policy: that it is the largest, what it costs to find, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.largest_batch import MaxBatch
+from simgpu.experiments.max_batch import max_batch
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.policies.base import PlanContext, Policy
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.scenario.load import load_scenario
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Origin, Trace
+from simgpu.trace.zoo.modelled import build_trace
+
+LINK = LinkSpec("PCIe", 10**10, 10**10)
+#: One sample: feature maps of 100, 200 and 300 bytes, all held until backward.
+CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+GPU = simgpu.load_node("2080ti")
+
+
+def node(memory: int, **gpu: Any) -> NodeSpec:
+    return NodeSpec("small", GpuSpec("gpu", memory, **gpu), LINK)
+
+
+def fitting(trace: Trace, policy: str, batch: int, **settings: Any) -> bool:
+    try:
+        simulate(trace.at_batch(batch), GPU, policy, **settings)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Resident(Policy):
+    """Keeps all, and counts how often it is asked to plan; what `fits` says is set from outside."""
+
+    name, summary, source = "resident", "keep all blocks until their last use", "these tests"
+    said: ClassVar[Callable[[PlanContext], bool | None]]
+    planned: ClassVar[list[int]]
+
+    def plan(self, context: PlanContext) -> Program:
+        self.planned.append(context.graph.trace.info.batch)
+        return lower(context.graph, Placement())
+
+    def fits(self, context: PlanContext) -> bool | None:
+        return type(self).said(context)
+
+
+@pytest.fixture
+def resident() -> Resident:
+    Resident.planned = []
+    return Resident()
+
+
+@pytest.mark.parametrize(("memory", "plain", "vdnn"), [(600, 1, 1), (10_000, 16, 20), (59_999, 99, 119)])
+def test_of_a_chain_it_is_what_the_sizes_say(memory: int, plain: int, vdnn: int) -> None:
+    """All of 600 bytes a sample at once; vDNN never has more than two neighbours of 500 together, if both may leave."""
+    found = max_batch(CHAIN, node(memory), ["none", "vdnn"])
+    assert (found["none"].batch, found["vdnn"].batch) == (plain, vdnn)
+    assert found["none"].result is not None
+    assert found["none"].result.metrics.device_peak_bytes == 600 * plain
+    assert found.of_none(found["vdnn"]) == vdnn / plain
+
+
+@pytest.mark.parametrize("policy", ["none", "vdnn"])
+@pytest.mark.parametrize("name", ["resnet20", "squeezenet"])
+def test_it_fits_and_a_few_more_do_not(name: str, policy: str) -> None:
+    trace = build_trace(name, batch=32, gpu=GPU.gpu, input="cifar10")
+    (found,) = max_batch(trace, GPU, [policy], budget="2 GiB")
+    assert found.batch is not None
+    assert fitting(trace, policy, found.batch, budget="2 GiB")
+    assert not any(fitting(trace, policy, found.batch + more, budget="2 GiB") for more in range(1, 5))
+    assert found.result is not None
+    assert found.result.trace.batch == found.batch
+    assert found.result.metrics.device_peak_bytes <= 2 * 2**30
+
+
+@pytest.mark.parametrize("batch", [1, 7, 5000])
+def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
+    at = [build_trace("resnet20", batch=each, gpu=GPU.gpu) for each in (64, batch)]
+    found = [max_batch(trace, GPU, ["none"], budget="1 GiB")["none"] for trace in at]
+    assert found[0].batch == found[1].batch
+    assert found[0].result is not None and found[1].result is not None
+    assert found[0].result.iteration_ns == found[1].result.iteration_ns
+
+
+def test_a_policy_that_tells_what_fits_is_asked_to_plan_once(resident: Resident) -> None:
+    Resident.said = lambda context: 600 * context.graph.trace.info.batch <= context.budget
+    (found,) = max_batch(CHAIN, node(10_000), [resident])
+    assert found.batch == 16
+    assert resident.planned == [16]
+    assert {batch: fits for batch, fits in found.tried if fits}.keys() <= set(range(1, 17))
+
+
+def test_a_policy_that_does_not_tell_is_run_at_each_batch_once(resident: Resident) -> None:
+    Resident.said = lambda context: None
+    (found,) = max_batch(CHAIN, node(10_000), [resident])
+    assert found.batch == 16
+    assert sorted(resident.planned) == [batch for batch, _ in found.tried]
+
+
+def test_batches_below_that_do_not_fit_are_told(resident: Resident) -> None:
+    """As where a workspace is larger at 4 samples than at 5 to 9."""
+    Resident.said = lambda context: context.graph.trace.info.batch in (1, 2, 3, 5, 6, 7, 8, 9)
+    found = max_batch(CHAIN, node(10_000), [resident])
+    (each,) = found
+    assert each.batch == 9
+    assert each.gaps == (4,)
+    assert each.note == "gaps"
+    assert found.notes() == [
+        "resident: not every smaller batch fits (4): workspaces jump where convolutions change their algorithm"
+    ]
+
+
+def test_a_policy_that_is_wrong_about_itself_has_no_number(resident: Resident) -> None:
+    Resident.said = lambda context: context.graph.trace.info.batch <= 100
+    found = max_batch(CHAIN, node(10_000), [resident])
+    (each,) = found
+    assert (each.batch, each.result, each.note) == (None, None, "failed")
+    assert found.notes()[0].startswith("resident: was said to fit, and did not: out of device memory")
+
+
+def test_where_no_sample_fits_it_says_what_one_needs() -> None:
+    found = max_batch(CHAIN, node(400), ["none", "ideal"])
+    assert found.nothing_fits
+    assert [each.note for each in found] == ["none fits", "unlimited"]
+    assert "out of device memory" in found.notes()[0]
+    assert found["none"].tried == ((1, False),)
+    assert not max_batch(CHAIN, node(600), ["none", "ideal"]).nothing_fits
+
+
+def test_a_batch_in_parts_may_be_as_large_as_one_likes_to_try() -> None:
+    trace = build_trace("resnet20", batch=64, gpu=GPU.gpu)
+    found = max_batch(trace, GPU, ["vdnn+"], budget="64 MiB", most=1000)
+    assert (found["vdnn+"].batch, found["vdnn+"].note) == (1000, "capped")
+    assert max(batch for batch, _ in found["vdnn+"].tried) == 1000
+    assert "larger batches than 1000 were not tried" in found.notes()[0]
+
+
+def test_a_refusal_does_not_end_the_search_for_others() -> None:
+    found = max_batch(CHAIN, node(10_000), ["cdma", "none", "cswap"])
+    assert [(each.batch, each.note) for each in found] == [(None, "refused"), (16, ""), (None, "refused")]
+    assert not found.nothing_fits
+    assert found.notes()[0].startswith("cdma: ")
+    with pytest.raises(InputError, match=r"node\.gpu\.cdma"):
+        max_batch(CHAIN, node(10_000), ["cdma"])
+
+
+def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
+    kernels = tuple(replace(kernel, reads=()) for kernel in CHAIN.kernels)
+    blocks = tuple(replace(block, release="end", persistent=True) for block in CHAIN.blocks)
+    info = replace(CHAIN.info, origin=Origin.IMPORTED)
+    with pytest.raises(InputError, match="does not tell what kernels read"):
+        max_batch(replace(CHAIN, info=info, kernels=kernels, blocks=blocks), node(10_000), ["none"])
+
+
+def test_a_scenario_brings_all_and_what_is_given_beside_it_wins() -> None:
+    scenario = load_scenario("quickstart")
+    found = max_batch(scenario, policies=["none"], budget="20 MiB")
+    assert found.budget == 20 * 2**20
+    same = max_batch(scenario.trace, scenario.node, ["none"], budget=20 * 2**20)
+    assert found.to_dict() == same.to_dict()
+    assert "at batches other than 32 modelled" in found.caption
+    assert [each.run.label for each in max_batch(scenario, most=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
+
+
+def test_alignment_counts() -> None:
+    """Of 600 bytes a sample each block is rounded up."""
+    assert max_batch(CHAIN, node(9_000), ["none"])["none"].batch == 15
+    assert max_batch(CHAIN, node(9_000), ["none"], alignment=1000)["none"].batch == 13
+    assert max_batch(CHAIN, node(9_000, alignment=1000), ["none"])["none"].batch == 13
+
+
+def test_what_is_no_argument_is_told_together() -> None:
+    with pytest.raises(InputError) as caught:
+        max_batch(CHAIN, node(1), ["none"], most=0, iterations=0, seed=-1, pool="adressed")  # type: ignore[arg-type]
+    assert [problem.place for problem in caught.value.problems] == [
+        "argument most",
+        "argument iterations",
+        "argument seed",
+        "argument pool",
+    ]
+    for wrong in (None, "quickstart"):
+        with pytest.raises(InputError, match="neither a trace nor a scenario"):
+            max_batch(wrong, GPU)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="argument node: is missing"):
+        max_batch(CHAIN)
+
+
+def test_of_several_gpus_one_is_asked_about() -> None:
+    with pytest.raises(InputError, match=r"for one GPU, and .* trains on 2"):
+        max_batch(load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 2}))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> MaxBatch:
+    return max_batch(CHAIN, node(10_000), ["ideal", "none", "vdnn", "cswap"])
+
+
+def test_it_prints_as_a_table(mixed: MaxBatch) -> None:
+    lines = repr(mixed).splitlines()
+    assert lines[0] == "chain; modelled, not recorded, for hand-made; small: gpu, 9.766 KiB"
+    assert [line.split()[:3] for line in lines[1:4]] == [
+        ["policy", "batch", "of"],
+        ["ideal", "-", "-"],
+        ["none", "16", "1.00x"],
+    ]
+    assert lines[4].split()[:3] == ["vdnn", "20", "1.25x"]
+    assert all(text in mixed._repr_html_() for text in ("<caption>chain", "<td>1.25x</td>"))
+
+
+def test_its_frame_has_all_numbers(mixed: MaxBatch) -> None:
+    frame = mixed.frame()
+    assert list(frame.index) == ["ideal", "none", "vdnn", "cswap"]
+    assert frame.loc["vdnn", "batch"] == 20
+    assert frame.loc["vdnn", "of_none"] == 1.25
+    result = mixed["none"].result
+    assert result is not None
+    assert frame.loc["none", "samples_per_s"] == result.metrics.samples_per_s == 16 * 10**9 / result.iteration_ns
+    assert frame.loc[["ideal", "cswap"], ["batch", "samples_per_s"]].isna().all(axis=None)
+    assert set(frame["budget_bytes"]) == {10_000}
+
+
+def test_as_plain_data_it_tells_every_batch_that_was_tried(mixed: MaxBatch) -> None:
+    document = mixed.to_dict()
+    assert [each["largest_batch"] for each in document["policies"]] == [None, 16, 20, None]
+    tried = document["policies"][1]["tried"]
+    assert {"batch": 16, "fits": True} in tried
+    assert {"batch": 17, "fits": False} in tried
+    assert document["policies"][1]["run"]["trace"]["batch"] == 16
+    with pytest.raises(KeyError):
+        _ = mixed["nothing"]
+    assert len(mixed) == 4
