@@ -106,7 +106,7 @@ def test_before_1_10_a_normalized_convolution_leaves_three_feature_maps() -> Non
             if block.layer
             and block.layer.endswith("2_2")
             and block.bytes == size
-            and ends.get(block.release) == "backward"
+            and ends.get(block.release or "") == "backward"
             and block.kind is BlockKind.FEATURE_MAP
         ]
     assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
