@@ -142,8 +142,13 @@ class Ancestry:
         return None
 
     def repeatable(self, k: int) -> bool:
-        """Whether a kernel gives the same again: it is pure, or it saved what it needs for that."""
-        return self.graph.kernels[k].pure is True or len(self._made(k)) == len(self.kept[k]) + 1 > 1
+        """Whether a kernel gives the same again: it is pure, or it saved what it needs for that.
+
+        A pure kernel that changed a persistent block in place would find it changed.
+        """
+        graph = self.graph
+        changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
+        return (graph.kernels[k].pure is True and not changed) or len(self._made(k)) == len(self.kept[k]) + 1 > 1
 
     def _lost(self, r: int, version: int, b: int, k: int, found: list[str | None]) -> str | None:
         """Why the value that kernel k read of block r is lost when b is made again."""

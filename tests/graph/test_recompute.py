@@ -1,0 +1,199 @@
+"""What can be made again, by what, and why the rest cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import Block, BlockKind, Kernel
+from simgpu.trace.purity import purity, repeats_with_saved
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
+
+F1 = kernel("F1", 1, "x w", "a")
+F2 = kernel("F2", 1, "a", "b")
+B1 = kernel("B1", 1, "a b", "g", phase=BACKWARD)
+BASE: Sequence[Block] = [held("x", 4), held("w", 4), block("a", 8), block("b", 8), block("g", 8)]
+
+
+def ancestry(kernels: Sequence[Kernel], more: Sequence[Block] = ()) -> tuple[TaskGraph, Ancestry]:
+    """The kernels on those of the basic blocks that they use, and some more."""
+    used = {name for each in kernels for name in each.reads + each.writes}
+    tasks = graph(kernels, [*(each for each in BASE if each.id in used), *more])
+    return tasks, Ancestry(tasks)
+
+
+def names(tasks: TaskGraph, blocks: Sequence[int]) -> list[str]:
+    return [tasks.blocks[b].id for b in blocks]
+
+
+def reason(kernels: Sequence[Kernel], name: str, *more: Block) -> str | None:
+    tasks, found = ancestry(kernels, more)
+    return found.why_not(tasks.block(name))
+
+
+def test_a_pure_kernel_of_what_is_still_there():
+    assert reason([F1, F2, B1], "a") is None
+    assert reason([F1, F2, B1], "b") is None
+
+
+def test_what_no_kernel_makes():
+    assert reason([F1, F2, B1], "x") == "no kernel makes it"
+
+
+def test_what_is_persistent_or_comes_from_the_host():
+    changed = kernel("F0", 1, "x", "x")
+    assert reason([changed, F1, F2, B1], "x") == "it is not made in the iteration"
+    given = block("m", 4, born="F1")
+    masked = kernel("F3", 1, "m", "m")
+    assert reason([F1, F2, masked, kernel("B1", 1, "a b m", "g", phase=BACKWARD)], "m", given) is not None
+
+
+@pytest.mark.parametrize("op", ["dropout", "rand_like"])
+def test_a_random_kernel_without_a_mask(op: str):
+    drop = kernel("F1", 1, "x", "a", pure=False, op=op)
+    assert reason([drop, F2, B1], "a") == f"kernel F1 ({op}) is not known to give the same again"
+
+
+def test_what_is_made_of_it_can_be_made_again_while_it_stays():
+    drop = kernel("F1", 1, "x", "a", pure=False, op="dropout")
+    assert reason([drop, F2, B1], "b") is None
+    early = kernel("B1", 1, "b", "g", phase=BACKWARD)
+    assert reason([drop, F2, early], "b") == "kernel F2 reads a, which is gone by then and cannot be made again"
+
+
+def test_a_kernel_of_unknown_purity():
+    assert reason([kernel("F1", 1, "x", "a", pure=None), F2, B1], "a") == (
+        "kernel F1 (op) is not known to give the same again"
+    )
+
+
+def test_an_operator_that_repeats_with_what_it_saved_must_have_saved_something():
+    alone = kernel("F1", 1, "x", "a", pure=False, op="batch_norm")
+    assert "not known to give the same" in str(reason([alone, F2, B1], "a"))
+
+
+def test_saved_beside_but_not_kept_until_backward():
+    """A mask that only forward reads is gone when the dropout would need it."""
+    drop = kernel("F1", 1, "x", "a m", pure=False, op="dropout")
+    look = kernel("F2", 1, "a m", "b")
+    assert "not known to give the same" in str(reason([drop, look, B1], "a", block("m", 2)))
+
+
+NORM = kernel("N", 1, "x w r", "a s r", pure=False, op="batch_norm")
+NORM_BLOCKS = [block("s", 2), held("r", 2)]
+NORM_BACK = kernel("B1", 1, "x a s w", "g", phase=BACKWARD)
+
+
+def test_a_batch_norm_repeats_with_its_saved_statistics_and_leaves_the_running_ones_alone():
+    tasks, found = ancestry([NORM, NORM_BACK], NORM_BLOCKS)
+    n, a = tasks.kernel("N"), tasks.block("a")
+    assert found.why_not(a) is None
+    assert names(tasks, found.inputs[n]) == ["x", "w", "s"]
+    assert names(tasks, found.outputs[n]) == ["a"]
+    assert names(tasks, found.kept[n]) == ["s"]
+
+
+def test_the_saved_statistics_themselves():
+    assert reason([NORM, NORM_BACK], "s", *NORM_BLOCKS) == "kernel N (batch_norm) can only run again with it"
+
+
+def test_a_dropout_in_place_is_run_again_after_what_it_changes():
+    drop = kernel("F2", 1, "a", "a m", pure=False, op="dropout_")
+    tasks, found = ancestry([F1, drop, kernel("B1", 1, "a m", "g", phase=BACKWARD)], [block("m", 2)])
+    a = tasks.block("a")
+    assert found.writers[a] == (0, 1)
+    assert found.why_not(a) is None
+    assert names(tasks, found.inputs[1]) == ["a", "m"]
+
+
+def test_a_pure_kernel_with_two_results():
+    pool = kernel("F1", 1, "x w", "a i")
+    tasks, found = ancestry([pool, kernel("B1", 1, "a i", "g", phase=BACKWARD)], [block("i", 2)])
+    assert [found.why_not(tasks.block(name)) for name in "ai"] == [None, None]
+    assert names(tasks, found.outputs[0]) == ["a", "i"]
+
+
+def test_a_pure_kernel_that_changes_a_persistent_block_in_place_finds_another_value_again():
+    counts = kernel("F1", 1, "x w", "a w")
+    assert reason([counts, F2, B1], "a") == "kernel F1 (op) is not known to give the same again"
+
+
+def test_a_reader_of_an_intermediate_version():
+    relu = kernel("F3", 1, "a", "a")
+    why = reason([F1, F2, relu, B1], "b")
+    assert why == "kernel F2 reads a, which was overwritten since"
+
+
+def test_a_reader_of_the_last_version_of_what_was_changed_in_place():
+    relu = kernel("F3", 1, "a", "a")
+    assert reason([F1, relu, F2, B1], "b") is None
+    assert reason([F1, relu, F2, B1], "a") is None
+
+
+def test_an_input_that_is_gone_and_cannot_be_made_again_as_its_own_input_is_gone():
+    late = kernel("B1", 1, "b", "g", phase=BACKWARD)
+    tasks = graph([F1, F2, late], [held("x", 4, release="F1"), *BASE[1:]])
+    why = "kernel F2 reads a, which is gone by then and cannot be made again"
+    assert Ancestry(tasks).why_not(tasks.block("b")) == why
+
+
+def test_an_input_that_is_gone_and_can_be_made_again():
+    assert reason([F1, F2, kernel("B1", 1, "b", "g", phase=BACKWARD)], "b") is None
+
+
+def test_an_input_from_the_host_that_is_gone():
+    tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
+    assert Ancestry(tasks).why_not(tasks.block("a")) == (
+        "kernel F1 reads x, which is gone by then and cannot be made again"
+    )
+
+
+STEP = kernel("S", 1, "g w", "w", phase=OPTIMIZER, pure=False)
+STEP_IN_BACKWARD = kernel("S", 1, "w", "w", phase=BACKWARD, pure=False)
+
+
+def test_a_weight_that_is_updated_when_all_is_over():
+    assert reason([F1, F2, B1, STEP], "a") is None
+
+
+def test_a_weight_that_is_updated_before():
+    assert reason([F1, F2, STEP_IN_BACKWARD, B1], "a") == "kernel F1 reads w, which was overwritten since"
+
+
+def test_a_weight_that_is_updated_after_the_last_time_it_is_needed():
+    assert reason([F1, F2, B1, STEP_IN_BACKWARD], "a") is None
+
+
+def test_a_weight_that_is_updated_before_a_descendant_is_made_again():
+    """a's own next use comes before the update, but b is made of a after it."""
+    first, last = kernel("B2", 1, "a", "g", phase=BACKWARD), kernel("B1", 1, "b g", "g", phase=BACKWARD)
+    kernels = [F1, F2, first, STEP_IN_BACKWARD, last]
+    assert reason(kernels, "a") == "kernel F1 reads w, which was overwritten since"
+
+
+def test_what_is_overwritten_in_backward():
+    reuse = kernel("R", 1, "", "a", phase=BACKWARD)
+    assert reason([F1, F2, B1, reuse], "a") == "it is overwritten after forward"
+    assert reason([F1, F2, B1, reuse], "b") == "kernel F2 reads a, which was overwritten since"
+
+
+def test_a_workspace_is_made_anew_and_is_no_result():
+    with_space = kernel("F1", 1, "x w", "a ws")
+    space = block("ws", 99, kind=BlockKind.WORKSPACE)
+    tasks, found = ancestry([with_space, F2, B1], [space])
+    assert found.why_not(tasks.block("a")) is None
+    assert names(tasks, found.outputs[0]) == ["a", "ws"]
+
+
+@pytest.mark.parametrize("op", ["aten::native_batch_norm", "cudnn_batch_norm", "BatchNorm2d", "native_dropout"])
+def test_operators_that_repeat_with_what_they_saved(op: str):
+    assert repeats_with_saved(op)
+
+
+@pytest.mark.parametrize("op", ["native_batch_norm_backward", "dropout_backward", "layer_norm", "rand", "bernoulli_"])
+def test_operators_that_do_not(op: str):
+    assert not repeats_with_saved(op)
+    assert purity(op) is not False or op in ("rand", "bernoulli_")
