@@ -30,6 +30,7 @@ _BUILT_IN = {
     "superneurons": "simgpu.policies.superneurons:SuperNeurons",
     "capuchin": "simgpu.policies.capuchin.policy:Capuchin",
     "home": "simgpu.policies.home:Home",
+    "joint": "simgpu.policies.joint.policy:Joint",
 }
 
 GROUP = "simgpu.policies"

@@ -1,0 +1,133 @@
+"""The search of `joint`: descents from several placements, then random changes of the best one.
+
+Lives here: which search from where, and for how long. Does not live here: the searches (`simgpu.search`).
+
+Where there are few enough placements, all of them are scored, so the best is found. Otherwise every start is improved
+by exchanges of one decision and of two; the best of what comes of them is then changed at random in a few decisions at
+a time, as long as evaluations are left, and improved again where that helped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.search.enumeration import exhaustive
+from simgpu.search.exchange import descend, shuffled_pairs
+
+#: So many placements are all tried.
+ALL = 1 << 18
+
+#: Part of the evaluations that each start may use.
+_PART_OF_A_START = 8
+
+#: Vectors changed at random at a time, and in how many places at most.
+_BATCH, _PLACES = 2048, 6
+
+Vector = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Explored:
+    """vector: the best one. score: as the evaluator scores. evaluations: how many. complete: whether all were tried."""
+
+    vector: Vector
+    score: int
+    evaluations: int
+    complete: bool
+
+
+def explore(
+    evaluator: Evaluator,
+    starts: Sequence[Vector],
+    limit: int,
+    seed: int,
+    enough: int,
+    progress: Callable[[int], None],
+) -> Explored:
+    """The best vector found with about `limit` evaluations. enough: a score that none can be below.
+
+    All vectors with HOME's three actions alone are tried where these are few enough, whatever the limit.
+
+    >>> from simgpu.evaluate.options import Decisions
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
+    >>> evaluator = Evaluator(graph, node, 1000, Decisions.of(graph))
+    >>> explore(evaluator, [(0, 0)], limit=100, seed=0, enough=0, progress=lambda used: None)
+    Explored(vector=(0, 0), score=90, evaluations=9, complete=True)
+    """
+    choices = evaluator.decisions.choices
+    if prod(choices) <= ALL:
+        found = exhaustive(choices, evaluator.score)
+        return Explored(found.best, found.cost, found.evaluations, complete=True)
+    search = _Search(evaluator, limit, seed, enough, progress)
+    few = [min(count, 3) for count in choices]
+    if prod(few) <= ALL:
+        found = exhaustive(few, evaluator.score)
+        search.note(found.best, found.cost, found.evaluations)
+        starts = (*starts, found.best)
+    search.descend_from(starts)
+    search.change_at_random()
+    return Explored(search.vector, search.score, search.evaluations, complete=False)
+
+
+class _Search:
+    def __init__(
+        self, evaluator: Evaluator, limit: int, seed: int, enough: int, progress: Callable[[int], None]
+    ) -> None:
+        self.evaluator = evaluator
+        self.choices = np.array(evaluator.decisions.choices)
+        self.limit = limit
+        self.enough = enough
+        self.progress = progress
+        self.rng = np.random.default_rng(seed)
+        self.pairs = shuffled_pairs(len(self.choices), seed)
+        self.vector: Vector = (0,) * len(self.choices)
+        self.score = int(evaluator.score(np.zeros((1, len(self.choices)), np.int8))[0])
+        self.evaluations = 1
+
+    @property
+    def done(self) -> bool:
+        return self.evaluations >= self.limit or self.score <= self.enough
+
+    def note(self, vector: Vector, score: int, evaluations: int) -> None:
+        """Remember what is better."""
+        self.evaluations += evaluations
+        if score < self.score:
+            self.vector, self.score = vector, score
+        self.progress(self.evaluations)
+
+    def descend_from(self, starts: Iterable[Vector]) -> None:
+        """The best of what comes of each."""
+        for start in dict.fromkeys((self.vector, *starts)):
+            if not self.done:
+                found = descend(
+                    start, self.choices.tolist(), self.evaluator.score, self.pairs, self.limit // _PART_OF_A_START
+                )
+                self.note(found.best, found.cost, found.evaluations)
+
+    def change_at_random(self) -> None:
+        """A few places of the best vector at a time; then descend from what is better."""
+        while not self.done and len(self.choices):
+            rows = np.tile(np.array(self.vector, np.int8), (_BATCH, 1))
+            for _ in range(_PLACES):
+                places = self.rng.integers(len(self.choices), size=_BATCH)
+                # Fewer places in the first rows than in the last.
+                some = self.rng.random(_BATCH) < np.linspace(0.3, 1, _BATCH)
+                new = self.rng.integers(self.choices[places]).astype(np.int8)
+                rows[some, places[some]] = new[some]
+            scores = self.evaluator.score(rows)
+            best = int(scores.argmin())
+            better = int(scores[best]) < self.score
+            self.note(tuple(rows[best].tolist()), int(scores[best]), _BATCH)
+            if better and not self.done:
+                left = max(self.limit - self.evaluations, 1)
+                found = descend(self.vector, self.choices.tolist(), self.evaluator.score, limit=left)
+                self.note(found.best, found.cost, found.evaluations)

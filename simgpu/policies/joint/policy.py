@@ -1,0 +1,154 @@
+"""`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and how far it is from the best.
+
+This policy is simgpu's own. It chooses among HOME's three actions (HOME, TPDS, section 3.3), fetches at other moments
+than one layer step ahead (as Capuchin's in-triggers do) and, where the trace tells sparsity, encoding by the GPU on the
+way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements
+of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it finds is
+tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is never
+slower than any of them.
+
+How far that is from the best is told by a lower bound on the time of every placement of these actions within the
+budget (`simgpu.evaluate.bound`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.capuchin.rebuilt import first_to_current
+from simgpu.policies.home import Home
+from simgpu.policies.joint.actions import with_all_actions
+from simgpu.policies.joint.exploring import Explored, explore
+from simgpu.policies.placing import PlacingPolicy, Vector, bar, inexact, program_of, told
+from simgpu.policies.superneurons import SuperNeurons
+from simgpu.policies.vdnn import Vdnn, require_one_stream
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import require_reads
+from simgpu.units import format_time
+
+#: Policies whose programs are tried beside what the search finds; the search does not start from them.
+_RIVALS: tuple[tuple[str, Policy], ...] = (
+    ("vdnn", Vdnn()),
+    ("vdnn(mode=conv)", Vdnn(mode="conv")),
+    ("capuchin(version=published)", Capuchin(version="published")),
+)
+
+#: Placements by the policy that they are of, in numbers of HOME's three actions.
+Starts = dict[str, Vector]
+
+
+@dataclass(frozen=True)
+class Joint(PlacingPolicy):
+    """The best that a search over all actions finds, never slower than what it starts from."""
+
+    name = "joint"
+    summary = "keep, swap, swap encoded or recompute, searched from the placements of the others; tells its distance"
+    source = "simgpu's own; HOME (TPDS), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
+
+    evaluations: int = parameter(
+        250_000, "placements that the search may evaluate, besides those of the policies that it starts from"
+    )
+    bound: bool = parameter(True, "whether to compute how far from the best possible the answer is (needs scipy)")
+
+    def plan(self, context: PlanContext) -> Program:
+        """The fastest program found.
+
+        Raises `InputError` for a trace with several compute streams, or without what its kernels read.
+        """
+        # First of all, so that the swarm draws what it draws where it is asked alone.
+        starts = _starts(context)
+        decisions = self.decisions(context)
+        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        found = self._explore(context, evaluator, starts)
+        searched = program_of(context.graph, decisions, found.vector)
+        notes = [told(decisions, found.vector), _how(found)]
+        tried = _tried(context, decisions, searched, starts)
+        if not tried:
+            return replace(searched, notes=tuple(notes))
+        label, program, time_ns = min(tried, key=lambda each: each[2])
+        if label != "search":
+            notes = [f"adopted: the program of {label}, faster than what the search found", *notes]
+        if self.bound:
+            notes.append(_distance(evaluator, time_ns))
+        return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
+
+    def decisions(self, context: PlanContext) -> Decisions:
+        """The feature maps with all actions."""
+        return with_all_actions(context, super().decisions(context))
+
+    def place(self, context: PlanContext, decisions: Decisions) -> Vector:
+        """What the search finds."""
+        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        return self._explore(context, evaluator, _starts(context)).vector
+
+    def fits(self, context: PlanContext) -> bool | None:
+        """Whether a placement that it starts from fits; None where only its own search can tell."""
+        starts = _starts(context)
+        decisions = self.decisions(context)
+        costs = Evaluator(context.graph, context.node, context.budget, decisions).costs(list(starts.values()))
+        return True if (costs.short == 0).any() else None
+
+    def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts) -> Explored:
+        def tell(used: int) -> None:
+            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
+
+        seed = int(context.rng.integers(2**31))
+        least = context.graph.ideal_ns()
+        return explore(evaluator, list(starts.values()), self.evaluations, seed, least, tell)
+
+
+def _starts(context: PlanContext) -> Starts:
+    """Placements of the policies that decide about one feature map at a time."""
+    graph, node, budget = context.graph, context.node, context.budget
+    require_one_stream(graph, Joint.name)
+    require_reads(graph)
+    basic = Decisions.of(graph)
+    return {
+        "home": Home().place(context, basic),
+        "capuchin": first_to_current(graph, node, budget, basic),
+        "superneurons": SuperNeurons().place(context, basic),
+    }
+
+
+def _tried(
+    context: PlanContext, decisions: Decisions, searched: Program, starts: Starts
+) -> list[tuple[str, Program, int]]:
+    """Label, program and time of those that fit: the search's own first, which wins where times are equal."""
+    programs = {"search": searched}
+    programs |= {label: program_of(context.graph, decisions, vector) for label, vector in starts.items()}
+    for label, policy in _RIVALS:
+        context.progress(f"planning {label}")
+        with suppress(InputError, OutOfMemoryError):
+            programs[label] = policy.plan(context)
+    found = []
+    for label, each in programs.items():
+        context.progress(f"trying {label}")
+        with suppress(OutOfMemoryError):
+            found.append((label, each, context.trial(each).iteration_ns))
+    return found
+
+
+def _how(found: Explored) -> str:
+    if found.score >= DOES_NOT_FIT:
+        return f"none of {found.evaluations} placements fits"
+    every = "all placements were tried" if found.complete else f"the best of {found.evaluations} evaluations"
+    return f"{every}: {format_time(found.score)}"
+
+
+def _distance(evaluator: Evaluator, time_ns: int) -> str:
+    """How far from the best possible the answer is, at most."""
+    from simgpu.evaluate.bound import lower_bound
+
+    try:
+        bound = lower_bound(evaluator)
+    except MissingExtraError as error:
+        return f"how far from the best possible is not known: {error}"
+    over = time_ns / bound.ns - 1 if bound.ns else 0.0
+    least = format_time(bound.ns)
+    return f"at most {over:.2%} over the best possible placement of these actions, which takes {least} or more"
