@@ -67,3 +67,20 @@ class TestModnn(PolicyContract):
 class TestCapuchin(PolicyContract):
     policy = "capuchin"
     parameter_sets = ({}, {"version": "published"})
+
+
+class TestSuperNeurons(PolicyContract):
+    policy = "superneurons"
+
+
+class TestHome(PolicyContract):
+    policy = "home"
+    parameter_sets = (
+        {"particles": 40, "iterations": 20},
+        {"particles": 10, "iterations": 4, "update": "full", "offload": "after", "drain": True},
+    )
+
+
+class TestJoint(PolicyContract):
+    policy = "joint"
+    parameter_sets = ({"evaluations": 2000, "bound": False},)
