@@ -8,6 +8,7 @@ Lives here: what may be asked for, lifetimes, and how an iteration begins and en
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +87,25 @@ def _check(graph: TaskGraph, placement: Placement) -> None:
             _check_early_copy(graph, swap, layer_barrier=placement.layer_barrier)
     for each in placement.recomputes:
         _check_gap(graph, each, f"recomputation of {graph.blocks[each.block].id}")
+    _check_together(graph, placement)
+
+
+def _check_together(graph: TaskGraph, placement: Placement) -> None:
+    """One decision for each gap, and no copy out of what is not back yet from an earlier gap."""
+    decided: set[tuple[int, int]] = set()
+    back: defaultdict[int, list[int]] = defaultdict(list)
+    every: tuple[Swap | Recompute, ...] = (*placement.swaps, *placement.recomputes)
+    for each in every:
+        if (each.block, each.after) in decided:
+            what = f"block {graph.blocks[each.block].id} is swapped or made again twice after kernel {each.after}"
+            raise ProgramError(what)
+        decided.add((each.block, each.after))
+        back[each.block].append(each.before)
+    for swap in placement.swaps:
+        early = swap.out_with
+        if early is not None and any(early <= kernel <= swap.after for kernel in back[swap.block]):
+            what = "its copy out is issued before it is back from an earlier gap"
+            raise ProgramError(f"swap of {graph.blocks[swap.block].id}: {what}")
 
 
 def _check_gap(graph: TaskGraph, each: Swap | Recompute, what: str) -> None:

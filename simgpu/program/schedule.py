@@ -20,7 +20,7 @@ from enum import IntEnum
 from simgpu.errors import ProgramError
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.placement import Placement, Swap
+from simgpu.program.placement import Placement, Recompute, Swap
 
 
 @dataclass(slots=True)
@@ -100,9 +100,20 @@ class _Scheduling:
             self.leaving[swap.after].append(swap)
         self.dropped: defaultdict[int, list[int]] = defaultdict(list)
         for each in placement.recomputes:
-            if why := self.ancestry.why_not(each.block):
+            if why := self._why_not(each):
                 raise ProgramError(f"block {graph.blocks[each.block].id} cannot be made again: {why}")
             self.dropped[each.after].append(each.block)
+
+    def _why_not(self, each: Recompute) -> str | None:
+        """Why a block cannot be let go of and made again as asked, None where it can."""
+        ancestry, kernels = self.ancestry, self.graph.kernels
+        if why := ancestry.why_not(each.block):
+            return why
+        if each.after < (last := ancestry.writers[each.block][-1]):
+            return f"kernel {kernels[last].id} is still to write it"
+        if each.before > ancestry.latest[each.block]:
+            return f"that is sure until its first use after forward only, not for kernel {kernels[each.before].id}"
+        return None
 
     def run(self) -> Schedule:
         """All kernels in order."""

@@ -8,10 +8,11 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from simgpu.graph.encodings import Encoding
+from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_encodings
 from simgpu.hardware.spec import Duplex, NodeSpec
-from simgpu.program.placement import Placement, Swap
+from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from tests.semantics.hand_made import INFO, node
@@ -50,12 +51,39 @@ def traces(draw: st.DrawFn, max_kernels: int = 10, streams: int = 1) -> Trace:
 
 
 @st.composite
-def _block(draw: st.DrawFn, name: str, kernels: tuple[Kernel, ...], may_be_born: bool) -> Block:
+def repeatable_traces(draw: st.DrawFn) -> Trace:
+    """Forward kernels that may mostly run again, each with a result of its own; they read and change what they like."""
+    names = ["b0"]
+    kernels = []
+    forward, backward = draw(st.integers(2, 8)), draw(st.integers(1, 6))
+    for index in range(forward + backward):
+        old = st.lists(st.sampled_from(names), unique=True, max_size=2)
+        reads, writes = draw(old), draw(old) if draw(st.integers(0, 3)) == 0 else []
+        if index < forward:
+            names.append(f"b{index + 1}")
+            writes.insert(draw(st.integers(0, len(writes))), names[-1])
+        op = draw(st.sampled_from(["conv2d", "conv2d", "dropout", "batch_norm"]))
+        phase = Phase.FORWARD if index < forward else Phase.BACKWARD
+        pure = op == "conv2d" and draw(st.integers(0, 7)) > 0
+        kernels.append(
+            Kernel(f"k{index}", op, phase, draw(_TIMES), tuple(reads), tuple(writes), f"L{index}", pure=pure)
+        )
+    blocks = tuple(draw(_block(name, tuple(kernels), True, seldom_held=True)) for name in names)
+    trace = Trace(INFO, tuple(kernels), blocks)
+    assert not check_trace(trace), [str(problem) for problem in check_trace(trace)]
+    return trace
+
+
+@st.composite
+def _block(
+    draw: st.DrawFn, name: str, kernels: tuple[Kernel, ...], may_be_born: bool, seldom_held: bool = False
+) -> Block:
     uses = [index for index, kernel in enumerate(kernels) if name in kernel.reads + kernel.writes]
     block = Block(name, draw(_SIZES), draw(st.sampled_from(KINDS)))
     last = uses[-1] if uses else 0
     read_first = bool(uses) and name in kernels[uses[0]].reads
-    if not uses or draw(st.booleans()) or (read_first and not may_be_born):
+    held = draw(st.integers(0, 7)) == 0 if seldom_held else draw(st.booleans())
+    if not uses or held or (read_first and not may_be_born):
         block = replace(block, persistent=True)
     elif read_first or (may_be_born and draw(st.integers(0, 3)) == 0):
         block = replace(block, born=kernels[draw(st.integers(0, uses[0]))].id)
@@ -86,9 +114,9 @@ class DrawnCosts:
 
 
 @st.composite
-def encoded_graphs(draw: st.DrawFn, max_kernels: int = 10) -> TaskGraph:
+def encoded_graphs(draw: st.DrawFn, max_kernels: int = 10, of: st.SearchStrategy[Trace] | None = None) -> TaskGraph:
     """A random trace's graph in which some blocks have an encoded form, larger or smaller than they are."""
-    graph = TaskGraph.of(draw(traces(max_kernels)))
+    graph = TaskGraph.of(draw(traces(max_kernels) if of is None else of))
     costs = DrawnCosts({block.id: (draw(_SIZES), draw(_TIMES), draw(_TIMES)) for block in graph.blocks})
     chosen = [Encoding(b, "drawn") for b in range(len(graph.blocks)) if draw(st.booleans())]
     return with_encodings(replace(graph, costs=costs), chosen)
@@ -105,6 +133,52 @@ def placements(draw: st.DrawFn, graph: TaskGraph, *, layer_barrier: bool) -> Pla
                 form = draw(st.sampled_from([None, *(f for f, of in graph.encoded.items() if of.block == b)]))
                 swaps.append(Swap(b, after, before, draw(st.sampled_from(choices)), form, draw(st.booleans())))
     return Placement(tuple(swaps), layer_barrier)
+
+
+@st.composite
+def mixed_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
+    """Any swaps and recomputations that the lowering without a barrier may be asked for, whatever the gap."""
+    ancestry = Ancestry(graph)
+    swaps, again = [], []
+    for b, uses in enumerate(graph.uses):
+        can = ancestry.why_not(b) is None
+        moved = -1
+        for after, before in pairwise(uses):
+            how = draw(st.sampled_from(["keep", "swap", "recompute", "recompute"]))
+            if how == "recompute" and can and ancestry.writers[b][-1] <= after and before <= ancestry.latest[b]:
+                again.append(Recompute(b, after, before))
+                moved = before
+            elif how == "swap":
+                fetch = draw(st.integers(after + 1, before))
+                form = draw(st.sampled_from([None, *(f for f, of in graph.encoded.items() if of.block == b)]))
+                on_host = draw(st.booleans())
+                early = range(max(_complete(graph, b, after), moved) + 1, after + 1)
+                with_ = draw(st.sampled_from([None, *early])) if form is None or on_host else None
+                swaps.append(Swap(b, after, before, fetch, form, on_host, with_))
+                moved = before
+    return Placement(tuple(swaps), recomputes=tuple(again))
+
+
+@st.composite
+def careless_placements(draw: st.DrawFn, graph: TaskGraph) -> Placement:
+    """A few decisions, each about a gap, that need not go together or be possible."""
+    ancestry = Ancestry(graph)
+    gaps = [(b, after, before) for b, uses in enumerate(graph.uses) for after, before in pairwise(uses)]
+    again = [gap for gap in gaps if ancestry.why_not(gap[0]) is None]
+    swaps, recomputes = [], []
+    for b, after, before in draw(st.lists(st.sampled_from(gaps), max_size=3)) if gaps else []:
+        with_ = draw(st.none() | st.integers(0, after))
+        swaps.append(Swap(b, after, before, draw(st.integers(after + 1, before)), out_with=with_))
+    for gap in draw(st.lists(st.sampled_from(again), max_size=3)) if again else []:
+        recomputes.append(Recompute(*gap))
+    return Placement(tuple(swaps), recomputes=tuple(recomputes))
+
+
+def _complete(graph: TaskGraph, b: int, after: int) -> int:
+    """The kernel with which a block has got the value that it has after kernel `after`."""
+    birth = graph.births[b]
+    born = birth if graph.blocks[b].born is not None and birth is not None else -1
+    return max([born, *(k for k in graph.uses[b] if k <= after and b in graph.writes[k])])
 
 
 def _fetches(graph: TaskGraph, b: int, after: int, before: int, layer_barrier: bool) -> list[int]:

@@ -1,0 +1,139 @@
+"""A third machine that knows no time: it computes with symbols, so that a wrong value shows wherever it comes from.
+
+It shares no code with the others and knows nothing of versions. Every kernel's result is a term of the kernel, the
+result's position and the values that the kernel reads. A kernel that is not pure also draws a number whenever it runs.
+A batch norm and a dropout draw too, but what they draw is in what they save, and a run that is told to make their
+first result alone takes it from there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import BlockKind
+
+Value = int
+NOTHING: Value = -1
+SAVING = ("batch_norm", "dropout", "dropout_")
+
+
+class WrongValueError(AssertionError):
+    """A program used what is not there."""
+
+
+@dataclass
+class Symbolic:
+    """Runs a program of one segment on one GPU, with its streams interleaved at random.
+
+    found[iteration, k]: the values that kernel k read at its first run. order: launches of first runs, in order.
+    """
+
+    graph: TaskGraph
+    program: Program
+    choice: random.Random = field(default_factory=random.Random)
+    found: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
+    order: list[tuple[int, int]] = field(default_factory=list)
+    memory: dict[Space, dict[int, Value]] = field(default_factory=dict)
+    signals: Counter[int] = field(default_factory=Counter)
+    draws: Counter[int] = field(default_factory=Counter)
+    ends: list[dict[int, Value]] = field(default_factory=list)
+
+    def run(self, iterations: int = 2) -> Symbolic:
+        (segment,) = self.program.segments
+        self.memory = {Space.DEVICE: {b: hash(("initial", b)) for b in self.program.resident}, Space.HOST: {}}
+        positions: dict[StreamId, int] = dict.fromkeys(segment.streams, 0)
+        ends = {stream: iterations * len(code) for stream, code in segment.streams.items()}
+        while positions != ends:
+            able = [s for s in positions if positions[s] < ends[s] and self._able(segment.streams[s], positions[s])]
+            if not able:
+                raise WrongValueError("all streams wait")
+            stream = self.choice.choice(able)
+            code = segment.streams[stream]
+            self._do(code[positions[stream] % len(code)], positions[stream] // len(code))
+            positions[stream] += 1
+            if all(position % len(segment.streams[s]) == 0 for s, position in positions.items()):
+                self.ends.append(dict(self.memory[Space.DEVICE]))
+        return self
+
+    def _able(self, code: tuple[Instruction, ...], position: int) -> bool:
+        instruction = code[position % len(code)]
+        return not isinstance(instruction, Await) or self.signals[instruction.event] > position // len(code)
+
+    def _do(self, instruction: Instruction, iteration: int) -> None:
+        match instruction:
+            case Launch(k, again, makes):
+                self._launch(k, again, makes, iteration)
+            case Acquire(blocks, space):
+                for b in blocks:
+                    self._need(b not in self.memory[space], f"{b} is taken twice")
+                    self.memory[space][b] = NOTHING
+            case Release(blocks, space):
+                for b in blocks:
+                    self._need(b in self.memory[space], f"{b} is given back twice")
+                    del self.memory[space][b]
+            case Provide(blocks, space):
+                for b in blocks:
+                    self._put(space, b, hash(("given", b, iteration)))
+            case CopyOut(b):
+                self._put(Space.HOST, b, self._get(Space.DEVICE, b))
+            case CopyIn(b):
+                self._put(Space.DEVICE, b, self._get(Space.HOST, b))
+            case Encode(b, form, space):
+                self._put(space, form, self._get(space, b))
+            case Decode(b, form, space):
+                self._put(space, b, self._get(space, form))
+            case Signal(event):
+                self.signals[event] += 1
+
+    def _need(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise WrongValueError(what)
+
+    def _get(self, space: Space, b: int) -> Value:
+        value = self.memory[space].get(b, NOTHING)
+        self._need(value != NOTHING, f"{self.graph.blocks[b].id} has no value")
+        return value
+
+    def _put(self, space: Space, b: int, value: Value) -> None:
+        self._need(b in self.memory[space], f"{self.graph.blocks[b].id} has no memory")
+        self.memory[space][b] = value
+
+    def _launch(self, k: int, again: bool, makes: tuple[int, ...], iteration: int) -> None:
+        graph, kernel = self.graph, self.graph.kernels[k]
+        read = tuple((b, self._get(Space.DEVICE, b)) for b in graph.reads[k])
+        if not again:
+            self.order.append((iteration, k))
+            self.found[iteration, k] = tuple(value for _, value in read)
+        own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
+        # Memory of no bytes of results: a workspace means nothing to anybody.
+        results = [b for b in graph.writes[k] if graph.blocks[b].kind is not BlockKind.WORKSPACE and b not in own]
+        drawn: object = None
+        if kernel.pure is not True:
+            self.draws[k] += 1
+            drawn = (iteration, "again", self.draws[k]) if again else (iteration, "first")
+        written = {b: hash((k, at, read, drawn)) for at, b in enumerate(graph.writes[k])}
+        if kernel.op in SAVING and kernel.pure is not True and len(results) > 1:
+            first, *saved = results
+            from_ = tuple(self._get(Space.DEVICE, b) if again and b not in makes else written[b] for b in saved)
+            written[first] = hash((k, "of saved", tuple(pair for pair in read if pair[0] not in own), from_))
+        for b in makes if again else graph.writes[k]:
+            self._put(Space.DEVICE, b, written[b])

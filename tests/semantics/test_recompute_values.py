@@ -1,0 +1,55 @@
+"""Whatever stays, moves or is made again: kernels run in the trace's order and find what they would have found."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+from simgpu.program.verify import verify
+from tests.semantics.random_traces import careless_placements, encoded_graphs, mixed_placements, repeatable_traces
+from tests.semantics.random_training import trainings
+from tests.semantics.symbolic import Symbolic
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+
+
+def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:
+    plain = Symbolic(graph, lower(graph, Placement()), choice).run()
+    program = lower(graph, placement)
+    verify(program, graph)
+    moved = Symbolic(graph, program, choice).run()
+    assert moved.order == [(iteration, k) for iteration in range(2) for k in range(len(graph.kernels))]
+    assert moved.found == plain.found
+    assert moved.ends == plain.ends
+
+
+@many
+@given(st.data(), st.randoms(use_true_random=False))
+def test_training_finds_the_same_values(data: st.DataObject, choice: Random):
+    graph = data.draw(encoded_graphs(of=trainings()))
+    same_values(graph, data.draw(mixed_placements(graph)), choice)
+
+
+@many
+@given(st.data(), st.randoms(use_true_random=False))
+def test_any_kernels_find_the_same_values(data: st.DataObject, choice: Random):
+    graph = data.draw(encoded_graphs(of=repeatable_traces()))
+    same_values(graph, data.draw(mixed_placements(graph)), choice)
+
+
+@many
+@given(st.data(), st.randoms(use_true_random=False))
+def test_what_is_asked_for_without_care_is_refused_by_the_lowering_or_right(data: st.DataObject, choice: Random):
+    graph = TaskGraph.of(data.draw(st.one_of(trainings(), repeatable_traces())))
+    placement = data.draw(careless_placements(graph))
+    try:
+        lower(graph, placement)
+    except ProgramError:
+        return
+    same_values(graph, placement, choice)
