@@ -1,0 +1,134 @@
+"""HOME's policy: the search of algorithms 1 to 3, and the asynchronous program of sections 3.6 and 3.7."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import Action, Decisions, Option
+from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.policies.base import PlanContext
+from simgpu.policies.home import Home
+from simgpu.search.enumeration import exhaustive
+from simgpu.simulation import simulate, task_graph
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.policies.contract import PLENTY, node_of
+
+TIMES = [30, 5, 40, 5, 30, 10, 20, 10]
+
+
+def trace_of(layers: int = 8) -> Trace:
+    """A chain with layers that are dear and cheap to make again, and feature maps that are large and small."""
+    return chain(TIMES[:layers], [2 * ns for ns in TIMES[:layers]], [100 + 40 * (n % 3) for n in range(layers)])
+
+
+def context_of(trace: Trace, node: NodeSpec, budget: int, seed: int = 0) -> PlanContext:
+    return PlanContext(task_graph(trace, node), node, budget, None, np.random.default_rng(seed))  # type: ignore[arg-type]
+
+
+def keeping_peak(trace: Trace) -> int:
+    node = node_of(PLENTY)
+    graph = task_graph(trace, node)
+    decisions = Decisions.of(graph)
+    return int(Evaluator(graph, node, PLENTY, decisions).costs([[0] * len(decisions.maps)]).peak[0])
+
+
+def test_with_memory_to_spare_everything_is_kept():
+    result = simulate(trace_of(), node_of(PLENTY), "home")
+    assert result.iteration_ns == result.ideal_ns
+    assert result.metrics.bytes_out == 0
+
+
+@pytest.mark.parametrize("update", ["recombine", "full"])
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])
+def test_the_swarm_comes_near_the_optimum_of_a_small_graph(update: str, share: float):
+    """Recombination draws nothing new after the start, so it need not reach it; never is it below."""
+    trace, node = trace_of(), node_of(PLENTY)
+    budget = round(keeping_peak(trace) * share)
+    decisions = Decisions.of(task_graph(trace, node))
+    best = exhaustive(decisions.choices, Evaluator(task_graph(trace, node), node, budget, decisions).score)
+    found = simulate(trace, node, "home", parameters={"update": update}, budget=budget)
+    assert found.iteration_ns >= best.cost
+    # 500 random particles of 3**6 vectors have seen most of them.
+    assert found.iteration_ns <= 1.05 * best.cost
+
+
+def test_the_same_seed_gives_the_same_program_and_another_may_not():
+    trace, node = trace_of(), node_of(PLENTY)
+    budget = round(keeping_peak(trace) * 0.7)
+    few = {"particles": 5, "iterations": 2}
+    programs = [
+        simulate(trace, node, "home", parameters=few, budget=budget, seed=seed).program for seed in (1, 1, 2, 3, 4)
+    ]
+    assert programs[0] == programs[1]
+    assert len({str(program.segments) for program in programs}) > 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0.3, 1.0), st.integers(0, 100))
+def test_whether_it_fits_is_known_before_the_whole_search(share: float, seed: int):
+    """What `fits` says holds of the program: a swarm of the same seed meets what fits, or does not."""
+    trace, node = trace_of(), node_of(PLENTY)
+    budget = round(keeping_peak(trace) * share)
+    small = Home(particles=8, iterations=5)
+    says = small.fits(context_of(trace, node, budget, seed))
+    try:
+        simulate(trace, node, small, budget=budget, seed=seed)
+        runs = True
+    except OutOfMemoryError:
+        runs = False
+    assert says is runs
+
+
+def test_placements_are_decided_by_the_evaluator_and_paid_by_the_machine():
+    trace, node = trace_of(), node_of(PLENTY)
+    budget = round(keeping_peak(trace) * 0.7)
+    home = Home()
+    context = context_of(trace, node, budget)
+    decisions = home.decisions(context)
+    evaluator = home.evaluator(context, decisions)
+    found = home.search(context, evaluator)
+    assert simulate(trace, node, "home", budget=budget).iteration_ns == found.cost
+
+
+def test_where_the_closed_form_cannot_say_a_note_tells_why():
+    node = node_of(PLENTY)
+    half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
+    trace = trace_of()
+    budget = round(keeping_peak(trace) * 0.8)
+    notes = simulate(trace, half, "home", budget=budget).notes
+    assert any("not exact on this node: both directions share the link" in note for note in notes)
+
+
+def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():
+    trace, node = trace_of(), node_of(PLENTY)
+    budget = round(keeping_peak(trace) * 0.7)
+    beside, after = (
+        simulate(trace, node, "home", parameters={"offload": offload}, budget=budget).iteration_ns
+        for offload in ("beside", "after")
+    )
+    assert beside <= after
+
+
+def test_draining_only_ever_waits_longer():
+    """The same placement, every fetch of a block that is not out yet waiting for all copies, on a link slow enough."""
+    trace, node = trace_of(), node_of(PLENTY)
+    node = replace(node, link=replace(node.link, d2h_bandwidth=10**9))
+    graph = task_graph(trace, node)
+    decisions = Decisions.of(graph)
+    # On a chain what is fetched first has left last; only with other moments to fetch is there something else to wait for.
+    decisions = decisions.with_options([[Option(Action.SWAP, 3), Option(Action.SWAP, 6)]] * len(decisions.maps))
+    rng = np.random.default_rng(0)
+    vectors = np.array([[rng.integers(count) for count in decisions.choices] for _ in range(200)], np.int8)
+    plain, drained = (
+        Evaluator(graph, node, PLENTY, decisions, drain=drain).costs(vectors).time_ns for drain in (False, True)
+    )
+    assert (plain <= drained).all()
+    assert (plain < drained).any()

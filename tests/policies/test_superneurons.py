@@ -1,0 +1,62 @@
+"""SuperNeurons as HOME rebuilt it: a fixed rule for each type of layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from simgpu.evaluate.options import Action, Decisions
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import PlanContext
+from simgpu.policies.superneurons import SuperNeurons
+from simgpu.simulation import simulate
+from simgpu.trace.model import Phase, Trace
+from simgpu.trace.purity import purity
+from tests.policies.contract import PLENTY, node_of
+from tests.policies.networks import in_place, straight
+
+
+def told(trace: Trace) -> Trace:
+    """The trace with what the names of its forward operators tell about repeating them."""
+    kernels = (replace(k, pure=purity(k.op)) if k.phase is Phase.FORWARD else k for k in trace.kernels)
+    return replace(trace, kernels=tuple(kernels))
+
+
+def actions(trace: Trace) -> dict[str, str]:
+    """What becomes of each feature map."""
+    graph = TaskGraph.of(trace)
+    context = PlanContext(graph, node_of(PLENTY), PLENTY, None, np.random.default_rng(0))  # type: ignore[arg-type]
+    decisions = Decisions.of(graph)
+    chosen = zip(decisions.maps, decisions.options, SuperNeurons().place(context, decisions), strict=True)
+    return {graph.blocks[each.block].id: Action(options[o].action).name for each, options, o in chosen}
+
+
+OPS = ["conv2d", "max_pool2d", "conv2d", "relu", "local_response_norm", "linear", "tanh", "linear", "linear"]
+
+
+def test_convolutions_are_swapped_pools_activations_and_norms_recomputed_and_the_rest_is_kept():
+    assert actions(told(straight(OPS, [100] * len(OPS)))) == {
+        "y1": "SWAP",
+        "y2": "RECOMPUTE",
+        "y3": "SWAP",
+        "y4": "RECOMPUTE",
+        "y5": "RECOMPUTE",
+        "y6": "KEEP",
+        "y7": "RECOMPUTE",
+    }
+
+
+def test_what_cannot_be_made_again_is_kept():
+    assert set(actions(straight(OPS, [100] * len(OPS))).values()) == {"SWAP", "KEEP"}
+
+
+def test_an_activation_in_place_stays_with_the_convolution_that_made_the_block():
+    assert actions(told(in_place())) == {"a": "SWAP", "b": "SWAP"}
+
+
+def test_the_rule_is_the_same_whatever_fits():
+    trace = told(straight(OPS, [100] * len(OPS)))
+    ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
+    assert ample.program == tight.program
+    assert ample.timeline.device_memory.used.max() <= 600
