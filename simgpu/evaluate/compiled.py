@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -36,8 +37,9 @@ def evaluate_all() -> EvaluateAll:
     import numba
 
     # numba takes what it kept for a function to be good as long as that function's own file has not changed. These
-    # depend on each other's files, so they are kept under names that change with any of them.
-    digest = hashlib.sha256("".join(map(inspect.getsource, (clocks, columns, remaking))).encode()).hexdigest()[:16]
+    # depend on each other's files, and on this one, so they are kept under names that change with any of them.
+    sources = map(inspect.getsource, (clocks, columns, remaking, sys.modules[__name__]))
+    digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
     # All functions get one set of names to look each other up in, where each is compiled.
     names: dict[str, Any] = vars(remaking) | vars(clocks)
     for name, value in names.copy().items():
@@ -47,10 +49,15 @@ def evaluate_all() -> EvaluateAll:
     return compiled
 
 
+#: The functions make no arrays, so nobody needs to count references to those that they are given: counting them, which
+#: threads do in turn, takes a third of the time. A call by itself takes longer than most of the functions.
+_OPTIONS = {"nogil": True, "inline": "always", "_nrt": False}
+
+
 def _compile(numba: Any, function: FunctionType, kept_as: str) -> Any:
     function.__qualname__ = kept_as
     try:
-        return numba.njit(function, nogil=True, cache=True)
+        return numba.njit(function, cache=True, **_OPTIONS)
     except RuntimeError:
         # There is no place where this user may write.
-        return numba.njit(function, nogil=True)
+        return numba.njit(function, **_OPTIONS)
