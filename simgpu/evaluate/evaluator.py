@@ -95,16 +95,15 @@ class Evaluator:
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
             raise ValueError("a vector names an option that its feature map does not have")
         found = np.zeros((len(rows), len(FOUND)), np.int64)
-        cuts = self._cuts(len(rows))
-        evaluate, tables = evaluate_all(), self.tables
-        if len(cuts) == 2:
-            evaluate(tables, self._scratches[0], rows, found)
-        elif len(cuts) > 2:
-            with ThreadPoolExecutor(len(cuts) - 1) as pool:
-                pieces = zip(pairwise(cuts), self._scratches, strict=False)
-                work = [pool.submit(evaluate, tables, own, rows[a:b], found[a:b]) for (a, b), own in pieces]
-                for each in work:
-                    each.result()
+        evaluate, spans = evaluate_all(), pairwise(self._cuts(len(rows)))
+        pieces = [
+            (self.tables, own, rows[a:b], found[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
+        ]
+        others = [self._pool.submit(evaluate, *piece) for piece in pieces[1:]]
+        for piece in pieces[:1]:
+            evaluate(*piece)
+        for other in others:
+            other.result()
         return Costs(*(found[:, column] for column in range(len(FOUND))))
 
     def score(self, vectors: Vectors) -> Ints:
@@ -126,6 +125,11 @@ class Evaluator:
         """Where the rows are divided among threads."""
         pieces = max(min(self.threads, rows // _PIECE), 1)
         return [rows * piece // pieces for piece in range(pieces + 1)] if rows else [0]
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads beside the caller's, kept: to start them takes as long as hundreds of evaluations."""
+        return ThreadPoolExecutor(self.threads - 1)
 
     @cached_property
     def _scratches(self) -> list[Scratch]:
