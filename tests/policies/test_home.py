@@ -123,7 +123,7 @@ def test_draining_only_ever_waits_longer():
     node = replace(node, link=replace(node.link, d2h_bandwidth=10**9))
     graph = task_graph(trace, node)
     decisions = Decisions.of(graph)
-    # On a chain what is fetched first has left last; only with other moments to fetch is there something else to wait for.
+    # On a chain what is fetched first has left last: only with other moments to fetch is there something else to await.
     decisions = decisions.with_options([[Option(Action.SWAP, 3), Option(Action.SWAP, 6)]] * len(decisions.maps))
     rng = np.random.default_rng(0)
     vectors = np.array([[rng.integers(count) for count in decisions.choices] for _ in range(200)], np.int8)

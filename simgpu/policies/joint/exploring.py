@@ -15,9 +15,9 @@ from math import prod
 
 import numpy as np
 
-from simgpu.evaluate.evaluator import Evaluator
 from simgpu.search.enumeration import exhaustive
 from simgpu.search.exchange import descend, shuffled_pairs
+from simgpu.search.space import Score
 
 #: So many placements are all tried.
 ALL = 1 << 18
@@ -42,7 +42,8 @@ class Explored:
 
 
 def explore(
-    evaluator: Evaluator,
+    choices: Sequence[int],
+    score: Score,
     starts: Sequence[Vector],
     limit: int,
     seed: int,
@@ -53,64 +54,65 @@ def explore(
 
     All vectors with HOME's three actions alone are tried where these are few enough, whatever the limit.
 
-    >>> from simgpu.evaluate.options import Decisions
-    >>> from simgpu.graph.taskgraph import TaskGraph
-    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-    >>> from simgpu.trace.chain import chain
-    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
-    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
-    >>> evaluator = Evaluator(graph, node, 1000, Decisions.of(graph))
-    >>> explore(evaluator, [(0, 0)], limit=100, seed=0, enough=0, progress=lambda used: None)
-    Explored(vector=(0, 0), score=90, evaluations=9, complete=True)
+    >>> def score(vectors):
+    ...     return 10 - vectors.sum(axis=1)
+    >>> explore([3, 3], score, [(0, 0)], limit=100, seed=0, enough=0, progress=lambda used: None)
+    Explored(vector=(2, 2), score=6, evaluations=9, complete=True)
     """
-    choices = evaluator.decisions.choices
     if prod(choices) <= ALL:
-        found = exhaustive(choices, evaluator.score)
+        found = exhaustive(choices, score)
         return Explored(found.best, found.cost, found.evaluations, complete=True)
-    search = _Search(evaluator, limit, seed, enough, progress)
+    search = _Search(choices, score, limit, seed, enough, progress)
     few = [min(count, 3) for count in choices]
     if prod(few) <= ALL:
-        found = exhaustive(few, evaluator.score)
+        found = exhaustive(few, score)
         search.note(found.best, found.cost, found.evaluations)
         starts = (*starts, found.best)
     search.descend_from(starts)
     search.change_at_random()
-    return Explored(search.vector, search.score, search.evaluations, complete=False)
+    return Explored(search.vector, search.best, search.evaluations, complete=False)
 
 
 class _Search:
+    """vector: the best one; best: its score."""
+
     def __init__(
-        self, evaluator: Evaluator, limit: int, seed: int, enough: int, progress: Callable[[int], None]
+        self,
+        choices: Sequence[int],
+        score: Score,
+        limit: int,
+        seed: int,
+        enough: int,
+        progress: Callable[[int], None],
     ) -> None:
-        self.evaluator = evaluator
-        self.choices = np.array(evaluator.decisions.choices)
+        self.choices = np.array(choices)
+        self.score = score
         self.limit = limit
         self.enough = enough
         self.progress = progress
         self.rng = np.random.default_rng(seed)
-        self.pairs = shuffled_pairs(len(self.choices), seed)
-        self.vector: Vector = (0,) * len(self.choices)
-        self.score = int(evaluator.score(np.zeros((1, len(self.choices)), np.int8))[0])
+        self.pairs = shuffled_pairs(len(choices), seed)
+        self.vector: Vector = (0,) * len(choices)
+        self.best = int(score(np.zeros((1, len(choices)), np.int8))[0])
         self.evaluations = 1
 
     @property
     def done(self) -> bool:
-        return self.evaluations >= self.limit or self.score <= self.enough
+        return self.evaluations >= self.limit or self.best <= self.enough
 
     def note(self, vector: Vector, score: int, evaluations: int) -> None:
         """Remember what is better."""
         self.evaluations += evaluations
-        if score < self.score:
-            self.vector, self.score = vector, score
+        if score < self.best:
+            self.vector, self.best = vector, score
         self.progress(self.evaluations)
 
     def descend_from(self, starts: Iterable[Vector]) -> None:
         """The best of what comes of each."""
+        part = max(self.limit // _PART_OF_A_START, 1)
         for start in dict.fromkeys((self.vector, *starts)):
             if not self.done:
-                found = descend(
-                    start, self.choices.tolist(), self.evaluator.score, self.pairs, self.limit // _PART_OF_A_START
-                )
+                found = descend(start, self.choices.tolist(), self.score, self.pairs, part)
                 self.note(found.best, found.cost, found.evaluations)
 
     def change_at_random(self) -> None:
@@ -123,11 +125,11 @@ class _Search:
                 some = self.rng.random(_BATCH) < np.linspace(0.3, 1, _BATCH)
                 new = self.rng.integers(self.choices[places]).astype(np.int8)
                 rows[some, places[some]] = new[some]
-            scores = self.evaluator.score(rows)
-            best = int(scores.argmin())
-            better = int(scores[best]) < self.score
-            self.note(tuple(rows[best].tolist()), int(scores[best]), _BATCH)
+            scores = self.score(rows)
+            first = int(scores.argmin())
+            better = int(scores[first]) < self.best
+            self.note(tuple(rows[first].tolist()), int(scores[first]), _BATCH)
             if better and not self.done:
                 left = max(self.limit - self.evaluations, 1)
-                found = descend(self.vector, self.choices.tolist(), self.evaluator.score, limit=left)
+                found = descend(self.vector, self.choices.tolist(), self.score, limit=left)
                 self.note(found.best, found.cost, found.evaluations)

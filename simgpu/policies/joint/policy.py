@@ -13,10 +13,12 @@ budget (`simgpu.evaluate.bound`).
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.errors import MissingExtraError
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -26,10 +28,12 @@ from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
 from simgpu.policies.placing import PlacingPolicy, Vector, bar, inexact, program_of, told
+from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
+from simgpu.search.space import Score
 from simgpu.units import format_time
 
 #: Policies whose programs are tried beside what the search finds; the search does not start from them.
@@ -61,20 +65,25 @@ class Joint(PlacingPolicy):
 
         Raises `InputError` for a trace with several compute streams, or without what its kernels read.
         """
-        # First of all, so that the swarm draws what it draws where it is asked alone.
+        # HOME's swarm draws first, and so draws what it draws where it is asked alone.
+        alone = replace(context, rng=deepcopy(context.rng))
         starts = _starts(context)
         decisions = self.decisions(context)
         evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
-        found = self._explore(context, evaluator, starts)
+        shortlist = Shortlist(evaluator.score)
+        found = self._explore(context, evaluator, starts, shortlist)
         searched = program_of(context.graph, decisions, found.vector)
+        makers = {"search": lambda: searched, **_rivals(context, decisions, starts)}
+        if evaluator.why_not:
+            more = enumerate(shortlist.vectors)
+            makers |= {f"search {n}": partial(program_of, context.graph, decisions, v) for n, v in more}
+            makers["home, by runs"] = partial(Home().plan, alone)
+        runs = tried(context, makers)
+        label, program, time_ns = min(runs, key=lambda run: run[2], default=("search", searched, 0))
         notes = [told(decisions, found.vector), _how(found)]
-        tried = _tried(context, decisions, searched, starts)
-        if not tried:
-            return replace(searched, notes=tuple(notes))
-        label, program, time_ns = min(tried, key=lambda each: each[2])
-        if label != "search":
+        if not label.startswith("search"):
             notes = [f"adopted: the program of {label}, faster than what the search found", *notes]
-        if self.bound:
+        if self.bound and runs:
             notes.append(_distance(evaluator, time_ns))
         return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
 
@@ -85,22 +94,24 @@ class Joint(PlacingPolicy):
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
         """What the search finds."""
         evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
-        return self._explore(context, evaluator, _starts(context)).vector
+        return self._explore(context, evaluator, _starts(context), evaluator.score).vector
 
     def fits(self, context: PlanContext) -> bool | None:
         """Whether a placement that it starts from fits; None where only its own search can tell."""
         starts = _starts(context)
         decisions = self.decisions(context)
-        costs = Evaluator(context.graph, context.node, context.budget, decisions).costs(list(starts.values()))
-        return True if (costs.short == 0).any() else None
+        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        known = evaluator.why_not is None and (evaluator.costs(list(starts.values())).short == 0).any()
+        return True if known else None
 
-    def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts) -> Explored:
+    def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts, score: Score) -> Explored:
         def tell(used: int) -> None:
             context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
 
         seed = int(context.rng.integers(2**31))
         least = context.graph.ideal_ns()
-        return explore(evaluator, list(starts.values()), self.evaluations, seed, least, tell)
+        choices = evaluator.decisions.choices
+        return explore(choices, score, list(starts.values()), self.evaluations, seed, least, tell)
 
 
 def _starts(context: PlanContext) -> Starts:
@@ -116,22 +127,12 @@ def _starts(context: PlanContext) -> Starts:
     }
 
 
-def _tried(
-    context: PlanContext, decisions: Decisions, searched: Program, starts: Starts
-) -> list[tuple[str, Program, int]]:
-    """Label, program and time of those that fit: the search's own first, which wins where times are equal."""
-    programs = {"search": searched}
-    programs |= {label: program_of(context.graph, decisions, vector) for label, vector in starts.items()}
-    for label, policy in _RIVALS:
-        context.progress(f"planning {label}")
-        with suppress(InputError, OutOfMemoryError):
-            programs[label] = policy.plan(context)
-    found = []
-    for label, each in programs.items():
-        context.progress(f"trying {label}")
-        with suppress(OutOfMemoryError):
-            found.append((label, each, context.trial(each).iteration_ns))
-    return found
+def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[str, Callable[[], Program]]:
+    """What gives the programs of the policies that are tried beside what the search finds."""
+    placed: dict[str, Callable[[], Program]] = {
+        label: partial(program_of, context.graph, decisions, vector) for label, vector in starts.items()
+    }
+    return placed | {label: partial(policy.plan, context) for label, policy in _RIVALS}
 
 
 def _how(found: Explored) -> str:
