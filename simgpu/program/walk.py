@@ -320,7 +320,11 @@ class Walk:
             if memory.read(b, me, clock) != self.written[b] + found[b] - self.earlier[b]:
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             memory.touched[me][b] = clock[me]
-        for b in instruction.makes or outputs:
+        makes = instruction.makes or outputs
+        if changed := [b for b in outputs if b in graph.reads[k] and b not in makes]:
+            what = f"changes block {self._name(changed[0])} in place when it runs again, and is to make others only"
+            raise ProgramError(f"kernel {graph.kernels[k].id} {what}")
+        for b in makes:
             if b not in outputs:
                 raise ProgramError(
                     f"kernel {graph.kernels[k].id} does not make block {self._name(b)} when it runs again"

@@ -29,6 +29,7 @@ from simgpu.program.instructions import (
     Space,
 )
 from simgpu.timeline.streams import StreamId
+from tests.semantics.reference_launches import touched
 from tests.semantics.reference_links import carries, fair_rates, shared_links
 
 Token = tuple[int, int] | None
@@ -333,8 +334,9 @@ class ReferenceMachine:
     def _accesses(self, line: Line) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         instruction, gpu = line.here[0], line.stream.gpu  # type: ignore[index]
         if isinstance(instruction, Launch):
-            k, where = instruction.kernel, HOST if line.stream.role == "host" else gpu
-            return [(where, b) for b in self.graph.reads[k]], [(where, b) for b in self.graph.writes[k]]
+            where = HOST if line.stream.role == "host" else gpu
+            reads, writes = touched(self.graph, instruction)
+            return [(where, b) for b in reads], [(where, b) for b in writes]
         if isinstance(instruction, Encode | Decode):
             where = self._memory(line, instruction.space)
             whole, form = instruction.block, instruction.into if isinstance(instruction, Encode) else instruction.source
@@ -366,7 +368,10 @@ class ReferenceMachine:
             self.wrong.append(f"{instruction} in iteration {iteration} finds no value of {b}")
         elif isinstance(instruction, Launch):
             k = instruction.kernel
-            version = self.graph.read_versions[k][self.graph.reads[k].index(b)]
+            if b in self.graph.reads[k]:
+                version = self.graph.read_versions[k][self.graph.reads[k].index(b)]
+            else:
+                version = self.graph.write_versions[k][self.graph.writes[k].index(b)]
             if value not in self._expected(b, version, iteration):
                 self.wrong.append(f"{instruction} in iteration {iteration} finds {value} of {b}, not version {version}")
 

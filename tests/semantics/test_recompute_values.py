@@ -12,7 +12,14 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
-from tests.semantics.random_traces import careless_placements, encoded_graphs, mixed_placements, repeatable_traces
+from tests.machine.test_against_reference import compare
+from tests.semantics.random_traces import (
+    careless_placements,
+    encoded_graphs,
+    mixed_placements,
+    nodes,
+    repeatable_traces,
+)
 from tests.semantics.random_training import trainings
 from tests.semantics.symbolic import Symbolic
 
@@ -53,3 +60,17 @@ def test_what_is_asked_for_without_care_is_refused_by_the_lowering_or_right(data
     except ProgramError:
         return
     same_values(graph, placement, choice)
+
+
+@many
+@given(st.data(), st.booleans())
+def test_everything_happens_when_the_rules_say(data: st.DataObject, tight: bool):
+    """The machine against the second one, with relaunches and with copies out beside the last reader."""
+    graph = data.draw(encoded_graphs(of=st.one_of(trainings(max_layers=5), repeatable_traces())))
+    program = lower(graph, data.draw(mixed_placements(graph)))
+    node, budget = data.draw(nodes()), None
+    if tight:
+        unit = node.gpu.alignment
+        resident = sum(-(-graph.sizes[b] // unit) * unit for b in program.resident)
+        budget = resident + data.draw(st.integers(0, sum(graph.sizes)))
+    compare(program, graph, node, budget)

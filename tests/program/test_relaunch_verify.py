@@ -1,0 +1,250 @@
+"""Programs that make blocks again, broken in one place each: `verify` names what is wrong.
+
+Then programs broken at random: what `verify` accepts reads the right values under any timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import ProgramError
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    H2D,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Recompute, Swap
+from simgpu.program.verify import verify
+from simgpu.timeline.streams import StreamId
+from tests.program.test_verify_mutations import mutants, replayed
+from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
+from tests.semantics.random_traces import encoded_graphs, mixed_placements, repeatable_traces
+from tests.semantics.random_training import trainings
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+
+# F1: x -> a; BN: a -> b with saved statistics s and running statistics r; F3: b -> c; then backward.
+TASKS = graph(
+    [
+        kernel("F1", 1, "x", "a"),
+        kernel("BN", 1, "a r", "b s r", pure=False, op="batch_norm"),
+        kernel("F3", 1, "b", "c"),
+        kernel("odd", 1, "c", "d", pure=None),
+        kernel("B3", 1, "c d", "g3", phase=BACKWARD),
+        kernel("B2", 1, "a b s g3", "g2", phase=BACKWARD),
+        kernel("B1", 1, "x a g2", "g1", phase=BACKWARD),
+    ],
+    [held("x", 4), held("r", 2), *(block(name, 8) for name in ("a", "b", "s", "c", "d", "g3", "g2", "g1"))],
+)
+X, R, A, B, S, C, D, G1 = (TASKS.block(name) for name in ["x", "r", "a", "b", "s", "c", "d", "g1"])
+BN, F3, ODD, B2 = (TASKS.kernel(name) for name in ["BN", "F3", "odd", "B2"])
+#: a travels, b is made again from it.
+PLACEMENT = Placement((Swap(A, BN, B2, B2),), recomputes=(Recompute(B, F3, B2),))
+LEGAL = lower(TASKS, PLACEMENT)
+
+
+def code_of(stream: StreamId) -> list[Instruction]:
+    return list(LEGAL.segments[0].streams[stream])
+
+
+def refused(edited: dict[StreamId, Sequence[Instruction]], *words: str) -> None:
+    """The legal program with other code on some streams is refused, with a message that holds these words."""
+    streams = {**LEGAL.segments[0].streams, **{stream: tuple(code) for stream, code in edited.items()}}
+    with pytest.raises(ProgramError) as caught:
+        verify(Program((Segment(streams),), LEGAL.resident), TASKS)
+    for word in words:
+        assert word in str(caught.value)
+
+
+AGAIN = Launch(BN, recompute=True, makes=(B,))
+
+
+def without(code: Sequence[Instruction], *gone: Instruction) -> list[Instruction]:
+    assert all(each in code for each in gone)
+    return [each for each in code if each not in gone]
+
+
+def around(code: Sequence[Instruction], at: Instruction) -> int:
+    return list(code).index(at)
+
+
+def test_the_program_that_is_broken_below_is_legal():
+    verify(LEGAL, TASKS)
+    assert AGAIN in code_of(COMPUTE)
+    # b leaves after F3 and comes again; both times its memory is taken on its own.
+    assert Release((B,)) in code_of(COMPUTE)
+    assert code_of(COMPUTE)[around(code_of(COMPUTE), AGAIN) - 1] == Acquire((B,))
+
+
+def test_a_relaunch_without_memory_for_what_it_makes():
+    code = code_of(COMPUTE)
+    del code[around(code, AGAIN) - 1]
+    refused({COMPUTE: code}, "block b holds no device memory")
+
+
+def test_no_relaunch_at_all():
+    refused({COMPUTE: without(code_of(COMPUTE), AGAIN)}, "block b holds no value")
+
+
+def replaced(*instead: Instruction) -> dict[StreamId, Sequence[Instruction]]:
+    code = code_of(COMPUTE)
+    at = around(code, AGAIN)
+    return {COMPUTE: [*code[:at], *instead, *code[at + 1 :]]}
+
+
+@pytest.mark.parametrize("made", [C, X, G1])
+def test_a_relaunch_that_makes_what_its_kernel_does_not(made: int):
+    name = TASKS.blocks[made].id
+    wrong = Launch(BN, recompute=True, makes=(made,))
+    refused(replaced(wrong), f"kernel BN does not make block {name} when it runs again")
+
+
+@pytest.mark.parametrize("saved", [S, R])
+def test_a_relaunch_that_makes_saved_or_running_statistics_anew(saved: int):
+    wrong = Launch(BN, recompute=True, makes=(B, saved))
+    refused(replaced(wrong), f"kernel BN does not make block {TASKS.blocks[saved].id} when it runs again")
+
+
+def test_a_relaunch_that_is_not_declared():
+    refused(replaced(Launch(BN)), "kernel BN is launched a second time without being declared a recompute")
+
+
+def test_a_relaunch_before_its_kernel_ran():
+    code = code_of(COMPUTE)
+    at = around(code, Launch(BN))
+    code[at:at] = [AGAIN]
+    refused({COMPUTE: code}, "kernel BN is recomputed before it ran")
+
+
+def test_a_relaunch_of_a_kernel_of_unknown_purity():
+    code = code_of(COMPUTE)
+    at = around(code, Launch(ODD)) + 1
+    code[at:at] = [Launch(ODD, recompute=True, makes=(D,))]
+    refused({COMPUTE: code}, "kernel odd (op) is not known to be pure, it cannot be recomputed")
+
+
+def test_a_block_that_is_given_back_before_it_leaves_the_second_reader():
+    """b is made again and given back before B2 reads it."""
+    code = code_of(COMPUTE)
+    at = around(code, AGAIN) + 1
+    code[at:at] = [Release((B,))]
+    refused({COMPUTE: code}, "block b holds no")
+
+
+def test_saved_statistics_that_are_given_back_too_early():
+    code = code_of(COMPUTE)
+    at = around(code, AGAIN)
+    code[at:at] = [Release((S,))]
+    refused({COMPUTE: code}, "block s holds no")
+
+
+def test_an_input_that_is_fetched_too_late():
+    """The wait for a's copy back comes after the relaunch that reads it."""
+    code = code_of(COMPUTE)
+    at = around(code, AGAIN)
+    (wait,) = (each for each in code[at - 3 : at] if isinstance(each, Await) and each.event == back_event())
+    code.remove(wait)
+    at = around(code, AGAIN)
+    code[at + 1 : at + 1] = [wait]
+    refused({COMPUTE: code}, "Launch(kernel=1, recompute=True", "block a holds no value")
+
+
+def back_event() -> int:
+    (event,) = (each.event for each in code_of(H2D) if isinstance(each, Signal))
+    return event
+
+
+def test_an_input_that_nobody_waits_for():
+    refused({COMPUTE: without(code_of(COMPUTE), Await(back_event()))}, "block a")
+
+
+def test_an_input_that_is_not_fetched():
+    refused({H2D: without(code_of(H2D), CopyIn(A))}, "block a")
+
+
+def test_a_copy_out_that_begins_before_the_block_is_there():
+    waits = [each for each in code_of(D2H) if isinstance(each, Await)]
+    refused({D2H: without(code_of(D2H), *waits)}, "CopyOut", "block a")
+
+
+def test_memory_for_a_fetch_before_the_block_has_left():
+    away = next(each.event for each in code_of(D2H) if isinstance(each, Signal))
+    refused({COMPUTE: without(code_of(COMPUTE), Await(away))}, "block a")
+
+
+def test_a_block_that_leaves_twice():
+    code = code_of(D2H)
+    at = around(code, CopyOut(A))
+    code[at + 1 : at + 1] = [Release((A,))]
+    refused({D2H: code}, "block a")
+
+
+IN_PLACE = graph(
+    [
+        kernel("F1", 1, "x", "a"),
+        kernel("relu", 1, "a", "a m"),
+        kernel("B2", 1, "m", "g2", phase=BACKWARD),
+        kernel("B1", 1, "x a g2", "g1", phase=BACKWARD),
+    ],
+    [held("x", 4), *(block(name, 8) for name in ("a", "m", "g2", "g1"))],
+)
+
+
+@pytest.mark.parametrize(
+    ("again", "word"),
+    [
+        pytest.param([Launch(1, recompute=True, makes=(2,))], "finds a wrong version of block a", id="changed since"),
+        pytest.param(
+            [Launch(0, recompute=True, makes=(1,))], "finds a wrong version of block a", id="not all its writers"
+        ),
+        pytest.param(
+            [Launch(0, recompute=True, makes=(1,)), Launch(1, recompute=True, makes=(2,))],
+            "changes block a in place",
+            id="as if it left alone what it changes",
+        ),
+    ],
+)
+def test_a_block_that_is_changed_in_place(again: list[Instruction], word: str):
+    """a and m stay; relaunches that bring nothing back must not spoil a either."""
+    (segment,) = lower(IN_PLACE, Placement()).segments
+    code = list(segment.streams[COMPUTE])
+    at = code.index(Launch(2)) - 1
+    code[at:at] = again
+    with pytest.raises(ProgramError, match=word):
+        verify(Program((Segment({COMPUTE: tuple(code)}),), (0,)), IN_PLACE)
+
+
+@many
+@given(st.data())
+def test_what_verify_accepts_reads_the_right_values_under_any_timing(data: st.DataObject):
+    graph = data.draw(encoded_graphs(of=st.one_of(repeatable_traces(), trainings(max_layers=4))))
+    program = data.draw(mutants(lower(graph, data.draw(mixed_placements(graph)))))
+    try:
+        verify(program, graph)
+    except ProgramError:
+        return
+    assert replayed(data, program, graph).wrong == []
+
+
+@many
+@given(st.data())
+def test_every_lowered_program_is_accepted_and_right(data: st.DataObject):
+    graph = data.draw(encoded_graphs(of=st.one_of(repeatable_traces(), trainings(max_layers=5))))
+    program = lower(graph, data.draw(mixed_placements(graph)))
+    verify(program, graph)
+    assert replayed(data, program, graph).wrong == []
