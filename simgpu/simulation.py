@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +17,6 @@ from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.arguments import bytes_of, check_arguments
-from simgpu.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
@@ -33,6 +32,7 @@ from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
 from simgpu.remarks import on_compression, on_compute, on_epoch, on_exchange, on_gpus
+from simgpu.tasks import task_graph
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.check import check_trace
@@ -230,39 +230,51 @@ def simulate(
     >>> result.iteration_ns, result.ideal_ns, result.steady
     (83, 63, True)
     """
-    limit, unit = bytes_of("budget", budget), bytes_of("alignment", alignment)
-    check_arguments(
+    node, limit = _checked(
         {
             "trace": trace,
             "node": node,
             "policy": policy,
             "iterations": iterations,
             "seed": seed,
-            "budget": limit,
-            "alignment": unit,
+            "budget": bytes_of("budget", budget),
+            "alignment": bytes_of("alignment", alignment),
             "pool": pool,
             "epoch": epoch,
             "gpus": gpus,
             "exchange": exchange,
             "cores": cores,
-        },
-        _KINDS,
-        _CHOICES,
+        }
     )
-    problems = check_trace(trace)
-    if problems:
-        raise InputError(problems)
-    if unit is not None:
-        node = replace(node, gpu=replace(node.gpu, alignment=unit))
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
-    limit = node.budget if limit is None else limit
     whole = graph = task_graph(trace, node, epoch)
     how = DataParallel(gpus, Exchange(exchange), cores) if gpus is not None and gpus > 1 else None
     if how is not None:
         graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
     shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
-    program = chosen.plan(shared.context({} if carried is None else carried))
+    program = chosen.plan(shared.context(carried, progress))
     return shared.run(program) if how is None else shared.run_together(program, how, whole)
+
+
+def planning(
+    trace: Trace,
+    node: NodeSpec,
+    policy: Policy,
+    *,
+    budget: int | str | None = None,
+    seed: int = 0,
+    alignment: int | str | None = None,
+    epoch: int = 0,
+    progress: Callable[[str], None] = no_progress,
+) -> PlanContext:
+    """What a policy plans with in `simulate`, for who asks more of it than a program. The arguments are those there.
+
+    `PlanContext.trial` gives the `Result` that `simulate` would.
+    """
+    sizes = {"budget": bytes_of("budget", budget), "alignment": bytes_of("alignment", alignment)}
+    node, limit = _checked({"trace": trace, "node": node, "policy": policy, "seed": seed, "epoch": epoch, **sizes})
+    graph = task_graph(trace, node, epoch)
+    return _Shared(trace, graph, node, policy, limit, 3, seed, None, epoch).context(progress=progress)
 
 
 def told_to_fit(
@@ -275,33 +287,21 @@ def told_to_fit(
     if type(policy).fits is Policy.fits:
         return None
     graph, limit = task_graph(trace, node, epoch), node.budget if budget is None else budget
-    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, None, epoch).context({}))
+    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, None, epoch).context())
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
 _CHOICES: dict[str, Collection[str]] = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
 
 
-def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
-    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
-
-    It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
-    model of the GPU that the trace is of: the node's, or else the shipped one of that name.
-    """
-    own = node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
-    graph = replace(
-        TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, own), node, epoch))
-    )
-    if not trace.sparsity and not trace.compressibility:
-        return graph
-    costs = NodeCosts(trace, node, epoch)
-    sizes = graph.copy_sizes
-    if (cdma := node.gpu.cdma) is not None:
-        sizes = tuple(
-            costs.encoded_bytes(block, cdma.codec) if costs.is_known(block, cdma.codec) else block.bytes
-            for block in trace.blocks
-        )
-    return replace(graph, costs=costs, copy_sizes=sizes)
+def _checked(arguments: dict[str, Any]) -> tuple[NodeSpec, int]:
+    """The node as its memory is aligned, and the budget, of arguments and a trace that are good."""
+    check_arguments(arguments, _KINDS, _CHOICES)
+    if problems := check_trace(arguments["trace"]):
+        raise InputError(problems)
+    node, unit, budget = arguments["node"], arguments["alignment"], arguments["budget"]
+    aligned = node if unit is None else replace(node, gpu=replace(node.gpu, alignment=unit))
+    return aligned, node.budget if budget is None else budget
 
 
 @dataclass(frozen=True)
@@ -318,10 +318,12 @@ class _Shared:
     pool: str | None
     epoch: int
 
-    def context(self, carried: MutableMapping[str, Any]) -> PlanContext:
+    def context(
+        self, carried: MutableMapping[str, Any] | None = None, progress: Callable[[str], None] = no_progress
+    ) -> PlanContext:
         """What the policy may look at, its randomness begun anew."""
-        rng = np.random.default_rng(self.seed)
-        return PlanContext(self.graph, self.node, self.budget, self.run, rng, self.epoch, carried)
+        rng, noted = np.random.default_rng(self.seed), {} if carried is None else carried
+        return PlanContext(self.graph, self.node, self.budget, self.run, rng, self.epoch, noted, progress)
 
     def _pool(self, program: Program) -> str:
         if self.pool == "counting" and program.pool == "addressed":
@@ -389,4 +391,4 @@ class _Shared:
         )
 
 
-__all__ = ["OutOfMemoryError", "Result", "simulate", "told_to_fit"]
+__all__ = ["OutOfMemoryError", "Result", "planning", "simulate", "task_graph", "told_to_fit"]

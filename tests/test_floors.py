@@ -17,7 +17,7 @@ FLOORS = {
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search", "evaluate"),
-    4: ("policies", "machine", "parallel", "remarks"),
+    4: ("policies", "machine", "parallel", "remarks", "tasks"),
     5: ("simulation",),
     6: ("scenario", "experiments"),
     7: ("cli",),

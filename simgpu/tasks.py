@@ -1,0 +1,37 @@
+"""The tasks of a trace on a node: what policies plan on and programs are verified against.
+
+Lives here: `task_graph`, which brings a trace, what encoding costs and what a DMA engine compresses together. Does not
+live here: the graph (`simgpu.graph`), or running anything (`simgpu.simulation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from simgpu.codecs.costs import NodeCosts
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.model import Trace
+
+
+def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
+    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
+
+    It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
+    model of the GPU that the trace is of: the node's, or else the shipped one of that name.
+    """
+    own = node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+    graph = replace(
+        TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, own), node, epoch))
+    )
+    if not trace.sparsity and not trace.compressibility:
+        return graph
+    costs = NodeCosts(trace, node, epoch)
+    sizes = graph.copy_sizes
+    if (cdma := node.gpu.cdma) is not None:
+        sizes = tuple(
+            costs.encoded_bytes(block, cdma.codec) if costs.is_known(block, cdma.codec) else block.bytes
+            for block in trace.blocks
+        )
+    return replace(graph, costs=costs, copy_sizes=sizes)
