@@ -1,0 +1,58 @@
+"""The figure: 200 random placements for each of HOME's six models; how far the evaluator is from the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.hardware.nodes import load_node
+from simgpu.machine.run import run_program
+from simgpu.policies.placing import program_of
+from simgpu.simulation import task_graph
+from simgpu.trace.zoo.modelled import build_trace
+from tests.evaluate.evaluated import iteration_ns, peak_of
+
+NODE = load_node("2080ti")
+SIX = {
+    "vgg16": "cifar10",
+    "plain20": "cifar10",
+    "squeezenet": "cifar10",
+    "mobilenet": "cifar10",
+    "resnet34": "cifar10",
+    "inception-v3": None,
+}
+PLACEMENTS = 200
+
+
+#: Where the peak does not come when no copy out is under way, so that a budget can make the compute stream wait.
+WAITING = {"squeezenet", "mobilenet", "inception-v3"}
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_time_and_peak_of_random_placements_are_those_of_the_machine(name: str):
+    """Budgets lie between the least with which a placement runs and its peak, so that memory is waited for."""
+    graph = task_graph(build_trace(name, batch=64, input=SIX[name], gpu=NODE.gpu), NODE)
+    decisions = Decisions.of(graph)
+    rng = np.random.default_rng(0)
+    errors, understated, waited = [], 0, 0
+    for _ in range(PLACEMENTS):
+        kept = rng.random(len(decisions.maps)) < rng.choice([0, 0.3, 0.9])
+        vector = np.where(kept, 0, rng.integers(decisions.choices))
+        early = bool(rng.integers(2))
+        ample = Evaluator(graph, NODE, 10**15, decisions, early=early, threads=1)
+        assert ample.why_not is None
+        least, unhurried = replace(ample, budget=0).costs([vector]).short[0], ample.costs([vector])
+        budget = int(least if rng.integers(2) else rng.integers(least, unhurried.peak[0] + 1))
+        costs = replace(ample, budget=budget).costs([vector])
+        program = program_of(graph, decisions, vector, early=early)
+        run = run_program(program, graph, NODE, budget=budget, iterations=1)
+        errors.append(abs(int(costs.time_ns[0]) - iteration_ns(run)) / iteration_ns(run))
+        understated += peak_of(run) > costs.peak[0]
+        waited += bool(costs.time_ns[0] > unhurried.time_ns[0])
+        assert costs.short[0] == 0
+    assert (np.mean(errors), max(errors), understated) == (0, 0, 0)
+    assert waited > 0 or name not in WAITING
