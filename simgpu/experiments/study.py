@@ -1,7 +1,7 @@
 """A study: several traces under several policies over epochs of training, beside the numbers that a paper states.
 
-Lives here: `run_study` and its answer. Does not live here: one training (`simgpu.experiments.training`), what a study
-is (`simgpu.scenario.study`), or the texts of its tables (`simgpu.experiments.study_tables`).
+Lives here: `run_study` and its answer. Does not live here: one of its runs (`simgpu.experiments.study_runs`), what a
+study is (`simgpu.scenario.study`), or the texts of its tables (`simgpu.experiments.study_tables`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import memory_of
-from simgpu.experiments.training import train
+from simgpu.experiments.study_runs import cell_of
 from simgpu.policies.registry import make_policy
 
 if TYPE_CHECKING:
@@ -136,8 +135,17 @@ class StudyResult:
         asked = self._told_of(row.measure, row.of, row.without)
         of = {trace: found[trace] for trace in asked if trace in found}
         values = [value for told in of.values() for value in told]
-        aggregate = _AGGREGATES.get(row.of, fmean)
-        return Beside(row, aggregate(values) if values else None, len(of), len(values), len(asked), each * len(asked))
+        ours = self._of_sums(row, of) if row.of == "sum" else _AGGREGATES.get(row.of, fmean)(values) if values else None
+        return Beside(row, ours, len(of), len(values), len(asked), each * len(asked))
+
+    def _of_sums(self, row: Published, traces: Iterable[str]) -> float | None:
+        """The sum over traces of what a measure divides, over the sum of what it is divided by."""
+        part = MEASURES[row.measure].quotient_of
+        ours, theirs = (
+            sum(self.value(part, trace, run) or 0 for trace in traces for run in runs)
+            for runs in zip(*self._pairs(row.run, row.over), strict=True)
+        )
+        return ours / theirs if theirs else None
 
     def _of_memory(self, row: Published, trace: str) -> float:
         ideal, amount = self.memory[trace]["ideal"], self.memory[trace][row.memory or ""]
@@ -196,6 +204,7 @@ class StudyResult:
             "epochs": list(study.epochs),
             "iterations": study.iterations,
             "seed": study.seed,
+            "largest_batch": study.largest_batch,
             "traces": {label: _about(trace) for label, trace in study.traces.items()},
             "networks": {label: list(batches) for label, batches in study.networks.items()},
             "runs": {run.label: _run(run) for run in study.runs},
@@ -251,32 +260,11 @@ def run_study(study: Study, *, progress: Callable[[str], None] | None = None) ->
         if progress:
             progress(f"{label}, {len(study.runs)} runs of {len(study.epochs)} epochs")
         for run in study.runs:
-            cells[label, run.label] = _cell(study, label, run)
+            cells[label, run.label] = cell_of(study, label, run)
     asked = any(row.memory is not None for row in study.published)
     return StudyResult(
         study, cells, {label: memory_of(trace) for label, trace in study.traces.items()} if asked else {}
     )
-
-
-def _cell(study: Study, label: str, run: StudyRun) -> Cell:
-    (policy, parameters), budget = run.on(label)
-    try:
-        training = train(
-            study.traces[label],
-            run.node,
-            policy,
-            parameters=parameters,
-            epochs=study.epochs,
-            iterations=study.iterations,
-            seed=study.seed,
-            budget=budget,
-            **(run.data_parallel.arguments if run.data_parallel else {}),
-        )
-    except OutOfMemoryError as error:
-        return Cell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
-    except (InputError, MissingExtraError) as error:
-        return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
-    return Cell.of(training)
 
 
 def _about(trace: Trace) -> dict[str, Any]:

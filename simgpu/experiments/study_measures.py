@@ -110,12 +110,16 @@ def _largest_batch(ours: Sequence[Cell], _: Sequence[Cell]) -> float | None:
     return max((each.batch for each in ours if each.samples_per_s is not None), default=None)
 
 
+def _batch_gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> float | None:
+    return _over(_largest_batch(ours, ours), _largest_batch(theirs, theirs))
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A measure: its title over a table, and how a published one is called.
 
     of: its value for a run (and the run it is told over), None where that is not known. of_sweep: in place of it, that
-    of all batches of a network together. share: it is told in percent; size: in bytes; else with so many decimals.
+    of all batches of a network together. quotient_of: the measure of which it is one run's over another's. share: it is told in percent; size: in bytes; else with so many decimals.
     alone: it needs no other run. averaged: the mean of several says something.
     """
 
@@ -128,6 +132,7 @@ class Measure:
     decimals: int = 3
     averaged: bool = True
     of_sweep: Callable[[Sequence[Cell], Sequence[Cell]], float | None] | None = None
+    quotient_of: str = ""
 
     def text(self, value: float | None) -> str:
         """A value, or a dash."""
@@ -186,12 +191,19 @@ MEASURES: Mapping[str, Measure] = {
         of_sweep=_best_throughput,
     ),
     "largest_batch": Measure(
-        "largest of these batches in memory",
+        "largest batch in memory",
         "largest batch",
         lambda a, b: None,
         alone=True,
         decimals=0,
         of_sweep=_largest_batch,
+    ),
+    "batch_gain": Measure(
+        "largest batch over that of {over}",
+        "largest batch",
+        lambda a, b: None,
+        of_sweep=_batch_gain,
+        quotient_of="largest_batch",
     ),
     **{name: Measure(title, name, _share(name), share=True, alone=True) for name, title in _PARTS.items()},
     "memory": Measure("ideal memory over it", "ideal memory over it", lambda a, b: None, alone=True),

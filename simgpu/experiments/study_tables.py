@@ -61,18 +61,21 @@ def study_tables(result: StudyResult) -> list[StudyTable]:
 def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
     study, told = result.study, MEASURES[measure]
     whole = told.of_sweep is not None
+    # A study of largest batches has one for every run: what the traces have is only where its searches begin.
+    given = not study.largest_batch
     rows = [
         (
             study.network(label),
-            _batches(study, label),
+            *([_batches(study, label)] if given else []),
             *(_cell(result, label, run, measure, over) for run in study.runs),
         )
         for label in (study.networks if whole else study.traces)
     ]
     if told.averaged:
         means = (told.text(result.mean(run.label, over, measure)) for run in study.runs)
-        rows.append((MEAN, "", *means))
-    headings = ("", "batches" if whole else "batch", *(run.label for run in study.runs))
+        rows.append((MEAN, *([""] if given else []), *means))
+    batches = ["batches" if whole else "batch"] if given else []
+    headings = ("", *batches, *(run.label for run in study.runs))
     return StudyTable(_title(measure, over), headings, rows)
 
 
@@ -207,7 +210,7 @@ def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str,
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
     if swept and row.values < row.points:
         what += f" (of {row.values} of {row.points})"
-    elif number.of == MEAN and row.traces < row.asked:
+    elif number.of in (MEAN, "sum") and row.traces < row.asked:
         what += f" (of {row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (

@@ -68,6 +68,9 @@ class _Loading(Reading):
         networks = {label: self._traces(label, entry, node) for label, entry in self._labelled("traces")}
         traces = {label: trace for found in networks.values() for label, trace in found.items()}
         self._check_traces(networks)
+        if self.sweeps and self.values.get("largest_batch"):
+            what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
+            self.tell("largest_batch", what, "give every trace one batch, with which the search begins")
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
         batches = tuple(trace.info.batch for trace in traces.values())
         runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], batches)) if file else ()
@@ -90,6 +93,7 @@ class _Loading(Reading):
             seed=file.seed,
             published=published,
             tables=tuple(dict.fromkeys(file.tables)),
+            largest_batch=file.largest_batch,
         )
 
     def _leave_out(self) -> None:

@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 
 STUDY_SCHEMA = "simgpu.study/1"
 #: What a published number may be of, beside one of the traces.
-AGGREGATES = ("mean", "min", "max")
+AGGREGATES = ("mean", "min", "max", "sum")
 #: What is told of a run over another one.
 Relative = Literal[
-    "throughput", "time", "time_added", "time_saved", "bytes_moved", "energy", "power_added", "best_throughput"
+    "throughput",
+    "time",
+    "time_added",
+    "time_saved",
+    "bytes_moved",
+    "energy",
+    "power_added",
+    "best_throughput",
+    "batch_gain",
 ]
 #: Parts of a run's time, as shares of all of it.
 Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
@@ -38,7 +46,7 @@ Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
 Alone = Literal["samples_per_s", "largest_batch", "average_power", "largest_power", Part]
 OfRun = Literal[Relative, Alone]
 #: What is told of all batches of a sweep together.
-OfSweep = Literal["best_throughput", "largest_batch"]
+OfSweep = Literal["best_throughput", "largest_batch", "batch_gain"]
 #: What is told of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
@@ -96,8 +104,11 @@ class PublishedSection(FileModel):
         default=None, description="the run it is compared with; without: the first baseline; of a sweep the same budget"
     )
     memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
-    of: str = Field(default="mean", description="a trace, a sweep of them, or mean, min or max of all")
-    without: list[str] = Field(default=[], description="traces that this mean, min or max leaves out")
+    of: str = Field(
+        default="mean",
+        description="a trace, a sweep of them, or mean, min or max of all; of batch_gain also sum, one sum over the other",
+    )
+    without: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
     measure: Measure | None = Field(
         default=None, description="what is stated; without: throughput of a run, ideal memory over an amount of memory"
@@ -119,6 +130,8 @@ class PublishedSection(FileModel):
             raise ValueError(f"{self.told} is not told of {whose}: write {', '.join(get_args(fits))}")
         if self.over is not None and (self.memory is not None or self.told in get_args(Alone)):
             raise ValueError(f"{self.told} is not told over another run: drop over")
+        if self.of == "sum" and self.told != "batch_gain":
+            raise ValueError(f"sums of {self.told} are not told: write mean, min or max")
         if (self.told in _SHARES and self.value > 1) or (self.told in _SAVED and self.value == 1):
             raise ValueError(f"value {self.value:g} is no share: write 20% as 0.2")
         return self
@@ -145,7 +158,18 @@ class StudyFile(FileModel):
     )
     iterations: int = Field(default=3, ge=1, le=10_000, description="how many times an iteration is run")
     seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
+    largest_batch: bool = Field(
+        default=False, description="every run at the largest batch that fits it; that of the trace begins the search"
+    )
     published: list[PublishedSection] = Field(default=[], description="numbers to put beside the results")
+
+    @model_validator(mode="after")
+    def _searches_what_can_be_searched(self) -> StudyFile:
+        if self.largest_batch and len(set(self.epochs)) > 1:
+            raise ValueError("the largest batch is searched in one epoch: give one in epochs")
+        if self.largest_batch and any(run.data_parallel is not None for run in self.runs.values()):
+            raise ValueError("the largest batch is searched for one GPU: drop data_parallel")
+        return self
 
 
 def _iterations(count: int) -> str:
@@ -205,7 +229,8 @@ class Study:
 
     traces: by the label of their row. sweeps: by its label in the file, the labels of the traces of each sweep of
     batches. baseline: labels of the runs, or sweeps of runs, that the others are told over.
-    tables: the measures that are told of every trace and run. epochs: of training.
+    tables: the measures that are told of every trace and run. epochs: of training. largest_batch: whether every run is
+    told at the largest batch that fits it, in place of that of the trace.
     """
 
     name: str
@@ -221,6 +246,7 @@ class Study:
     published: tuple[Published, ...]
     tables: tuple[Table, ...] = ("throughput",)
     sweeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    largest_batch: bool = False
 
     @property
     def networks(self) -> dict[str, tuple[str, ...]]:
@@ -258,6 +284,7 @@ class Study:
             *(("origin", origin) for origin in origins),
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
             ("run", f"{told}; " + _iterations(self.iterations)),
+            *([("batch", "of every run the largest that fits it")] if self.largest_batch else []),
             *(("note", note) for note in self.notes),
         ]
 
