@@ -119,8 +119,9 @@ class Measure:
     """A measure: its title over a table, and how a published one is called.
 
     of: its value for a run (and the run it is told over), None where that is not known. of_sweep: in place of it, that
-    of all batches of a network together. quotient_of: the measure of which it is one run's over another's. share: it is told in percent; size: in bytes; else with so many decimals.
-    alone: it needs no other run. averaged: the mean of several says something.
+    of all batches of a network together. quotient_of: the measure of which it is one run's over another's. share: it is
+    told in percent; size: in bytes; else with so many decimals. alone: it needs no other run. averaged: the mean of
+    several says something.
     """
 
     title: str

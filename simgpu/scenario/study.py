@@ -106,7 +106,7 @@ class PublishedSection(FileModel):
     memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
     of: str = Field(
         default="mean",
-        description="a trace, a sweep of them, or mean, min or max of all; of batch_gain also sum, one sum over the other",
+        description="a trace, a sweep of them, or mean, min or max of all; of batch_gain also sum, one over the other",
     )
     without: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
