@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
+
+if TYPE_CHECKING:
+    from simgpu.policies.placing import Chosen
 
 
 class Trial(Protocol):
@@ -34,7 +37,7 @@ class Trial(Protocol):
         ...
 
 
-def no_progress(what: str) -> None:
+def no_progress(what: object) -> None:
     """Tells nobody."""
 
 
@@ -46,7 +49,8 @@ class PlanContext:
     training, from 0. carried: what the policy noted in earlier epochs of this training; it may add to it.
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
-    doing.
+    doing. chosen: told what was chosen for each feature map, by policies that decide about one at a time; of several
+    times the last counts.
     """
 
     graph: TaskGraph
@@ -57,6 +61,7 @@ class PlanContext:
     epoch: int = 0
     carried: MutableMapping[str, Any] = field(default_factory=dict)
     progress: Callable[[str], None] = no_progress
+    chosen: Callable[[Chosen], None] = no_progress
 
 
 @dataclass(frozen=True)

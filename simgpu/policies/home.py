@@ -34,7 +34,7 @@ from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.evaluate.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import PlacingPolicy, Vector, bar, inexact, program_of, told
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, inexact, program_of, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.search.space import Score, Vectors
@@ -84,6 +84,7 @@ class Home(PlacingPolicy):
             makers = {v: partial(self._program, context, evaluator, v) for v in shortlist.vectors}
             runs = tried(context, makers)
             vector, program, _ = min(runs, key=lambda run: run[2], default=(vector, program, 0))
+        context.chosen(Chosen(evaluator, vector, found.evaluations, found))
         notes = (told(decisions, vector), _how(found), *inexact(evaluator))
         return replace(program, notes=(*program.notes, *notes))
 

@@ -1,7 +1,7 @@
 """Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program.
 
-Lives here: what the entries of a vector stand for in a placement, and what these policies have in common. Does not live
-here: the options themselves (`simgpu.evaluate.options`), or who chooses (the policies).
+Lives here: what the entries of a vector stand for in a placement, what these policies have in common, and what they
+tell of a choice. Does not live here: the options themselves (`simgpu.evaluate.options`), or who chooses (the policies).
 """
 
 from __future__ import annotations
@@ -19,9 +19,25 @@ from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement, Recompute, Swap
+from simgpu.search.swarm import SwarmFound
 
 #: What becomes of each feature map: numbers of its options.
 Vector = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a policy chose for each feature map, and what led to it (`PlanContext.chosen`).
+
+    evaluator: what tells costs, with the feature maps and their options in its decisions. vector: what the program
+    does; None where that is no vector of these options. evaluations: vectors that were scored on the way, None where
+    nobody counted. swarm: how a swarm went, if there was one.
+    """
+
+    evaluator: Evaluator
+    vector: Vector | None
+    evaluations: int | None = None
+    swarm: SwarmFound | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class PlacingPolicy(Policy):
         """
         decisions = self.decisions(context)
         vector = self.place(context, decisions)
+        context.chosen(Chosen(Evaluator(context.graph, context.node, context.budget, decisions), vector))
         program = program_of(context.graph, decisions, vector)
         return replace(program, notes=(*program.notes, told(decisions, vector)))
 

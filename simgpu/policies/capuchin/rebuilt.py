@@ -24,7 +24,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext
-from simgpu.policies.placing import program_of
+from simgpu.policies.placing import Chosen, inexact, program_of
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -39,10 +39,11 @@ def rebuilt(context: PlanContext) -> Program:
     require_one_stream(graph, "capuchin")
     require_reads(graph)
     decisions = Decisions.of(graph)
-    program = program_of(graph, decisions, first_to_current(graph, node, context.budget, decisions))
-    why = Evaluator(graph, node, context.budget, decisions).why_not
-    notes = (f"decided by times that are not exact on this node: {why}",) if why else ()
-    return replace(program, notes=(*program.notes, *notes))
+    vector = first_to_current(graph, node, context.budget, decisions)
+    evaluator = Evaluator(graph, node, context.budget, decisions)
+    context.chosen(Chosen(evaluator, vector))
+    program = program_of(graph, decisions, vector)
+    return replace(program, notes=(*program.notes, *inexact(evaluator)))
 
 
 def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
-from simgpu.policies.placing import PlacingPolicy, Vector, bar, inexact, program_of, told
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, inexact, program_of, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
@@ -74,12 +74,15 @@ class Joint(PlacingPolicy):
         found = self._explore(context, evaluator, starts, shortlist)
         searched = program_of(context.graph, decisions, found.vector)
         makers = {"search": lambda: searched, **_rivals(context, decisions, starts)}
+        vectors = {"search": found.vector, **starts}
         if evaluator.why_not:
-            more = enumerate(shortlist.vectors)
-            makers |= {f"search {n}": partial(program_of, context.graph, decisions, v) for n, v in more}
+            more = {f"search {n}": vector for n, vector in enumerate(shortlist.vectors)}
+            makers |= {each: partial(program_of, context.graph, decisions, vector) for each, vector in more.items()}
+            vectors |= more
             makers["home, by runs"] = partial(Home().plan, alone)
         runs = tried(context, makers)
         label, program, time_ns = min(runs, key=lambda run: run[2], default=("search", searched, 0))
+        context.chosen(Chosen(evaluator, vectors.get(label), found.evaluations))
         notes = [told(decisions, found.vector), _how(found)]
         if not label.startswith("search"):
             notes = [f"adopted: the program of {label}, faster than what the search found", *notes]
