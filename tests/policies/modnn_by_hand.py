@@ -1,7 +1,8 @@
 """moDNN's plans read back from their programs alone, with nothing of the planner's own code (Chen et al., TPDS 2019).
 
-Times come from a walk over the instructions, addresses from the offsets in them, and equations 9 and 10, the offloading
-schemes of figure 6 and the prediction of section 5.2.2 are written down here a second time, the slow and plain way.
+Times come from a walk over the instructions, addresses from the offsets in them, and equation 9, the offloading schemes
+of figure 6 and the prediction of section 5.2.2 are written down here a second time, the slow and plain way. Equation 10
+is in `modnn_gains_by_hand`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Round:
     written: dict[int, int] = field(default_factory=dict)
     unused: set[int] = field(default_factory=set)
     host: set[int] = field(default_factory=set)
+    given_back: list[tuple[int, int, int]] = field(default_factory=list)
     position: list[int] = field(default_factory=lambda: [0, 0])
     fired: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
@@ -154,8 +156,10 @@ class Round:
             self._take(done)
         elif isinstance(done, Release) and done.space is Space.DEVICE:
             for b in done.blocks:
-                del self.at[b]
+                start, size = self.at.pop(b)
                 self.unused.discard(b)
+                if lane == 1:
+                    self.given_back.append((start, start + size, now))
         return done
 
     def _launch(self, k: int) -> None:
@@ -234,8 +238,20 @@ class Round:
             end = start + size
         return [*found, (end, self.budget - end, None)] if end < self.budget else found
 
+    def holes(self, moved: Collection[int] = ()) -> list[list[int]]:
+        """Address and size of what is free, or would be without these blocks, from the lowest address up."""
+        found: list[list[int]] = []
+        for start, size, b in self.segments():
+            if b is not None and b not in moved:
+                continue
+            if found and sum(found[-1]) == start:
+                found[-1][1] += size
+            else:
+                found.append([start, size])
+        return found
+
     def has_hole(self, size: int) -> bool:
-        return size == 0 or any(b is None and length >= size for _, length, b in self.segments())
+        return size == 0 or any(length >= size for _, length in self.holes())
 
     def schemes(self, size: int, needed: Collection[int]) -> list[tuple[int, ...]]:
         """Figure 6: all windows of neighbours that are just large enough and may leave, as the blocks in them."""
@@ -289,48 +305,6 @@ class Round:
             if sum(self.size(b) for b in kept | set(self.data[s])) + padded(least, self.node) > self.room:
                 return False
         return True
-
-    def gains(self, k: int) -> dict[tuple[int, int, str], int]:
-        """Equation 10 of each way to run kernel k whose workspace finds room.
-
-        Of none where a prefetch is due and some workspace needs offloading, which changes what room the prefetch has.
-        """
-        pending = self.lacking(k)
-        missing = pending[1] if pending and self.due(k, *pending, self.fastest(k)) else []
-        if missing and not all(self.has_hole(padded(way[1], self.node)) for way in self.ways[k]):
-            return {}
-        base = min(self.ways[k], key=lambda way: (way[1], way[0], way[2]))
-        found = {}
-        for way in self.ways[k]:
-            workspace = padded(way[1], self.node)
-            delays = [0] if self.has_hole(workspace) else [self.delay(s) for s in self.schemes(workspace, self.data[k])]
-            if not delays and sum(map(self.size, self.data[k])) + workspace <= self.room:
-                delays = [self._defragmentation(k)]
-            if delays:
-                held_up = self._held_up(workspace, missing)
-                found[way] = base[0] - way[0] - min(delays) - sum(self.transfer(b, out=False) for b in held_up)
-        return found
-
-    def _defragmentation(self, k: int) -> int:
-        """How much longer compute waits until all is copied out and what kernel k takes in is there again."""
-        made = set(self.data[k]) - set(self.inputs[k])
-        values = [b for b in sorted(self.at, key=lambda b: (self.at[b][0], b)) if b not in self.stays | made]
-        begin = max(self.clock[0] + self.delay(values), self.clock[1])
-        return begin + sum(self.transfer(b, out=False) for b in self.inputs[k]) - self.clock[0]
-
-    def _held_up(self, workspace: int, missing: Collection[int]) -> list[int]:
-        """Blocks that would find no room next to a workspace: exact fit first, then first fit (section 3.3)."""
-        holes = [[start, size] for start, size, b in self.segments() if b is None]
-
-        def placed(size: int) -> bool:
-            fitting = [hole for hole in holes if hole[1] == size] or [hole for hole in holes if hole[1] >= size]
-            if fitting and size:
-                fitting[0][0] += size
-                fitting[0][1] -= size
-            return bool(fitting) or not size
-
-        placed(workspace)
-        return [b for b in missing if not placed(self.size(b))]
 
 
 def laid_apart(part: Round) -> bool:

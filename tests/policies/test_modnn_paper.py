@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import ProgramError
@@ -33,7 +33,8 @@ from simgpu.simulation import simulate, task_graph
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
 from tests.policies.modnn_by_hand import Round, laid_apart, rounds_of, walked
-from tests.semantics.hand_made import BACKWARD, INFO, block, held, kernel, node, trace
+from tests.policies.modnn_gains_by_hand import gains, stand_before_choice
+from tests.semantics.hand_made import BACKWARD, GB, INFO, block, held, kernel, node, trace
 from tests.semantics.random_traces import nodes
 
 #: Trace, node, sub-batch and budget.
@@ -167,39 +168,72 @@ def test_prefetches_begin_by_equation_9_for_tasks_that_will_fit_and_end_for_a_re
             part.step(0)
 
 
-def stands_before_choice(part: Round, k: int) -> bool:
-    """Walk on to where kernel k's algorithm is chosen; False where the program does not show that place."""
-    code = part.codes[0]
-    launch = code.index(Launch(k))
-    taken = [
-        at
-        for at in range(part.position[0], launch)
-        if isinstance(code[at], Acquire) and any(b in part.data[k] for b in code[at].blocks)  # type: ignore[union-attr]
-    ]
-    if not taken:
-        return False
-    wanted = code[taken[-1]].blocks  # type: ignore[union-attr]
-    while part.position[0] <= taken[-1]:
-        part.next()
-        part.step(0)
-    if any(b in part.inputs[k] for b in wanted):
-        while not isinstance(part.next(), Await):
-            part.step(0)
-        part.step(0)
-    return True
+def beside_a_copy(gemm: int) -> Trace:
+    """A convolution beside a hole of 30 bytes that is still being copied out for 30 ns when it could begin.
+
+    Before it, for a budget of 40 bytes, the label takes the place of `y`, and `y` then that of `large`.
+    """
+    return trace(
+        [
+            kernel("t", 10, "", "y"),
+            kernel("u", 10, "", "large"),
+            kernel("v", 10),
+            kernel("conv", gemm, "label", "made", phase=BACKWARD, op="conv2d"),
+            kernel("s", 10, "y", phase=BACKWARD),
+            kernel("last", 10, "large", phase=BACKWARD),
+        ],
+        [
+            held("label", 5, kind=BlockKind.LABEL),
+            block("y", 5),
+            block("large", 35),
+            block("made", 0, kind=BlockKind.GRADIENT),
+        ],
+        algorithms=(AlgorithmChoice("conv", "gemm", gemm, 0), AlgorithmChoice("conv", "winograd", 0, 20)),
+    )
+
+
+def cleared_for_a_workspace() -> Trace:
+    """A convolution for whose workspace, of a budget of 95 bytes, everything is copied out after it was prepared."""
+    return trace(
+        [
+            kernel("t", 0, "", "y"),
+            kernel("u", 0, "label", "g", phase=BACKWARD),
+            kernel("conv", 0, "", "made", phase=BACKWARD, op="conv2d"),
+            kernel("s", 0, "g", phase=BACKWARD),
+            kernel("last", 0, "y", phase=BACKWARD),
+        ],
+        [
+            held("label", 5, kind=BlockKind.LABEL),
+            block("y", 35),
+            block("g", 60, kind=BlockKind.GRADIENT),
+            block("made", 0, kind=BlockKind.GRADIENT),
+        ],
+        algorithms=(AlgorithmChoice("conv", "gemm", 0, 0), AlgorithmChoice("conv", "winograd", 0, 60)),
+    )
+
+
+@pytest.mark.parametrize(("gemm", "chosen", "begins"), [(30, "gemm", 30), (31, "winograd", 60)])
+def test_a_workspace_waits_for_what_is_still_being_copied_out_of_its_place(gemm: int, chosen: str, begins: int) -> None:
+    made = beside_a_copy(gemm)
+    assert [*plan_of(made, node(), 40).schedules[0].chosen.values()] == [chosen]
+    starts, copies = times(made, 40)
+    assert copies["out:large"] == (25, 60)
+    assert (starts["v"], starts["conv"]) == (20, begins)
 
 
 @many
+@example((beside_a_copy(30), node(), 1, 40))
+@example((cleared_for_a_workspace(), node(back=GB // 10), 1, 95))
 @given(tight())
 def test_algorithms_are_chosen_by_equation_10(case: Case) -> None:
     plan, parts = planned(case)
     chosen = dict(plan.program.transforms[1].chosen)  # type: ignore[attr-defined]
     for part in parts:
         for k in part.kernels:
-            gains = part.gains(k) if part.ways[k] and stands_before_choice(part, k) else {}
-            if gains:
-                best = min(gains, key=lambda way: (-gains[way], way[1], way[2]))
-                assert chosen.get(k, "") == best[2]
+            if part.ways[k]:
+                stand_before_choice(part, k)
+                found = gains(part, k)
+                assert chosen.get(k, "") == min(found, key=lambda way: (-found[way], way[1], way[2]))[2]
             while part.next() != Launch(k):
                 part.step(0)
             for _ in part.prefetches():
