@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from simgpu.analysis.plots import RunFigure
@@ -20,6 +20,8 @@ from simgpu.analysis.plots import RunFigure
 #: Costs above the least one times this are off the scale: they stand for what is not allowed, or flatten all others.
 OFF_SCALE = 4.0
 _SIZE_INCHES = (8.0, 3.4)
+#: Added below for the strip that tells how many particles fit; its height as a part of the curves'.
+_STRIP_INCHES, _STRIP = 0.8, 0.2
 _COLOURS = {"worst": "#EE8866", "average": "#4477AA", "best": "#228833"}
 _WIDTHS = {"worst": 1.0, "average": 1.3, "best": 1.8}
 #: Of the height between the least cost and the top: what is left below for the mark, and above the highest point.
@@ -36,11 +38,13 @@ def plot_convergence(
     unit: str,
     title: str | None = None,
     converged_at: int | None = None,
+    fitting: ArrayLike | None = None,
 ) -> Figure:
     """Worst, average and best training iteration by iteration of a search; those of the search count from 1.
 
     worst, mean, best: one number for each, in `unit`, NaN where there is none. converged_at: the iteration of the
-    search that first reached the best, marked with its cost.
+    search that first reached the best, marked with its cost. fitting: part of the particles that fit, drawn in a strip
+    below where it is ever less than 1.
     Costs above `OFF_SCALE` times the least go out at the top, where a bar per curve and a line of text say which. An
     average says little where some of what it is taken over is not allowed and costs as much: better leave those out.
     `ValueError` for curves of different lengths, or without a least cost above 0.
@@ -56,20 +60,37 @@ def plot_convergence(
     least = min((float(np.nanmin(values)) for values in curves.values() if not np.isnan(values).all()), default=0.0)
     if len(set(lengths)) > 1 or least <= 0:
         raise ValueError(f"curves of {lengths} points, least {least:g}; give three of one length, of costs above 0")
-    figure = RunFigure(figsize=_SIZE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
-    ax = figure.subplots()
+    figure, ax = _axes(None if fitting is None else np.asarray(fitting, dtype=np.float64))
     _draw_curves(ax, curves, least)
     bars = _tell_what_is_off(ax, curves, least)
     if converged_at is not None:
         _mark_best(ax, converged_at, float(curves["best"][converged_at - 1]), unit)
     ax.set_title(title or "", loc="left", fontsize=10, pad=16.0 + 6.0 * bars if bars else None)
-    ax.set_xlabel("iteration of the search")
+    figure.axes[-1].set_xlabel("iteration of the search")
     ax.set_ylabel(f"training iteration ({unit})")
     ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, borderaxespad=0.0)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
     return figure
+
+
+def _axes(fitting: NDArray[np.float64] | None) -> tuple[RunFigure, Axes]:
+    """A figure and the axes of its curves, with the strip below them if there is anything to tell in it."""
+    if fitting is None or bool((fitting >= 1).all()):
+        figure = RunFigure(figsize=_SIZE_INCHES, layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots()
+    width, height = _SIZE_INCHES
+    figure = RunFigure(figsize=(width, height + _STRIP_INCHES), layout="constrained")
+    FigureCanvasAgg(figure)
+    ax, strip = figure.subplots(2, 1, sharex=True, height_ratios=(1, _STRIP))
+    strip.fill_between(np.arange(1, len(fitting) + 1), fitting, color="0.8", linewidth=0, step="mid")
+    strip.set_ylim(0, 1)
+    strip.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    strip.set_ylabel("particles\nthat fit", fontsize=8)
+    strip.spines[["top", "right"]].set_visible(False)
+    strip.tick_params(labelsize=8)
+    return figure, ax
 
 
 def _draw_curves(ax: Axes, curves: Curves, least: float) -> None:

@@ -1,0 +1,133 @@
+"""One policy's search for a placement, and how it got there (HOME, TPDS, sections 3.3 to 3.5, 4.5 and 4.7).
+
+Lives here: `search_placement`. Does not live here: the answer (`simgpu.experiments.search_found`), its table of feature
+maps (`simgpu.experiments.search_table`), or the searches themselves (`simgpu.policies`, `simgpu.search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simgpu.analysis.labels import policy_label
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.experiments.compare import PolicyRequest, made_policy
+from simgpu.experiments.search_found import Outcome, Search, WallClock
+from simgpu.experiments.search_table import placed_maps
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.placing import Chosen
+from simgpu.policies.registry import make_policy
+from simgpu.simulation import planning
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+
+if TYPE_CHECKING:
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.program.instructions import Program
+
+#: Vectors whose evaluation is timed, and how often.
+_TIMED, _ROUNDS = 64, 3
+
+
+def search_placement(
+    trace: Trace,
+    node: NodeSpec,
+    policy: PolicyRequest = "home",
+    *,
+    parameters: Mapping[str, object] | None = None,
+    budget: int | str | None = None,
+    seed: int = 0,
+    alignment: int | str | None = None,
+    epoch: int = 0,
+    progress: Callable[[str], None] = no_progress,
+) -> Search:
+    """Let a policy search for its placement, run what it found, and tell how it went.
+
+    policy: one that decides about one feature map at a time, such as home, superneurons, capuchin and joint, as
+    `simgpu.compare` takes it, or a name with `parameters`. The other arguments are those of `simgpu.simulate`.
+
+    A search whose best placement does not fit is told all the same; `Search.fits` says so. Raises `InputError` for a
+    policy that makes no such decisions, and what `simulate` raises for trace, node and arguments.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> node = NodeSpec("example", GpuSpec("gpu", 900), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = search_placement(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node)
+    >>> [(each.name, each.action, each.overhead_ns) for each in found.maps]
+    [('x2', 'swap', 2), ('x3', 'keep', 0)]
+    """
+    chosen_policy = make_policy(policy, parameters) if isinstance(policy, str) else made_policy(policy)
+    context = planning(
+        trace, node, chosen_policy, budget=budget, seed=seed, alignment=alignment, epoch=epoch, progress=progress
+    )
+    progress("preparing the evaluator")
+    _compile()
+    begin = perf_counter()
+    program, chosen = _planned(chosen_policy, context)
+    planning_s = perf_counter() - begin
+    progress("running what was found")
+    outcome = _ran(context, program)
+    timeline = None if isinstance(outcome, OutOfMemoryError) else outcome.timeline
+    return Search(
+        label=policy_label(chosen_policy),
+        policy=chosen_policy.name,
+        parameters=chosen_policy.parameters,
+        trace=trace.info,
+        trace_name=trace.name,
+        node=context.node,
+        budget=context.budget,
+        seed=seed,
+        epoch=epoch,
+        ideal_ns=context.graph.ideal_ns(),
+        chosen=chosen,
+        maps=placed_maps(context.graph, chosen, timeline),
+        notes=program.notes,
+        outcome=outcome,
+        wall_clock=WallClock(planning_s, _evaluation_s(chosen.evaluator, seed), chosen.evaluator.threads),
+    )
+
+
+def _planned(policy: Policy, context: PlanContext) -> tuple[Program, Chosen]:
+    told: list[Chosen] = []
+    program = policy.plan(replace(context, chosen=told.append))
+    if not told:
+        what = f"policy {policy_label(policy)} does not decide about one feature map at a time"
+        raise InputError.single("", "policy", what, "choose home, superneurons, capuchin or joint")
+    return program, told[-1]
+
+
+def _ran(context: PlanContext, program: Program) -> Outcome:
+    try:
+        return context.trial(program)
+    except OutOfMemoryError as error:
+        return error
+
+
+def _compile() -> None:
+    """What is compiled is compiled before the clock starts."""
+    from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+
+    graph = TaskGraph.of(chain([1, 1, 1], [1, 1, 1], [1, 1, 1]))
+    node = NodeSpec("any", GpuSpec("any", 1), LinkSpec("any", 1, 1))
+    Evaluator(graph, node, 1, Decisions.of(graph)).costs([[0]])
+
+
+def _evaluation_s(evaluator: Evaluator, seed: int) -> float | None:
+    """Seconds for one random vector on one thread; None where there is nothing to decide."""
+    choices = evaluator.decisions.choices
+    if not choices:
+        return None
+    alone = replace(evaluator, threads=1)
+    vectors = np.random.default_rng(seed).integers(0, choices, size=(_TIMED, len(choices)), dtype=np.int8)
+    took = []
+    for _ in range(_ROUNDS):
+        begin = perf_counter()
+        alone.score(vectors)
+        took.append(perf_counter() - begin)
+    return min(took) / _TIMED

@@ -1,0 +1,315 @@
+"""What a search for a placement has found, and how it went: the answer of `simgpu.experiments.search`.
+
+Lives here: its numbers, its curves, and how it prints itself. Does not live here: the search, drawing on a terminal
+(the command line's), or files (`simgpu.experiments.search_outputs`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import log10
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.errors import OutOfMemoryError
+from simgpu.evaluate.evaluator import DOES_NOT_FIT
+from simgpu.evaluate.options import Action
+from simgpu.policies.base import Trial
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from simgpu.experiments.search_table import PlacedMap
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.policies.placing import Chosen
+    from simgpu.trace.model import TraceInfo
+
+#: The run of what was found, or why it did not come to its end.
+Outcome = Trial | OutOfMemoryError
+Floats = NDArray[np.float64]
+
+#: Iterations of a search that a table shows, beside the one that found the best and the last.
+_SHOWN = {1, 2, 5, 10, 20, 50, 100, 200, 500}
+
+
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """Seconds of this machine, different every time: never part of a file, and no simulated time.
+
+    planning_s: the whole search and the program that follows, without what is compiled once. evaluation_s: one random
+    placement on one thread, None where there is nothing to decide. threads: that the search evaluated with.
+    """
+
+    planning_s: float
+    evaluation_s: float | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """A swarm by iteration, of the particles that fit; NaN where none does. All of shape (iterations,).
+
+    worst_ns, mean_ns: of the iteration. best_ns: up to it. fitting: part of the particles that fit.
+    """
+
+    worst_ns: Floats
+    mean_ns: Floats
+    best_ns: Floats
+    fitting: Floats
+
+
+@dataclass(frozen=True, repr=False)
+class Search:
+    """What a policy chose, how it got there, and the run of it. Prints as facts; in a notebook as well.
+
+    label: the policy with the parameters that are not its defaults; parameters: all. budget: bytes of device memory.
+    ideal_ns: the iteration with unlimited memory. chosen: the vector, and what led to it. maps: what became of each
+    feature map; empty where the program is none of a vector's. notes: what the policy says of itself. outcome: the run
+    on the machine, or why it ended. Use `frame` and `convergence_frame` for the numbers, `plot` for the picture.
+    """
+
+    label: str
+    policy: str
+    parameters: Mapping[str, object]
+    trace: TraceInfo
+    trace_name: str
+    node: NodeSpec
+    budget: int
+    seed: int
+    epoch: int
+    ideal_ns: int
+    chosen: Chosen
+    maps: tuple[PlacedMap, ...]
+    notes: tuple[str, ...]
+    outcome: Outcome
+    wall_clock: WallClock = field(compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what was found ran to its end within the budget."""
+        return not isinstance(self.outcome, OutOfMemoryError)
+
+    @property
+    def iteration_ns(self) -> int | None:
+        """Time of the iteration on the machine, None where it did not fit."""
+        return None if isinstance(self.outcome, OutOfMemoryError) else self.outcome.iteration_ns
+
+    @property
+    def predicted_ns(self) -> int | None:
+        """Time of the iteration by the evaluator; None for what does not fit, or is no vector's."""
+        if self.chosen.vector is None:
+            return None
+        costs = self.chosen.evaluator.costs([self.chosen.vector])
+        return None if costs.short[0] > 0 else int(costs.time_ns[0])
+
+    @property
+    def convergence(self) -> Convergence | None:
+        """How the swarm went; None where there was none."""
+        if self.chosen.swarm is None:
+            return None
+        costs = self.chosen.swarm.costs
+        fits = costs < DOES_NOT_FIT
+        count, some = fits.sum(axis=1), fits.any(axis=1)
+        total = np.where(fits, costs, 0).sum(axis=1)
+        best = np.minimum.accumulate(costs.min(axis=1))
+        return Convergence(
+            worst_ns=np.where(some, np.where(fits, costs, 0).max(axis=1), np.nan),
+            mean_ns=np.where(some, total / np.maximum(count, 1), np.nan),
+            best_ns=np.where(best < DOES_NOT_FIT, best, np.nan),
+            fitting=count / costs.shape[1],
+        )
+
+    @property
+    def title(self) -> str:
+        """One line for the head of a figure: policy, network and node."""
+        return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}, {format_bytes(self.budget)}"
+
+    def plot(self) -> Figure | None:
+        """The curves of the search as a matplotlib figure (HOME, figure 8); None without a swarm that met one that
+        fits."""
+        curves, swarm = self.convergence, self.chosen.swarm
+        if curves is None or swarm is None or np.isnan(curves.best_ns).all():
+            return None
+        from simgpu.analysis.convergence import plot_convergence
+
+        return plot_convergence(
+            curves.worst_ns / 1e6,
+            curves.mean_ns / 1e6,
+            curves.best_ns / 1e6,
+            unit="ms",
+            title=f"{self.title}\n{self.trace.provenance}",
+            converged_at=swarm.converged_at,
+            fitting=curves.fitting,
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """One row a feature map, numbered as they are made; times in ns from the start of the iteration."""
+        import pandas as pd
+
+        columns = ["name", "layer", "bytes", "action", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
+        found = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
+        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name == "bytes"}
+        return found.astype(whole).rename_axis("feature_map")
+
+    def convergence_frame(self) -> pd.DataFrame | None:
+        """One row an iteration of the search, from 1 on; empty cells where no particle fits; None without a swarm."""
+        import pandas as pd
+
+        curves = self.convergence
+        if curves is None:
+            return None
+        found = pd.DataFrame(asdict(curves)).round({"mean_ns": 1})
+        found = found.astype({"worst_ns": "Int64", "best_ns": "Int64"})
+        return found.set_index(pd.RangeIndex(1, len(found) + 1, name="iteration"))
+
+    # --- as text ----------------------------------------------------------------------------------------------
+
+    @property
+    def options_told(self) -> str:
+        """How much there is to choose from."""
+        decisions = self.chosen.evaluator.decisions
+        again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in decisions.options)
+        vectors = sum(map(log10, decisions.choices))
+        return f"{len(decisions.maps)}, of which {again} can be made again: 10^{vectors:.1f} placements"
+
+    @property
+    def stopped_told(self) -> str:
+        """Why a swarm stopped; empty without one."""
+        if self.chosen.swarm is None:
+            return ""
+        count = self.chosen.swarm.iterations
+        return {
+            "converged": f"after iteration {count}: its particles agree",
+            "patience": f"after iteration {count}: no better placement for long",
+            "iterations": f"after iteration {count}, the last it may run",
+        }[self.chosen.swarm.stopped]
+
+    @property
+    def evaluations_told(self) -> str:
+        """How many evaluations it took."""
+        swarm, count = self.chosen.swarm, self.chosen.evaluations
+        if swarm is None:
+            return "" if count is None else str(count)
+        told = f"{count}: {swarm.iterations} iterations of {swarm.costs.shape[1]} particles"
+        return told if swarm.as_printed == count else f"{told} ({swarm.as_printed} as algorithm 3 is printed)"
+
+    @property
+    def found_told(self) -> str:
+        """What was found, by the evaluator."""
+        if (predicted := self.predicted_ns) is None:
+            return "" if self.chosen.vector is None else "no placement that fits"
+        when = "" if self.chosen.swarm is None else f", first in iteration {self.chosen.swarm.converged_at}"
+        return f"{format_time(predicted)} by the evaluator{when}"
+
+    @property
+    def run_told(self) -> str:
+        """What the machine makes of it."""
+        if isinstance(self.outcome, OutOfMemoryError):
+            return "out of memory"
+        time = self.outcome.iteration_ns
+        peak = int(self.outcome.timeline.device_memory.used.max(initial=0))
+        over = f"{time / self.ideal_ns:.3f}x of ideal" if self.ideal_ns else "ideal takes no time"
+        return f"{format_time(time)} on the simulated machine, {over}, peak {format_bytes(peak)}"
+
+    @property
+    def took_told(self) -> str:
+        """What the search took on this machine."""
+        clock = self.wall_clock
+        one = f"; one evaluation {_seconds(clock.evaluation_s)} on one" if clock.evaluation_s is not None else ""
+        threads = f"{clock.threads} threads" if clock.threads > 1 else "1 thread"
+        return f"{_seconds(clock.planning_s)} of this machine, {threads}{one}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """How it went, as names and texts."""
+        told = [
+            ("maps", self.options_told),
+            ("evaluations", self.evaluations_told),
+            ("stopped", self.stopped_told),
+            ("found", self.found_told),
+            ("run", self.run_told),
+            ("search took", self.took_told),
+        ]
+        return [(name, text) for name, text in told if text]
+
+    def iteration_rows(self) -> list[tuple[str, ...]]:
+        """Some iterations of a swarm: number, worst, mean and best time, particles that fit; none without a swarm."""
+        curves, swarm = self.convergence, self.chosen.swarm
+        if curves is None or swarm is None:
+            return []
+        shown = sorted(n for n in _SHOWN | {swarm.converged_at, swarm.iterations} if n <= swarm.iterations)
+        lines = (curves.worst_ns, curves.mean_ns, curves.best_ns)
+        return [(str(n), *(_time(line[n - 1]) for line in lines), f"{curves.fitting[n - 1]:.1%}") for n in shown]
+
+    def action_rows(self) -> list[tuple[str, ...]]:
+        """What becomes of the feature maps, summed by action: action, how many, bytes, overhead."""
+        counts = Counter(each.action for each in self.maps)
+        return [
+            (
+                action,
+                str(count),
+                format_bytes(sum(each.bytes for each in self.maps if each.action == action)),
+                format_time(sum(each.overhead_ns for each in self.maps if each.action == action)),
+            )
+            for action, count in sorted(counts.items())
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: everything that is the same every time, so without the wall clock."""
+        swarm, decisions, frame = self.chosen.swarm, self.chosen.evaluator.decisions, self.convergence_frame()
+        how = None
+        if swarm is not None and frame is not None:
+            how = {
+                "iterations": swarm.iterations,
+                "particles": swarm.costs.shape[1],
+                "as_printed": swarm.as_printed,
+                "stopped": swarm.stopped,
+                "best_in_iteration": swarm.converged_at,
+                "convergence": _plain(frame.reset_index()),
+            }
+        return {
+            "label": self.label,
+            "policy": self.policy,
+            "parameters": dict(self.parameters),
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "feature_maps": len(decisions.maps),
+            "options": list(decisions.choices),
+            "evaluations": self.chosen.evaluations,
+            "swarm": how,
+            "exact": self.chosen.evaluator.why_not is None,
+            "predicted_ns": self.predicted_ns,
+            "fits": self.fits,
+            "iteration_ns": self.iteration_ns,
+            "ideal_ns": self.ideal_ns,
+            "notes": list(self.notes),
+            "placement": [asdict(each) for each in self.maps],
+        }
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{facts_text(self.facts())}"
+
+    def _repr_html_(self) -> str:
+        return facts_html([("search", self.title), *self.facts()])
+
+
+def _time(ns: float) -> str:
+    return "-" if np.isnan(ns) else format_time(round(ns))
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else format_time(round(seconds * 1e9))
+
+
+def _plain(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    """A table's columns for JSON, None where a cell is empty."""
+    return {
+        str(name): [None if value != value else value for value in column.astype(object).where(column.notna(), None)]
+        for name, column in frame.items()
+    }
