@@ -27,6 +27,9 @@ COMMAND_LINE = "command line"
 #: A policy as tables have it, such as vdnn(mode=conv).
 _LABEL = re.compile(r"(?P<name>[^\s(){}:]+)\((?P<parameters>[^()]*)\)")
 _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
+_OPTIONS_OF_ONE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
+#: Before the name of a network of the zoo, where a trace could stand.
+ZOO = "zoo:"
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,41 @@ def is_scenario(what: str) -> bool:
     if what in shipped_names("traces") or Path(what).is_dir():
         return False
     return what.endswith((".yaml", ".yml")) or what in shipped_names("scenarios")
+
+
+def scenario_of(
+    what: str,
+    node: str | None,
+    given: Mapping[str, object],
+    settings: Mapping[str, object],
+    *,
+    batch: int | None = None,
+) -> Scenario:
+    """A scenario, or a trace or zoo:NETWORK on a node as one.
+
+    given: values by key, as options have them; settings: those that go before all others. batch: that a network is
+    built at. Raises `InputError` for what is wrong with them, `click.UsageError` for options that do not go together.
+    """
+    if is_scenario(what):
+        if node is not None:
+            remedy = f"change the node of scenario {what} with --set node={node}"
+            raise click.UsageError(f"--node goes with a trace or {ZOO}NETWORK: {remedy}.")
+        return load_scenario(what, {**given, **settings})
+    if node is None and "node" not in settings:
+        raise click.UsageError("Missing option '--node': a trace alone does not say which machine it runs on.")
+    network = what.removeprefix(ZOO)
+    values: dict[str, object] = {
+        "name": network if network != what else Path(what).name,
+        "trace": {"zoo": network, "batch": batch} if network != what else what,
+        "node": node,
+        "policies": list(DEFAULT_POLICIES),
+        **given,
+    }
+    try:
+        return make_scenario(values, COMMAND_LINE, settings)
+    except InputError as error:
+        named = (replace(problem, place=problem.place.removesuffix(".zoo")) for problem in error.problems)
+        raise InputError(as_option(problem, _OPTIONS_OF_ONE) for problem in named) from None
 
 
 def parse_policy(text: str) -> object:

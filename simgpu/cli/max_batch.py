@@ -10,27 +10,22 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.choice import COMMAND_LINE, as_option, is_scenario, parse_policy
+from simgpu.cli.choice import ZOO, parse_policy, scenario_of
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_settings
-from simgpu.errors import InputError
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.largest_batch import MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
-from simgpu.scenario.load import load_scenario, make_scenario
 from simgpu.scenario.model import Scenario
 
-_ZOO = "zoo:"
 #: At which a network of the zoo is built first; nothing that is told depends on it.
 _FIRST_BATCH = 32
-_OPTIONS = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget"}
 
 
 @click.command("max-batch")
@@ -93,26 +88,8 @@ def max_batch_(
 
 def _scenario(trace: str, node: str | None, given: Mapping[str, object], settings: Mapping[str, object]) -> Scenario:
     """What the arguments stand for. given: policies and budget, where they were."""
-    if is_scenario(trace):
-        if node is not None:
-            remedy = f"change the node of scenario {trace} with --set node={node}"
-            raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: {remedy}.")
-        return load_scenario(trace, {**given, **settings})
-    if node is None and "node" not in settings:
-        raise click.UsageError("Missing option '--node': a trace alone does not say which machine it runs on.")
-    network = trace.removeprefix(_ZOO)
-    values: dict[str, object] = {
-        "name": network if network != trace else Path(trace).name,
-        "trace": {"zoo": network, "batch": _FIRST_BATCH} if network != trace else trace,
-        "node": node,
-        "policies": list(DEFAULT_POLICIES),
-        **given,
-    }
-    try:
-        found = make_scenario(values, COMMAND_LINE, settings)
-    except InputError as error:
-        named = (replace(problem, place=problem.place.removesuffix(".zoo")) for problem in error.problems)
-        raise InputError(as_option(problem, _OPTIONS) for problem in named) from None
+    network = trace.removeprefix(ZOO)
+    found = scenario_of(trace, node, given, settings, batch=_FIRST_BATCH)
     # Its name holds the batch that it was built at first.
     return found if network == trace else replace(found, trace=replace(found.trace, name=network))
 

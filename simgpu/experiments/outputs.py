@@ -93,7 +93,7 @@ def write_outputs(
     folder = folder.absolute()
     check_outputs(folder, timeline)
     with whole_folder(folder, _not_ours) as part:
-        for run, name in zip(comparison, _folders(run.label for run in comparison), strict=True):
+        for run, name in zip(comparison, folder_names(run.label for run in comparison), strict=True):
             if run.result is not None:
                 home = part / name
                 home.mkdir()
@@ -113,7 +113,7 @@ def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mappi
     folder = folder.absolute()
     check_outputs(folder, ())
     with whole_folder(folder, _not_ours) as part:
-        for training, name in zip(trainings, _folders(training.label for training in trainings), strict=True):
+        for training, name in zip(trainings, folder_names(training.label for training in trainings), strict=True):
             home = part / name
             home.mkdir()
             training.frame().to_csv(home / "epochs.csv", lineterminator="\n")
@@ -141,7 +141,7 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", label.replace("+", "-plus")).strip("-.")
 
 
-def _folders(labels: Iterable[str]) -> list[str]:
+def folder_names(labels: Iterable[str]) -> list[str]:
     """A folder name for each label, told apart by a number where they would be the same."""
     names: list[str] = []
     for label in labels:
