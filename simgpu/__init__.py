@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
     from simgpu.experiments.max_batch import max_batch
+    from simgpu.experiments.search import search_placement
+    from simgpu.experiments.search_found import Search
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
@@ -44,6 +46,7 @@ _HOMES = {
     "OutOfMemoryError": "simgpu.errors",
     "Result": "simgpu.simulation",
     "Scenario": "simgpu.scenario.model",
+    "Search": "simgpu.experiments.search_found",
     "SimgpuError": "simgpu.errors",
     "Study": "simgpu.scenario.study",
     "StudyResult": "simgpu.experiments.study",
@@ -58,6 +61,7 @@ _HOMES = {
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
     "run_study": "simgpu.experiments.study",
+    "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation",
 }
 
@@ -69,6 +73,7 @@ __all__ = [
     "OutOfMemoryError",
     "Result",
     "Scenario",
+    "Search",
     "SimgpuError",
     "Study",
     "StudyResult",
@@ -84,6 +89,7 @@ __all__ = [
     "node_names",
     "policy_names",
     "run_study",
+    "search_placement",
     "simulate",
 ]
 

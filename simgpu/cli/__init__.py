@@ -19,6 +19,7 @@ COMMANDS = {
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
     "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
     "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),
+    "search": ("simgpu.cli.search:search", "How a policy comes to its placement, feature map by feature map."),
     "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),

@@ -5,6 +5,7 @@ Lives here: looks. Does not live here: what is said (each command's file and `si
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from rich.text import Text
 WIDTH = 80
 _PATIENCE_S = 1.0
 _PLAIN_PAUSE_S = 10.0
+_BAR = re.compile("[━─]")
 
 
 def console(file: TextIO) -> Console:
@@ -79,7 +81,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yields a function to say what is being done, shown on stderr once it takes over a second.
 
     A terminal gets a moving line, anything else a plain line for each new thing, though not several a second, and now
-    and then in between.
+    and then in between. What differs only from its bar on (`━───`) is no new thing.
     """
     if quiet:
         yield lambda what: None
@@ -108,18 +110,18 @@ def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
     started, current, done = monotonic(), "", Event()
-    told = started
+    told, thing = started, ""
 
     def tell() -> None:
-        nonlocal told
+        nonlocal told, thing
         if current:
-            told = monotonic()
+            told, thing = monotonic(), _BAR.split(current)[0]
             print(f"{current} ({told - started:.0f} s)", file=stream, flush=True)
 
     def say(what: str) -> None:
         nonlocal current
         current = what
-        if monotonic() - told > _PATIENCE_S:
+        if monotonic() - told > _PATIENCE_S and _BAR.split(what)[0] != thing:
             tell()
 
     def watch() -> None:

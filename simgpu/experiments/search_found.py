@@ -186,7 +186,7 @@ class Search:
             return ""
         count = self.chosen.swarm.iterations
         return {
-            "converged": f"after iteration {count}: its particles agree",
+            "converged": f"after iteration {count}: no particle would change any more",
             "patience": f"after iteration {count}: no better placement for long",
             "iterations": f"after iteration {count}, the last it may run",
         }[self.chosen.swarm.stopped]
@@ -197,8 +197,8 @@ class Search:
         swarm, count = self.chosen.swarm, self.chosen.evaluations
         if swarm is None:
             return "" if count is None else str(count)
-        told = f"{count}: {swarm.iterations} iterations of {swarm.costs.shape[1]} particles"
-        return told if swarm.as_printed == count else f"{told} ({swarm.as_printed} as algorithm 3 is printed)"
+        saved = "" if swarm.as_printed == count else f", {swarm.as_printed} without savings"
+        return f"{count}{saved}: {swarm.iterations} iterations of {swarm.costs.shape[1]} particles"
 
     @property
     def found_told(self) -> str:
@@ -216,15 +216,15 @@ class Search:
         time = self.outcome.iteration_ns
         peak = int(self.outcome.timeline.device_memory.used.max(initial=0))
         over = f"{time / self.ideal_ns:.3f}x of ideal" if self.ideal_ns else "ideal takes no time"
-        return f"{format_time(time)} on the simulated machine, {over}, peak {format_bytes(peak)}"
+        return f"{format_time(time)} simulated, {over}, peak {format_bytes(peak)}"
 
     @property
     def took_told(self) -> str:
-        """What the search took on this machine."""
+        """What the search took, in seconds that really passed."""
         clock = self.wall_clock
-        one = f"; one evaluation {_seconds(clock.evaluation_s)} on one" if clock.evaluation_s is not None else ""
+        one = f"; one evaluation alone {_seconds(clock.evaluation_s)}" if clock.evaluation_s is not None else ""
         threads = f"{clock.threads} threads" if clock.threads > 1 else "1 thread"
-        return f"{_seconds(clock.planning_s)} of this machine, {threads}{one}"
+        return f"{_seconds(clock.planning_s)} with {threads}{one}"
 
     def facts(self) -> list[tuple[str, str]]:
         """How it went, as names and texts."""
@@ -234,7 +234,7 @@ class Search:
             ("stopped", self.stopped_told),
             ("found", self.found_told),
             ("run", self.run_told),
-            ("search took", self.took_told),
+            ("real time", self.took_told),
         ]
         return [(name, text) for name, text in told if text]
 

@@ -1,0 +1,188 @@
+"""``simgpu search``: how a policy comes to its placement, and what it does to each feature map.
+
+Does not live here: the search (`simgpu.experiments.search`), or what is told of it (`simgpu.experiments.search_found`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.cli.choice import ZOO, is_scenario, parse_policy, scenario_of
+from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
+from simgpu.cli.screen import Screen, facts, indented, progress, table
+from simgpu.cli.settings import parse_settings
+from simgpu.experiments.search import search_placement
+from simgpu.experiments.search_found import Search
+from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
+from simgpu.experiments.search_table import PlacedMap
+from simgpu.scenario.model import Scenario
+from simgpu.units import format_bytes, format_time
+
+_DEFAULT = "home"
+#: Rows of the placement that a terminal gets; files have all.
+_ROWS = 12
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--node", metavar="NODE", help="A shipped node or a YAML file; a scenario has its own.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples; those of the trace where left out.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help=f'Such as "home(update=full)", or as in a scenario. Repeatable; {_DEFAULT} where left out.',
+)
+@click.option("--budget", metavar="SIZE", help="Device memory to use, e.g. 10GiB; all that the node has.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the search; 0, or the scenario's, where left out.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10. Repeatable.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def search(
+    trace: str,
+    node: str | None,
+    batch: int | None,
+    policies: tuple[str, ...],
+    budget: str | None,
+    seed: int | None,
+    settings: tuple[str, ...],
+    output: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Search for what becomes of each feature map of TRACE, and show how the search went.
+
+    TRACE is a shipped trace or a trace folder, zoo:NETWORK with --batch (simgpu zoo list), or a scenario, whose own
+    policies are left aside. Policies are those that decide about one feature map at a time: home, superneurons,
+    capuchin, joint. Ends with 3 when what was found fits for none of them.
+
+    \b
+    simgpu search vgg16-b128-v100 --node v100 --budget 6GiB
+    simgpu search zoo:mobilenet --batch 3954 --node 2080ti --budget 11GB \\
+        --set trace.input=cifar10 --policy home --policy "home(update=full)" -o results/search
+    """
+    written = {"policies": [parse_policy(text) for text in policies] or [_DEFAULT], "budget": budget, "seed": seed}
+    given = {key: value for key, value in written.items() if value is not None}
+    scenario = _scenario(trace, node, batch, given, parse_settings(settings))
+    if output is not None:
+        check_search_outputs(output)
+    with progress(quiet) as say:
+        found = [
+            search_placement(
+                scenario.trace,
+                scenario.node,
+                policy,
+                budget=scenario.budget,
+                seed=scenario.seed,
+                alignment=scenario.alignment,
+                epoch=scenario.epoch,
+                progress=say,
+            )
+            for policy in scenario.policies
+        ]
+    if output is not None:
+        write_searches(found, output, about={"simgpu": __version__})
+    if as_json:
+        document = searches_document(found, {"simgpu": __version__})
+        clocks = {"wall_clock": [asdict(each.wall_clock) for each in found]}
+        click.echo(json.dumps({**document, **clocks}, indent=2, allow_nan=False))
+    else:
+        _show(Screen(), scenario, found)
+        if output is not None:
+            click.echo(f"\nwritten to {output}")
+    _end(found)
+
+
+def _scenario(
+    trace: str, node: str | None, batch: int | None, given: Mapping[str, object], settings: Mapping[str, object]
+) -> Scenario:
+    """What the arguments stand for, at the batch that is asked for."""
+    if trace.startswith(ZOO):
+        if batch is None and "trace.batch" not in settings:
+            raise click.UsageError("Missing option '--batch': a network of the zoo is modelled for it.")
+        return scenario_of(trace, node, given, settings, batch=batch)
+    found = scenario_of(trace, node, given, settings)
+    if is_scenario(trace) and found.data_parallel is not None:
+        remedy = "leave data_parallel out, and give one GPU's share with --batch"
+        raise click.UsageError(f"a placement is searched for one GPU, and {trace} trains on several: {remedy}.")
+    return found if batch is None else replace(found, trace=found.trace.at_batch(batch, found.node.gpu))
+
+
+def _end(found: Sequence[Search]) -> None:
+    """Tells what does not fit; the exit code says so when nothing does."""
+    failed = [each for each in found if not each.fits]
+    for each in failed:
+        message = f"{each.label}: {each.outcome}"
+        if len(failed) == len(found):
+            show_error(wrapped(message))
+        else:
+            click.echo(f"\n{wrapped(message, before=0)}", err=True)
+    if found and len(failed) == len(found):
+        sys.exit(OUT_OF_MEMORY)
+
+
+# --- as tables ----------------------------------------------------------------------------------------------
+
+
+def _show(screen: Screen, scenario: Scenario, found: Sequence[Search]) -> None:
+    trace, node = scenario.trace.info, scenario.node
+    budget = found[0].budget if found else scenario.budget
+    screen.print(Text(scenario.name, style="bold"))
+    lines = [
+        ("network", f"{scenario.trace.name or trace.model}, batch {trace.batch}"),
+        ("origin", trace.provenance),
+        ("node", f"{node.name}: {node.gpu.name}, {format_bytes(budget or node.budget)}"),
+    ]
+    screen.print(facts(lines))
+    for each in found:
+        screen.print()
+        screen.print(Text(each.label, style="bold"))
+        screen.print(indented(facts(each.facts())))
+        if rows := each.iteration_rows():
+            screen.print()
+            screen.print(indented(table(("iteration", "worst", "mean", "best", "fitting"), rows)))
+        _show_placement(screen, each)
+        if each.notes:
+            screen.print()
+            screen.print(indented(Text("\n".join(each.notes))))
+
+
+def _show_placement(screen: Screen, found: Search) -> None:
+    """What becomes of the feature maps: by action, then those that cost most."""
+    if not found.maps:
+        return
+    screen.print()
+    screen.print(indented(table(("action", "maps", "bytes", "overhead"), found.action_rows())))
+    moved = sorted(
+        (number for number, each in enumerate(found.maps) if each.action != "keep"),
+        key=lambda number: (-found.maps[number].overhead_ns, number),
+    )
+    if not moved:
+        return
+    shown = sorted(moved[:_ROWS])
+    headings = ("", "feature map", "bytes", "action", "left", "back", "overhead")
+    screen.print()
+    screen.print(indented(table(headings, [_row(n, found.maps[n]) for n in shown], left=(1, 3))))
+    if len(shown) < len(moved):
+        screen.print(indented(Text(f"the {len(shown)} dearest of {len(moved)} that leave; -o writes all")))
+
+
+def _row(number: int, each: PlacedMap) -> tuple[str, ...]:
+    times = ("-" if ns is None else format_time(ns) for ns in (each.left_ns, each.back_ns))
+    return (str(number), each.name, format_bytes(each.bytes), each.action, *times, format_time(each.overhead_ns))
