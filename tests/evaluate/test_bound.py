@@ -85,7 +85,7 @@ def test_every_placement_holds_the_least_peak(evaluator: Evaluator):
     assert least_peak(evaluator.tables)[0] <= costs.peak.min()
 
 
-@pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10, 10**11])
+@pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
 def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
     bounds = []
     least, _ = least_peak(chained(bandwidth, 10**4).tables)
