@@ -137,8 +137,9 @@ def trainings(draw: st.DrawFn, max_layers: int = 9) -> Trace:
     tape.updates = draw(st.sampled_from(["none", "in backward", "at the end"]))
     tape.block("x0", BlockKind.INPUT, persistent=True)
     there, x = ["x0"], "x0"
+    together = draw(st.sampled_from([1, 1, 2, 3]))
     for n in range(draw(st.integers(2, max_layers))):
-        tape.layer = f"L{n}"
+        tape.layer = f"L{n // together}"
         other = draw(st.sampled_from(there))
         source = x if draw(st.integers(0, 3)) else draw(st.sampled_from(there))
         x = _forward(tape, draw(st.sampled_from(OPERATORS)), n, source, other)
