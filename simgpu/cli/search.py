@@ -24,6 +24,7 @@ from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
 from simgpu.experiments.search_table import PlacedMap
 from simgpu.scenario.model import Scenario
+from simgpu.simulation import task_graph
 from simgpu.units import format_bytes, format_time
 
 _DEFAULT = "home"
@@ -121,7 +122,9 @@ def _scenario(
     if is_scenario(trace) and found.data_parallel is not None:
         remedy = "leave data_parallel out, and give one GPU's share with --batch"
         raise click.UsageError(f"a placement is searched for one GPU, and {trace} trains on several: {remedy}.")
-    return found if batch is None else replace(found, trace=found.trace.at_batch(batch, found.node.gpu))
+    if batch is None:
+        return found
+    return replace(found, trace=task_graph(found.trace, found.node).at_batch(batch).trace)
 
 
 def _end(found: Sequence[Search]) -> None:

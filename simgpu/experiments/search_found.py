@@ -203,8 +203,11 @@ class Search:
     @property
     def found_told(self) -> str:
         """What was found, by the evaluator."""
+        if self.chosen.vector is None:
+            return ""
         if (predicted := self.predicted_ns) is None:
-            return "" if self.chosen.vector is None else "no placement that fits"
+            short = int(self.chosen.evaluator.costs([self.chosen.vector]).short[0])
+            return f"no placement that fits; this one lacks {format_bytes(short)}"
         when = "" if self.chosen.swarm is None else f", first in iteration {self.chosen.swarm.converged_at}"
         return f"{format_time(predicted)} by the evaluator{when}"
 
@@ -239,9 +242,10 @@ class Search:
         return [(name, text) for name, text in told if text]
 
     def iteration_rows(self) -> list[tuple[str, ...]]:
-        """Some iterations of a swarm: number, worst, mean and best time, particles that fit; none without a swarm."""
+        """Some iterations of a swarm that met a placement that fits: number, worst, mean and best time, particles that
+        fit."""
         curves, swarm = self.convergence, self.chosen.swarm
-        if curves is None or swarm is None:
+        if curves is None or swarm is None or np.isnan(curves.best_ns).all():
             return []
         shown = sorted(n for n in _SHOWN | {swarm.converged_at, swarm.iterations} if n <= swarm.iterations)
         lines = (curves.worst_ns, curves.mean_ns, curves.best_ns)

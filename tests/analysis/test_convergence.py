@@ -73,6 +73,22 @@ def test_iterations_without_a_number_are_gaps() -> None:
     assert words_of(figure) == ["off the scale: best in iteration 1"]
 
 
+def test_where_not_all_particles_fit_a_strip_below_says_how_many_do() -> None:
+    figure = plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[0.25, 0.5, 1, 1])
+    curves, strip = figure.axes
+    figure.canvas.draw()
+    assert curves.get_xlim() == strip.get_xlim()
+    assert strip.get_ylim() == (0, 1)
+    assert [text.get_text() for text in strip.get_yticklabels()][-1] == "100%"
+    heights = strip.collections[0].get_paths()[0].vertices[:, 1]
+    assert set(heights.tolist()) == {0, 0.25, 0.5, 1}
+    assert strip.get_xlabel() == "iteration of the search" and not curves.get_xlabel()
+
+
+def test_where_all_particles_fit_there_is_no_strip() -> None:
+    assert len(plot_convergence(WORST, MEAN, BEST, unit="ms", fitting=[1, 1, 1, 1]).axes) == 1
+
+
 def test_no_words_cover_each_other() -> None:
     every = [HUGE, 24, HUGE, 21]
     figure = plot_convergence([HUGE] * 4, every, [HUGE, 21, 20, 20], unit="ms", title="all off", converged_at=3)

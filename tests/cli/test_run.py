@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.cli.screen import progress
 from simgpu.experiments import compare as experiment
 from simgpu.scenario.load import load_scenario
 from simgpu.trace.folder import read_trace, write_trace
@@ -111,6 +112,18 @@ def test_a_long_run_tells_its_progress_in_plain_lines_and_stdout_stays_json(stud
 def test_a_long_run_keeps_telling_what_it_is_at(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simgpu.cli.screen._PLAIN_PAUSE_S", 0.05)
     assert simgpu("compare", study, "--set", "policies=none").stderr.count("none (0 s)\n") > 1
+
+
+def test_a_bar_that_moves_on_is_told_now_and_then_and_what_is_new_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("simgpu.cli.screen.monotonic", lambda: 2.0 * next(clock))
+    with progress(quiet=False) as say:
+        for done in ("──", "━─", "━━"):
+            say(f"searching {done}")
+        say("running")
+    assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == ["searching ──", "running"]
 
 
 @pytest.mark.usefixtures("slow")

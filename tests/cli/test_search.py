@@ -1,0 +1,107 @@
+"""``simgpu search``: what it takes, what it shows, how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simgpu.experiments.search import search_placement
+from simgpu.scenario.load import load_scenario
+from tests.cli.cli_helpers import make_study, simgpu
+
+
+def shown(*arguments: object) -> list[str]:
+    done = simgpu("search", *arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+def refused(*arguments: object) -> str:
+    done = simgpu("search", *arguments)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+    return " ".join(done.stderr.split())
+
+
+def test_of_a_scenario_it_shows_how_the_search_went_and_what_it_found() -> None:
+    lines = shown("quickstart")
+    names = [line.split()[0] for line in lines[:12] if line]
+    assert names[:4] == ["quickstart", "network", "origin", "node"]
+    assert names[4:] == ["home", "maps", "evaluations", "stopped", "found", "run", "real"]
+    text = "\n".join(lines)
+    for heading in ("iteration", "worst", "mean", "best", "fitting", "action", "overhead", "feature map"):
+        assert heading in text
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_network_of_the_zoo_has_the_batch_that_is_asked_for() -> None:
+    lines = shown("zoo:squeezenet", "--batch", 12, "--node", "2080ti", "--policy", "superneurons")
+    assert "batch 12" in lines[1]
+    assert "Missing option '--batch'" in refused("zoo:squeezenet", "--node", "2080ti")
+    assert "TRACE: 'squeznet' is not in the zoo; did you mean 'squeezenet'" in refused(
+        "zoo:squeznet", "--batch", 2, "--node", "2080ti"
+    )
+
+
+def test_a_trace_of_another_batch_needs_a_node(tmp_path: Path) -> None:
+    make_study(tmp_path)
+    assert "batch 3" in shown(tmp_path / "chain", "--batch", 3, "--node", tmp_path / "node.yaml")[1]
+    assert "Missing option '--node'" in refused(tmp_path / "chain")
+
+
+def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
+    lines = shown("quickstart", "--policy", "superneurons", "--policy", "home(particles=20, iterations=2)")
+    assert "superneurons" in lines and "home(particles=20, iterations=2)" in lines
+    assert any("after iteration 2, the last it may run" in line for line in lines)
+    message = refused("quickstart", "--policy", "vdnn")
+    assert "policy vdnn does not decide about one feature map at a time; choose home" in message
+    assert "--policy: unknown policy 'hme'" in refused("resnet20-cifar-cpu", "--node", "laptop-2gb", "--policy", "hme")
+
+
+def test_as_json_it_tells_everything_and_real_time_under_a_key_of_its_own() -> None:
+    done = simgpu("search", "quickstart", "--json", "--seed", 5, "--budget", "39 MiB")
+    assert done.exit_code == 0
+    document = json.loads(done.stdout)
+    scenario = load_scenario("quickstart")
+    found = search_placement(scenario.trace, scenario.node, "home", budget="39 MiB", seed=5)
+    assert document["searches"] == json.loads(json.dumps([found.to_dict()]))
+    assert document["budget_bytes"] == 39 * 2**20
+    assert set(document["wall_clock"][0]) == {"planning_s", "evaluation_s", "threads"}
+
+
+def test_files_are_written_and_real_time_is_not_in_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lines = shown("quickstart", "-o", out, "--policy", "home(particles=20, iterations=3)")
+    assert lines[-1] == f"written to {out}"
+    assert {path.name for path in out.rglob("*.*")} == {
+        "report.json",
+        "placement.csv",
+        "convergence.csv",
+        "convergence.png",
+    }
+    assert "wall_clock" not in json.loads((out / "report.json").read_text())
+    assert len((out / "home-particles-20-iterations-3" / "convergence.csv").read_text().splitlines()) == 4
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
+    assert "holds files that are not from an earlier search" in refused("quickstart", "-o", tmp_path)
+
+
+def test_where_nothing_fits_it_ends_with_3_and_says_what_lacks() -> None:
+    done = simgpu("search", "quickstart", "--budget", "3 MiB", "--policy", "superneurons")
+    assert done.exit_code == 3
+    assert "no placement that fits; this one lacks" in done.stdout
+    assert "out of device memory" in done.stderr
+
+
+def test_of_several_policies_one_that_fits_is_enough() -> None:
+    done = simgpu("search", "quickstart", "--budget", "15 MiB", "--policy", "superneurons", "--policy", "capuchin")
+    assert done.exit_code == 0
+    assert "\nsuperneurons: out of device memory" in done.stderr
+    assert "capuchin: " not in done.stderr

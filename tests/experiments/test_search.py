@@ -1,0 +1,215 @@
+"""`simgpu.search_placement`: what a policy chose, how it got there, and what the machine makes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simgpu
+from simgpu.errors import InputError
+from simgpu.evaluate.columns import AWAY_AT, BACK_AT
+from simgpu.evaluate.evaluator import DOES_NOT_FIT, Costs
+from simgpu.experiments.search import search_placement
+from simgpu.experiments.search_found import Search
+from simgpu.experiments.search_outputs import write_searches
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.home import Home
+from simgpu.policies.placing import PlacingPolicy, Vector
+from simgpu.policies.superneurons import SuperNeurons
+from simgpu.simulation import planning, simulate
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+from simgpu.trace.zoo.modelled import build_trace
+
+#: Of which random placements fit some, so that a search has something to do.
+BUDGET = 1_150_000_000
+
+
+@pytest.fixture(scope="module")
+def node() -> NodeSpec:
+    return simgpu.load_node("2080ti")
+
+
+@pytest.fixture(scope="module")
+def plain20(node: NodeSpec) -> Trace:
+    return build_trace("plain20", batch=284, gpu=node.gpu, framework="pytorch-1.5", width=4)
+
+
+@pytest.fixture(scope="module")
+def home(plain20: Trace, node: NodeSpec) -> Search:
+    return search_placement(plain20, node, "home", budget=BUDGET)
+
+
+def test_it_runs_what_the_policy_would_run(home: Search, plain20: Trace, node: NodeSpec) -> None:
+    result = simulate(plain20, node, "home", budget=BUDGET)
+    assert home.fits
+    assert home.iteration_ns == result.iteration_ns == home.predicted_ns
+    assert home.notes == result.program.notes
+
+
+def test_the_same_seed_finds_the_same_and_another_one_searches_anew(
+    home: Search, plain20: Trace, node: NodeSpec
+) -> None:
+    again = search_placement(plain20, node, Home(), budget=f"{BUDGET} B")
+    assert again.to_dict() == home.to_dict()
+    other = search_placement(plain20, node, "home", budget=BUDGET, seed=1)
+    assert other.chosen.swarm is not None and home.chosen.swarm is not None
+    assert not np.array_equal(other.chosen.swarm.costs[0], home.chosen.swarm.costs[0])
+
+
+def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
+    swarm, curves = home.chosen.swarm, home.convergence
+    assert swarm is not None and curves is not None
+    for n, costs in enumerate(swarm.costs.tolist()):
+        fit = [cost for cost in costs if cost < DOES_NOT_FIT]
+        assert curves.fitting[n] == len(fit) / len(costs)
+        assert curves.worst_ns[n] == max(fit)
+        assert curves.mean_ns[n] == pytest.approx(sum(fit) / len(fit), rel=1e-12)
+    assert 0 < curves.fitting[0] < 1
+    assert (np.diff(curves.best_ns) <= 0).all()
+    assert curves.best_ns[-1] == curves.best_ns[swarm.converged_at - 1] == home.predicted_ns
+
+
+def test_where_nothing_fits_there_is_no_curve_and_the_shortage_is_told(plain20: Trace, node: NodeSpec) -> None:
+    found = search_placement(plain20, node, Home(iterations=3), budget="400 MB")
+    curves, frame = found.convergence, found.convergence_frame()
+    assert not found.fits and found.iteration_ns is None and found.predicted_ns is None
+    assert curves is not None and frame is not None
+    assert np.isnan([curves.worst_ns, curves.mean_ns, curves.best_ns]).all() and not curves.fitting.any()
+    assert frame[["worst_ns", "mean_ns", "best_ns"]].isna().all(axis=None)
+    assert found.plot() is None and found.iteration_rows() == []
+    costs: Costs = found.chosen.evaluator.costs([found.chosen.vector])
+    assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(found)
+    assert {each.left_ns for each in found.maps} == {None}
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["swarm"]["convergence"]["best_ns"] == [None] * 3
+
+
+def test_the_table_has_the_overheads_of_algorithm_2_and_the_times_of_the_run(home: Search) -> None:
+    evaluator, vector = home.chosen.evaluator, home.chosen.vector
+    assert vector is not None
+    assert [each.overhead_ns for each in home.maps] == list(evaluator.overheads(vector))
+    fates = evaluator.details(vector)
+    actions = {"keep": 0, "swap": 1, "recompute": 2}
+    assert tuple(actions[each.action] for each in home.maps) == vector
+    assert set(actions) == {each.action for each in home.maps}
+    for each, fate in zip(home.maps, fates, strict=True):
+        assert each.needed_ns is not None
+        if each.action == "keep":
+            assert each.left_ns is None and each.back_ns is None and each.overhead_ns == 0
+        else:
+            assert each.left_ns is not None and each.back_ns is not None
+            assert each.left_ns < each.back_ns <= each.needed_ns
+        if each.action == "swap":
+            assert (each.left_ns, each.back_ns) == (fate[AWAY_AT], fate[BACK_AT])
+
+
+def test_what_is_made_again_is_back_when_the_kernel_that_makes_it_has_run_again(home: Search) -> None:
+    outcome = home.outcome
+    assert not isinstance(outcome, simgpu.OutOfMemoryError)
+    begin = outcome.timeline.window(-1)[0]
+    ends = {span.end_ns - begin for span in outcome.timeline if span.kind is SpanKind.RECOMPUTE}
+    assert {each.back_ns for each in home.maps if each.action == "recompute"} <= ends
+
+
+@pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
+def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: Trace, node: NodeSpec) -> None:
+    found = search_placement(plain20, node, policy, budget=BUDGET)
+    assert len(found.maps) == len(found.chosen.evaluator.decisions.maps)
+    assert found.convergence is None and found.convergence_frame() is None and found.plot() is None
+    assert found.iteration_ns == found.predicted_ns
+    assert "evaluations" not in dict(found.facts()) and "stopped" not in dict(found.facts())
+
+
+def test_a_full_update_tells_what_it_saved(plain20: Trace, node: NodeSpec) -> None:
+    found = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
+    swarm = found.chosen.swarm
+    assert swarm is not None and swarm.evaluations < swarm.as_printed
+    assert f"{swarm.evaluations}, {swarm.as_printed} without savings: " in dict(found.facts())["evaluations"]
+
+
+@pytest.mark.parametrize("policy", ["vdnn", "none", Capuchin(version="published")])
+def test_policies_that_do_not_decide_map_by_map_are_refused(policy: object, plain20: Trace, node: NodeSpec) -> None:
+    with pytest.raises(InputError, match="does not decide about one feature map at a time; choose home"):
+        search_placement(plain20, node, policy)
+
+
+def test_bad_arguments_are_refused_as_simulate_refuses_them(plain20: Trace, node: NodeSpec) -> None:
+    with pytest.raises(InputError, match="unknown policy 'hme'"):
+        search_placement(plain20, node, "hme")
+    with pytest.raises(InputError, match="argument seed: -1"):
+        search_placement(plain20, node, seed=-1, budget="1 GB")
+    with pytest.raises(InputError, match="argument budget"):
+        search_placement(plain20, node, budget="much")
+
+
+def test_files_are_the_same_every_time_and_hold_no_real_time(
+    home: Search, plain20: Trace, node: NodeSpec, tmp_path: Path
+) -> None:
+    late = replace(home, wall_clock=replace(home.wall_clock, planning_s=1234.5, evaluation_s=6.789))
+    for name, search in (("first", home), ("second", late)):
+        write_searches([search, search], tmp_path / name, about={"simgpu": "0"})
+    first, second = (
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in ("first", "second")
+    )
+    assert first == second
+    assert {str(path) for path in first} == {
+        "report.json",
+        *(
+            f"{of}/{file}"
+            for of in ("home", "home-2")
+            for file in ("placement.csv", "convergence.csv", "convergence.png")
+        ),
+    }
+    placement = (tmp_path / "first" / "home" / "placement.csv").read_text().splitlines()
+    assert placement[0] == "feature_map,name,layer,bytes,action,overhead_ns,left_ns,back_ns,needed_ns"
+    assert len(placement) == 1 + len(home.maps)
+
+
+def test_a_folder_of_something_else_is_not_replaced(home: Search, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="not from an earlier search"):
+        write_searches([home], tmp_path, about={})
+
+
+def test_real_time_is_told_apart_from_simulated_time(home: Search) -> None:
+    clock = home.wall_clock
+    assert clock.evaluation_s is not None and 0 < clock.evaluation_s < clock.planning_s
+    assert "real time" in dict(home.facts())
+    assert "wall_clock" not in home.to_dict()
+
+
+def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Trace, node: NodeSpec) -> None:
+    told: list[str] = []
+    policy = Home(particles=10, iterations=2)
+    context = planning(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=told.append)
+    program = policy.plan(context)
+    assert program == simulate(plain20, node, policy, budget="1 GB", seed=3, alignment=512).program
+    assert context.trial(program).iteration_ns > 0
+    assert told == [
+        f"searching ──────────────────── iteration {n} of at most 2".replace("─", "━", 10 * n) for n in (1, 2)
+    ]
+
+
+def test_simulate_passes_on_what_a_policy_is_doing(plain20: Trace, node: NodeSpec) -> None:
+    told: list[str] = []
+    simulate(plain20, node, Home(particles=10, iterations=2), progress=told.append)
+    assert len(told) == 2
+
+
+def test_the_last_choice_that_a_policy_tells_counts(plain20: Trace, node: NodeSpec) -> None:
+    class Keeping(PlacingPolicy):
+        name, summary, source = "keeping", "keep all", "a test"
+
+        def place(self, context: object, decisions: object) -> Vector:
+            context.chosen(None)  # type: ignore[attr-defined]
+            return (0,) * len(decisions.maps)  # type: ignore[attr-defined]
+
+    found = search_placement(plain20, node, Keeping())
+    assert {each.action for each in found.maps} == {"keep"}
+    assert found.iteration_ns == found.ideal_ns
