@@ -17,8 +17,9 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
-from simgpu.errors import MissingExtraError
+from simgpu.evaluate.bound import lower_bound, quick_bound
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -147,12 +148,7 @@ def _how(found: Explored) -> str:
 
 def _distance(evaluator: Evaluator, time_ns: int) -> str:
     """How far from the best possible the answer is, at most."""
-    from simgpu.evaluate.bound import lower_bound
-
-    try:
-        bound = lower_bound(evaluator)
-    except MissingExtraError as error:
-        return f"how far from the best possible is not known: {error}"
-    over = time_ns / bound.ns - 1 if bound.ns else 0.0
-    least = format_time(bound.ns)
-    return f"at most {over:.2%} over the best possible placement of these actions, which takes {least} or more"
+    bound = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
+    over = max(time_ns / bound.ns - 1, 0) if bound.ns else 0
+    least = f"takes {format_time(bound.ns)} or more ({bound.how})"
+    return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
