@@ -72,7 +72,7 @@ from simgpu.evaluate.columns import (
     WATCH,
 )
 from simgpu.evaluate.remaking import order_relaunches
-from simgpu.evaluate.tables import Ints, Scratch, Tables, Vectors
+from simgpu.evaluate.tables import Ints, Positions, Scratch, Tables, Vectors
 
 KEEP, SWAP, RECOMPUTE = 0, 1, 2
 
@@ -179,7 +179,7 @@ def have_back(maps: Ints, options: Ints, fates: Ints, line: Ints, now: Ints, bud
 
 
 def leave(
-    lists: Ints,
+    lists: Positions,
     maps: Ints,
     options: Ints,
     fates: Ints,

@@ -35,7 +35,7 @@ from simgpu.evaluate.columns import (
     WATCH,
     WRITERS,
 )
-from simgpu.evaluate.tables import Ints
+from simgpu.evaluate.tables import Ints, Positions
 
 #: Where a feature map is: there, on the host or on its way, dropped. They begin as the actions have them.
 HERE, AWAY, DROPPED = 0, 1, 2
@@ -45,7 +45,7 @@ def order_relaunches(
     kernels: Ints,
     blocks: Ints,
     maps: Ints,
-    lists: Ints,
+    lists: Positions,
     fates: Ints,
     pending: Ints,
     again: Ints,
@@ -86,7 +86,7 @@ def is_missing(blocks: Ints, fates: Ints, making: Ints, now: Ints, b: int, k: in
 def make(
     kernels: Ints,
     blocks: Ints,
-    lists: Ints,
+    lists: Positions,
     fates: Ints,
     again: Ints,
     making: Ints,
@@ -127,7 +127,7 @@ def make(
 def note_relaunch(
     kernels: Ints,
     blocks: Ints,
-    lists: Ints,
+    lists: Positions,
     fates: Ints,
     again: Ints,
     making: Ints,

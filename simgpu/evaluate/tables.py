@@ -50,6 +50,7 @@ from simgpu.memory.transfer import copy_ns, sending_rate
 from simgpu.trace.model import Phase
 
 Ints = NDArray[np.int64]
+Positions = NDArray[np.uint32]
 
 #: Vectors of decisions, one a row.
 Vectors = NDArray[np.int8]
@@ -61,6 +62,7 @@ NEVER = np.iinfo(np.int64).max
 class Tables(NamedTuple):
     """Arrays with the columns that `simgpu.evaluate.columns` names.
 
+    lists: positions, unsigned, so that what is compiled need not ask whether one counts from the end, as Python's may.
     step_first: the first kernel of each layer step. limits: bytes that are always held, bytes that the host gives anew
     when an iteration begins, and the budget; and whether a fetch that has to wait for its block waits for all copies.
     """
@@ -69,7 +71,7 @@ class Tables(NamedTuple):
     blocks: Ints
     maps: Ints
     options: Ints
-    lists: Ints
+    lists: Positions
     step_first: Ints
     limits: Ints
 
@@ -146,7 +148,7 @@ def tables_of(
         blocks=blocks,
         maps=np.array(rows, np.int64).reshape(len(maps), RANK + 1),
         options=_priced(graph, node, decisions, early=early),
-        lists=np.array(lists, np.int64),
+        lists=np.array(lists, np.uint32),
         step_first=np.array([step.first for step in graph.layers.steps], np.int64),
         limits=np.array([resident, given, budget, drain], np.int64),
     )
