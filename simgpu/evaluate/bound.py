@@ -3,9 +3,10 @@
 Lives here: `lower_bound`, `quick_bound` and `least_peak`. Does not live here: the linear program behind the first
 (`simgpu.evaluate.bound_rows`, `simgpu.evaluate.bound_links`).
 
-They hold for every vector of the decisions that the tables are of: each feature map keeps, is swapped or made again in
-one of the ways that it has, first runs keep their order, and copies wait only for what they need. Programs of another
-class, such as those in which each layer waits for its copies, or which encode on the host, are not bounded.
+They hold for every vector of the decisions that the tables are of, where an evaluator is exact (its `why_not` is None):
+each feature map stays, is swapped or made again in one of the ways that it has, first runs keep their order, and copies
+wait only for what they need. Programs of another class, such as those in which each layer waits for its copies, or
+which encode on the host, are not bounded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from simgpu.evaluate.columns import DURATION
 from simgpu.evaluate.tables import Tables
 
 #: Rows for memory at so many kernels at most, and so many rounds of rows for the links: more take longer.
-PRESSURE = 48
+PRESSURE = 32
 ROUNDS = 8
+
+#: A round that raises the bound by less than this part of the kernels' time is the last.
+_WORTH = 5_000
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def _most_freed(facts: Facts, f: int, k: int) -> int:
 
 
 def lower_bound(tables: Tables) -> Bound:
-    """The time that every placement takes which fits the tables' budget, at least, by a linear program.
+    """The time that every placement takes which fits the budget, at least, by a linear program.
 
     HiGHS finds the multipliers; what they prove is computed in whole numbers, so nothing hangs on its tolerances.
     Raises `MissingExtraError` without SciPy; `quick_bound` needs none.
@@ -98,8 +102,7 @@ def lower_bound(tables: Tables) -> Bound:
     >>> lower_bound(evaluator.tables).ns, evaluator.costs([[1, 1], [1, 2], [2, 1]]).score.min()
     (94, np.int64(112))
     """
-    quick = quick_bound(tables)
-    facts = Facts(tables)
+    quick, facts = quick_bound(tables), Facts(tables)
     pressure = pressure_kernels(facts)
     if not quick.fits or not pressure:
         return quick
@@ -108,12 +111,14 @@ def lower_bound(tables: Tables) -> Bound:
     links.begin()
     program = rows.program
     program.scales = {Unit.NS: max(quick.compute_ns // 100, 1), Unit.BYTES: max(quick.least_peak, 1), Unit.PART: 1}
-    best = quick.ns
+    best, begun = quick.ns, len(program.rows)
     for _ in range(ROUNDS):
         solved = program.solve()
         if solved is None:
             break
-        best = max(best, -(-program.proven(solved) // 1))
+        before, best = best, max(best, -(-program.proven(solved) // 1))
+        if len(program.rows) > begun and best - before < quick.compute_ns // _WORTH:
+            break
         if not links.cut(solved, quick.compute_ns / 10**5):
             break
     how = f"linear program, memory at {len(pressure)} kernels, {len(program.rows)} rows; multipliers checked exactly"

@@ -45,7 +45,16 @@ def small(draw: st.DrawFn) -> Evaluator:
     assume(1 < vectors <= 2500)
     costs = all_costs(case.within(0).evaluator)
     least, most = int(costs.short.min()), int(costs.peak.max())
-    budgets = [least, least, least + 1, (least + most) // 2, (3 * least + most) // 4, most, draw(st.integers(0, most))]
+    budgets = [
+        least // 2,
+        least,
+        least,
+        least + 1,
+        (least + most) // 2,
+        (3 * least + most) // 4,
+        most,
+        draw(st.integers(0, most)),
+    ]
     return case.within(draw(st.sampled_from(budgets))).evaluator
 
 
