@@ -75,8 +75,9 @@ def search(
 
     \b
     simgpu search vgg16-b128-v100 --node v100 --budget 6GiB
+    simgpu search quickstart --policy home --policy "home(update=full)" -o found
     simgpu search zoo:mobilenet --batch 3954 --node 2080ti --budget 11GB \\
-        --set trace.input=cifar10 --policy home --policy "home(update=full)" -o results/search
+        --set trace.input=cifar10 --set trace.framework=pytorch-1.5
     """
     written = {"policies": [parse_policy(text) for text in policies] or [_DEFAULT], "budget": budget, "seed": seed}
     given = {key: value for key, value in written.items() if value is not None}
@@ -179,7 +180,7 @@ def _show_placement(screen: Screen, found: Search) -> None:
     if not moved:
         return
     shown = sorted(moved[:_ROWS])
-    headings = ("", "feature map", "bytes", "action", "left", "back", "overhead")
+    headings = ("", "feature map", "bytes", "action", "ahead", "left", "back", "overhead")
     screen.print()
     screen.print(indented(table(headings, [_row(n, found.maps[n]) for n in shown], left=(1, 3))))
     if len(shown) < len(moved):
@@ -188,4 +189,5 @@ def _show_placement(screen: Screen, found: Search) -> None:
 
 def _row(number: int, each: PlacedMap) -> tuple[str, ...]:
     times = ("-" if ns is None else format_time(ns) for ns in (each.left_ns, each.back_ns))
-    return (str(number), each.name, format_bytes(each.bytes), each.action, *times, format_time(each.overhead_ns))
+    ahead = "-" if each.ahead is None else str(each.ahead)
+    return (str(number), each.name, format_bytes(each.bytes), each.action, ahead, *times, format_time(each.overhead_ns))

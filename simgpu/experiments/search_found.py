@@ -153,9 +153,9 @@ class Search:
         """One row a feature map, numbered as they are made; times in ns from the start of the iteration."""
         import pandas as pd
 
-        columns = ["name", "layer", "bytes", "action", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
+        columns = ["name", "layer", "bytes", "action", "ahead", "overhead_ns", "left_ns", "back_ns", "needed_ns"]
         found = pd.DataFrame([asdict(each) for each in self.maps], columns=columns)
-        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name == "bytes"}
+        whole = {name: "Int64" for name in columns if name.endswith("_ns") or name in ("bytes", "ahead")}
         return found.astype(whole).rename_axis("feature_map")
 
     def convergence_frame(self) -> pd.DataFrame | None:

@@ -30,6 +30,7 @@ class PlacedMap:
     """One feature map in the iteration that a run reports.
 
     layer: that makes it. bytes: as allocated for, without padding. action: keep, swap, swap with a codec, recompute.
+    ahead: of a swap, layer steps between the fetch and the next use, as the option has them; None of others.
     overhead_ns: what it adds to the iteration (HOME, TPDS, algorithm 2). left_ns: when its copy out had ended, or its
     last use in forward where it is made again; back_ns: when its copy in, or the kernel that makes it again, had ended;
     needed_ns: when its next use began. All count from the start of the iteration; None where that does not happen, or
@@ -40,6 +41,7 @@ class PlacedMap:
     layer: str
     bytes: int
     action: str
+    ahead: int | None
     overhead_ns: int
     left_ns: int | None
     back_ns: int | None
@@ -91,6 +93,7 @@ def _placed(graph: TaskGraph, each: FeatureMap, option: Option, overhead: int, s
         layer=graph.layers.name_of(maker),
         bytes=block.bytes,
         action=_word(option),
+        ahead=option.ahead if option.action is Action.SWAP else None,
         overhead_ns=overhead,
         left_ns=left,
         back_ns=back,

@@ -12,14 +12,18 @@ import pytest
 import simgpu
 from simgpu.errors import InputError
 from simgpu.evaluate.columns import AWAY_AT, BACK_AT
-from simgpu.evaluate.evaluator import DOES_NOT_FIT, Costs
+from simgpu.evaluate.evaluator import DOES_NOT_FIT, Costs, Evaluator
+from simgpu.evaluate.options import Decisions, Option
 from simgpu.experiments.search import search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import write_searches
 from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import PlanContext
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.home import Home
-from simgpu.policies.placing import PlacingPolicy, Vector
+from simgpu.policies.joint.actions import with_all_actions
+from simgpu.policies.joint.policy import Joint
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.simulation import planning, simulate
 from simgpu.timeline.model import SpanKind
@@ -125,6 +129,41 @@ def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: T
     assert "evaluations" not in dict(found.facts()) and "stopped" not in dict(found.facts())
 
 
+class Encoding(PlacingPolicy):
+    """Swaps everything, as early and as small as it can."""
+
+    name, summary, source = "encoding", "swap all", "a test"
+
+    def decisions(self, context: PlanContext) -> Decisions:
+        return with_all_actions(context, super().decisions(context))
+
+    def place(self, context: PlanContext, decisions: Decisions) -> Vector:
+        def wish(option: Option) -> tuple[bool, int]:
+            return option.encoding is not None, option.ahead
+
+        return tuple(max(range(len(own)), key=lambda number: wish(own[number])) for own in decisions.options)
+
+
+def test_encoded_swaps_and_early_fetches_are_told() -> None:
+    trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
+    found = search_placement(trace, node, Encoding(), epoch=30)
+    options = [
+        own[number]
+        for own, number in zip(found.chosen.evaluator.decisions.options, found.chosen.vector or (), strict=True)
+    ]
+    assert {each.action for each in found.maps} > {"swap with zvc"}
+    for each, option in zip(found.maps, options, strict=True):
+        assert (each.ahead, each.left_ns is None) == (option.ahead, False)
+        assert each.action == (f"swap with {option.encoding.codec}" if option.encoding else "swap")
+        assert each.back_ns is not None and each.needed_ns is not None and each.back_ns <= each.needed_ns
+
+
+def test_joint_tells_the_vector_that_its_program_carries_out(plain20: Trace, node: NodeSpec) -> None:
+    found = search_placement(plain20, node, Joint(evaluations=5000, bound=False), budget=BUDGET)
+    assert found.predicted_ns == found.iteration_ns
+    assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
+
+
 def test_a_full_update_tells_what_it_saved(plain20: Trace, node: NodeSpec) -> None:
     found = search_placement(plain20, node, ("home", {"update": "full", "particles": 20}), budget=BUDGET)
     swarm = found.chosen.swarm
@@ -167,7 +206,7 @@ def test_files_are_the_same_every_time_and_hold_no_real_time(
         ),
     }
     placement = (tmp_path / "first" / "home" / "placement.csv").read_text().splitlines()
-    assert placement[0] == "feature_map,name,layer,bytes,action,overhead_ns,left_ns,back_ns,needed_ns"
+    assert placement[0] == "feature_map,name,layer,bytes,action,ahead,overhead_ns,left_ns,back_ns,needed_ns"
     assert len(placement) == 1 + len(home.maps)
 
 
@@ -206,9 +245,10 @@ def test_the_last_choice_that_a_policy_tells_counts(plain20: Trace, node: NodeSp
     class Keeping(PlacingPolicy):
         name, summary, source = "keeping", "keep all", "a test"
 
-        def place(self, context: object, decisions: object) -> Vector:
-            context.chosen(None)  # type: ignore[attr-defined]
-            return (0,) * len(decisions.maps)  # type: ignore[attr-defined]
+        def place(self, context: PlanContext, decisions: Decisions) -> Vector:
+            evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+            context.chosen(Chosen(evaluator, (1,) * len(decisions.maps)))
+            return (0,) * len(decisions.maps)
 
     found = search_placement(plain20, node, Keeping())
     assert {each.action for each in found.maps} == {"keep"}
