@@ -136,14 +136,20 @@ class Measure:
     quotient_of: str = ""
 
     def text(self, value: float | None) -> str:
-        """A value, or a dash."""
-        if value is not None and self.size:
+        """A value, or a dash; a thousand and more without decimals."""
+        if value is None:
+            return "-"
+        if self.size:
             return format_bytes(round(value))
-        return "-" if value is None else f"{value:.1%}" if self.share else f"{value:.{self.decimals}f}"
+        return f"{value:.1%}" if self.share else f"{value:.{0 if abs(value) >= 1000 else self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
         """How far ours is from the published one, or a dash."""
-        return "-" if value is None else f"{100 * value:+.1f} points" if self.share else f"{value:+.{self.decimals}f}"
+        if value is None:
+            return "-"
+        if self.share:
+            return f"{100 * value:+.1f} points"
+        return f"{value:+.{0 if abs(value) >= 1000 else self.decimals}f}"
 
 
 #: What each part of a run's time is called over its table.

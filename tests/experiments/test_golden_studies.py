@@ -1,5 +1,5 @@
 """Every shipped study gives the numbers on record, to four digits: those of a training in its first and its last epoch,
-those of moDNN on some of its networks and budgets.
+those of moDNN on some of its networks and budgets, those of HOME on some of its networks and batches.
 
 After a wanted change, write them anew with ``pytest tests/experiments/test_golden_studies.py --regen-all`` and say in
 the commit why they changed.
@@ -35,6 +35,18 @@ MODNN: dict[str, tuple[list[str], list[str]]] = {
     "modnn-17": (["VGG-16", "ResNet-34"], []),
     "modnn-18": (["VGG-16", "ResNet-34"], ["6 GB", "3 GB"]),
 }
+#: The runs that HOME's table 2 has, as claims call them.
+TABLE_2 = ("pytorch", "capuchin", "home")
+#: By study what is changed for the record: networks are left out, and batches.
+HOME: dict[str, dict[str, object]] = {
+    "home-6": {
+        **dict.fromkeys(("traces.MobileNet", "traces.SqueezeNet", "traces.Plain20", "traces.InceptionV3")),
+        "traces.VGG16.batches": [2500, 3500, 5125],
+        "traces.ResNet.batches": [1150, 1350, 2576],
+    },
+    "home-7": {},
+    "home-table-2": dict.fromkeys(("traces.MobileNet", "traces.SqueezeNet", "traces.Plain20", "traces.InceptionV3")),
+}
 
 
 loaded = cache(load_study)
@@ -55,6 +67,12 @@ def part(name: str) -> StudyResult:
     return run_study(replace(study, traces={label: study.traces[label] for label in networks}, runs=runs))
 
 
+@cache
+def some(name: str) -> StudyResult:
+    """The study of HOME on those networks and batches."""
+    return run_study(load_study(name, HOME[name]))
+
+
 @pytest.fixture(scope="module")
 def claims() -> dict[str, Any]:
     """By id, the figure that a paper states."""
@@ -66,7 +84,7 @@ def claims() -> dict[str, Any]:
 
 
 def test_every_shipped_study_is_on_record() -> None:
-    assert sorted([*CSWAP, *CDMA, *MODNN]) == sorted(shipped_studies())
+    assert sorted([*CSWAP, *CDMA, *MODNN, *HOME]) == sorted(shipped_studies())
 
 
 @pytest.mark.parametrize("name", [*CSWAP, *CDMA])
@@ -86,15 +104,15 @@ def test_ratios_are_those_on_record(name: str, data_regression: DataRegressionFi
     )
 
 
-@pytest.mark.parametrize("name", MODNN)
+@pytest.mark.parametrize("name", [*MODNN, *HOME])
 def test_tables_are_those_on_record(name: str, data_regression: DataRegressionFixture) -> None:
-    result = part(name)
+    result = some(name) if name in HOME else part(name)
     data_regression.check(
         {
             f"{table.title} {column}": {row[0]: row[1 + at] for row in table.rows if row[0] != "mean"}
             for table in study_tables(result)
             for at, column in enumerate(table.headings[1:])
-            if column not in ("batch", "mean")
+            if column not in ("batch", "batches", "mean")
         }
     )
 
@@ -193,6 +211,52 @@ def test_numbers_of_modnn_are_those_of_the_paper(claims: dict[str, Any]) -> None
     assert stated("modnn-15") == [claims["modnn.power"]]
     assert stated("modnn-17") == claims["modnn.gpus.4"]
     assert stated("modnn-18") == [*claims["modnn.gpus.budgets"], *claims["modnn.gpus.equal_memory"]]
+
+
+@pytest.mark.parametrize("name", ["home-6", "home-7"])
+def test_joint_is_never_slower_than_another_policy(name: str) -> None:
+    """But vDNN in figure 7, which has more memory than joint there."""
+    result = some(name)
+    for trace in result.study.traces:
+        for run in result.study.runs:
+            if run.node == result.study.members("joint")[0].node and not result.cells[trace, run.label].failure:
+                ratio = result.ratio(trace, "joint", run.label)
+                assert ratio is not None
+                assert ratio >= 1
+
+
+def test_home_hides_its_transfers_and_vdnn_waits_as_in_figure_7(claims: dict[str, Any]) -> None:
+    """Of InceptionV3 within a point of the paper; of VGG16 HOME's alone."""
+    ours = {(row.published.run, row.published.of, row.published.measure): row for row in some("home-7").beside()}
+    for run in ("HOME", "Capuchin", "vDNN"):
+        assert abs(ours[run, "InceptionV3", "swapping"].difference or 0) < 0.01
+    assert abs(ours["HOME", "VGG16", "swapping"].difference or 0) < 0.01
+    assert claims["home.breakdown.inception"][0] == ours["HOME", "InceptionV3", "swapping"].published.value
+
+
+def test_a_policy_that_moves_or_recomputes_more_trains_larger_batches() -> None:
+    result = some("home-table-2")
+    for network in result.study.networks:
+        batches = [result.value("largest_batch", network, run) or 0 for run in ("PyTorch", "vDNN", "Capuchin", "HOME")]
+        assert batches == sorted(batches)
+        assert batches[0] < batches[1] < batches[2]
+
+
+def test_numbers_of_home_are_those_of_the_paper(claims: dict[str, Any]) -> None:
+    def stated(name: str) -> list[float]:
+        return [row.value for row in loaded(name).published]
+
+    at_largest = dict(zip(loaded("home-table-2").traces, claims["home.throughput.home"], strict=True))
+    figure = stated("home-6")
+    assert figure[:6] == [*claims["home.vs.max"], *claims["home.vs_pytorch"]]
+    assert figure[6:] == list(at_largest.values())
+    overlap, home, recomputed, swapped, vdnn = claims["home.breakdown.vgg16"]
+    assert stated("home-7") == [overlap, home, recomputed, swapped, vdnn, vdnn, *claims["home.breakdown.inception"]]
+    table = [claims[f"home.{what}.{run}"] for what in ("max_batch", "throughput") for run in TABLE_2]
+    gains = [*claims["home.batch_gain"], *claims["home.vs_capuchin.mean"], claims["home.vdnn_oom"]]
+    assert stated("home-table-2") == [*(value for row in table for value in row), *gains]
+    batches = {row.of: loaded("home-6").traces[row.of].info.batch for row in loaded("home-6").published[6:]}
+    assert list(batches.values()) == claims["home.max_batch.home"]
 
 
 def test_published_numbers_are_those_of_the_papers(claims: dict[str, Any]) -> None:
