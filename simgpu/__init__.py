@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
+    from simgpu.experiments.least_time import least_time
     from simgpu.experiments.max_batch import max_batch
     from simgpu.experiments.search import search_placement
     from simgpu.experiments.search_found import Search
@@ -53,6 +54,7 @@ _HOMES = {
     "Timeline": "simgpu.timeline.model",
     "Trace": "simgpu.trace.model",
     "compare": "simgpu.experiments.compare",
+    "least_time": "simgpu.experiments.least_time",
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.scenario.load",
     "load_study": "simgpu.scenario.load_study",
@@ -81,6 +83,7 @@ __all__ = [
     "Trace",
     "__version__",
     "compare",
+    "least_time",
     "load_node",
     "load_scenario",
     "load_study",

@@ -16,6 +16,9 @@ from simgpu.units import format_bytes, format_time
 #: Headings of `comparison_rows`, in order.
 COMPARISON_HEADINGS = ("policy", "time", "samples/s", "slowdown", "stalled", "moved", "peak", "note")
 
+#: Heading of how far a time is over the bound on every placement of feature maps.
+OVER_BOUND = "over least"
+
 _ABSENT = "-"
 
 
@@ -32,6 +35,21 @@ def comparison_rows(results: Iterable[tuple[str, Metrics | None, str]]) -> list[
         (policy, *(_cells(metrics) if metrics else [_ABSENT] * (len(COMPARISON_HEADINGS) - 2)), note)
         for policy, metrics, note in results
     ]
+
+
+def with_bound(row: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """A row of `comparison_rows`, or its headings, with one more column behind the slowdown."""
+    at = COMPARISON_HEADINGS.index("slowdown") + 1
+    return (*row[:at], text, *row[at:])
+
+
+def over_bound(time_ns: int, bound_ns: int) -> str:
+    """How far a time is over a bound.
+
+    >>> over_bound(1036, 1000), over_bound(900, 1000)
+    ('3.6%', '-10.0%')
+    """
+    return f"{time_ns / bound_ns - 1:.1%}" if bound_ns else _ABSENT
 
 
 def breakdown_table(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from simgpu.analysis.tables import COMPARISON_HEADINGS
 from simgpu.cli.screen import WIDTH, Screen, facts, table
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_bytes, format_energy, format_power, format_time
@@ -42,10 +41,13 @@ def show_comparison(screen: Screen, comparison: Comparison) -> None:
     for run, (label, time, *numbers, _) in zip(comparison, comparison.rows(), strict=True):
         unsteady = run.result is not None and run.result.steady is False
         rows.append((f"{label} *" if unsteady else label, time if run.result else _SHORT[run.failure], *numbers))
-    for index, line in enumerate(_lines_of_rows(COMPARISON_HEADINGS[:-1], rows)):
+    for index, line in enumerate(_lines_of_rows(comparison.headings[:-1], rows)):
         screen.print(Text(line, style="" if index else "bold"))
     if any(result.steady is False for result in comparison.results.values()):
         screen.print("* unsteady: the last two iterations still differ; run more of them")
+    if comparison.bound_note:
+        screen.print()
+        screen.print(Text(comparison.bound_note))
     _show_notes(screen, comparison)
 
 

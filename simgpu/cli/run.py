@@ -67,7 +67,8 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 
 @click.command()
 @choice_options
-def compare(choice: ScenarioChoice, as_json: bool, quiet: bool) -> None:
+@click.option("--bound", is_flag=True, help="Tell how far each is over the least time of every placement.")
+def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
     In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
@@ -76,11 +77,12 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool) -> None:
     \b
     simgpu compare quickstart
     simgpu compare quickstart --set node=v100 --set "policies=[none, vdnn: {mode: conv}]"
+    simgpu compare quickstart --set "policies=[vdnn, home, joint]" --bound
     simgpu compare --trace my-trace --node v100 --policy none --policy "vdnn: {mode: conv}"
     """
     loaded = choice.load()
     with progress(quiet) as say:
-        comparison = experiment.compare(loaded, progress=say)
+        comparison = experiment.compare(loaded, bound=bound, progress=say)
     if as_json:
         _print_json(loaded, comparison)
     else:

@@ -12,17 +12,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.labels import policy_label
-from simgpu.analysis.tables import COMPARISON_HEADINGS, comparison_rows, table_html, table_text
+from simgpu.analysis.tables import (
+    COMPARISON_HEADINGS,
+    OVER_BOUND,
+    comparison_rows,
+    over_bound,
+    table_html,
+    table_text,
+    with_bound,
+)
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Problem, SimgpuError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
 from simgpu.trace.model import Trace
+from simgpu.units import format_time
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from simgpu.evaluate.bound import Bound
     from simgpu.hardware.spec import NodeSpec
     from simgpu.scenario.model import Scenario
     from simgpu.trace.model import TraceInfo
@@ -88,13 +98,16 @@ class Run:
 class Comparison:
     """The runs in the order asked for, all of one trace on one node. Prints as a table; in a notebook it shows as one.
 
-    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers.
+    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers. bound: on the time of every
+    placement of feature maps, where it was asked for and can be told; bound_note: what it is, or why it cannot.
     """
 
     runs: tuple[Run, ...]
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
+    bound: Bound | None = None
+    bound_note: str = ""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs)
@@ -113,9 +126,18 @@ class Comparison:
         """The results by label, without the runs that were out of memory or refused."""
         return {run.label: run.result for run in self.runs if run.result is not None}
 
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Headings of `rows`: with a bound, how far each is over it comes behind the slowdown."""
+        return with_bound(COMPARISON_HEADINGS, OVER_BOUND) if self.bound else COMPARISON_HEADINGS
+
     def rows(self) -> list[tuple[str, ...]]:
-        """Texts under `COMPARISON_HEADINGS`, one row a run."""
-        return comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
+        """Texts under `headings`, one row a run."""
+        rows = comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
+        if self.bound is None:
+            return rows
+        over = [over_bound(run.result.iteration_ns, self.bound.ns) if run.result else "-" for run in self.runs]
+        return [with_bound(row, text) for row, text in zip(rows, over, strict=True)]
 
     @property
     def caption(self) -> str:
@@ -162,10 +184,11 @@ class Comparison:
         return [run.to_dict() for run in self.runs]
 
     def __repr__(self) -> str:
-        return f"{self.caption}\n{table_text(COMPARISON_HEADINGS, self.rows())}"
+        below = f"\n{self.bound_note}" if self.bound_note else ""
+        return f"{self.caption}\n{table_text(self.headings, self.rows())}{below}"
 
     def _repr_html_(self) -> str:
-        return table_html(COMPARISON_HEADINGS, self.rows(), self.caption)
+        return table_html(self.headings, self.rows(), self.caption)
 
 
 def compare(
@@ -182,6 +205,7 @@ def compare(
     gpus: int | None = None,
     exchange: str | None = None,
     cores: int | None = None,
+    bound: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Every policy on the same trace, node and settings (see `simulate`), one after the other.
@@ -189,8 +213,8 @@ def compare(
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
     all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
     ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, or cannot be planned for this
-    trace and node, does not end the comparison: its run holds the error. progress: called with each label before its
-    run.
+    trace and node, does not end the comparison: its run holds the error. bound: tell how far each is over the least
+    time of every placement of feature maps (`least_time`). progress: called with each label before its run.
 
     Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses; if a
     single one is asked for, whatever it refuses with.
@@ -218,6 +242,7 @@ def compare(
             gpus=together.get("gpus") if gpus is None else gpus,
             exchange=together.get("exchange") if exchange is None else exchange,
             cores=together.get("cores") if cores is None else cores,
+            bound=bound,
             progress=progress,
         )
     if node is None:
@@ -241,7 +266,28 @@ def compare(
         runs.append(Run(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    return Comparison(tuple(runs), trace.info, trace.name, node)
+    told: tuple[Bound | None, str] = (None, "")
+    if bound:
+        if progress:
+            progress("the least time of every placement")
+        told = _bound(trace, node, settings)
+    return Comparison(tuple(runs), trace.info, trace.name, node, *told)
+
+
+def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[Bound | None, str]:
+    """The bound and what it is, or None and why it cannot be told."""
+    from simgpu.experiments.least_time import least_time
+
+    if settings["gpus"] not in (None, 1):
+        return None, "no bound is known for several GPUs that train together"
+    try:
+        found = least_time(
+            trace, node, budget=settings["budget"], alignment=settings["alignment"], epoch=settings["epoch"]
+        )
+    except (InputError, OutOfMemoryError) as error:
+        return None, f"no bound: {error}"
+    what = "no placement of feature maps by keeping, swapping, encoding and recomputing them takes less than"
+    return found, f"{OVER_BOUND}: {what} {format_time(found.ns)} ({found.how})"
 
 
 def _say(progress: Callable[[str], None], label: str, what: str) -> None:

@@ -20,6 +20,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,8 @@ def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
     """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
-    return {"schema": REPORT_SCHEMA, **about, **comparison.about(), "results": comparison.to_dict()}
+    bound = {"bound": asdict(comparison.bound)} if comparison.bound else {}
+    return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": comparison.to_dict()}
 
 
 def folder_name(label: str) -> str:

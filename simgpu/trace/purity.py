@@ -12,8 +12,8 @@ import re
 _PURE = """
 conv1d conv2d conv3d convolution cudnn_convolution linear mm addmm bmm baddbmm matmul
 relu threshold leaky_relu gelu silu tanh sigmoid hardtanh softmax log_softmax layer_norm native_layer_norm
-group_norm native_group_norm local_response_norm lrn add sub mul div neg exp log sqrt rsqrt pow abs clamp sum mean cat stack clone
-contiguous copy pad constant_pad_nd max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool2d
+group_norm native_group_norm local_response_norm lrn add sub mul div neg exp log sqrt rsqrt pow abs clamp sum mean
+cat stack clone contiguous copy pad constant_pad_nd max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool2d
 adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d embedding nll_loss nll_loss_forward nll_loss2d_forward
 cross_entropy_loss binary_cross_entropy_with_logits mse_loss ones_like zeros_like ones zeros fill
 view reshape flatten t transpose permute expand slice select split chunk as_strided squeeze unsqueeze

@@ -24,7 +24,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext
-from simgpu.policies.placing import Chosen, inexact, program_of
+from simgpu.policies.placing import Chosen, inexact, program_of, told
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -43,7 +43,7 @@ def rebuilt(context: PlanContext) -> Program:
     evaluator = Evaluator(graph, node, context.budget, decisions)
     context.chosen(Chosen(evaluator, vector))
     program = program_of(graph, decisions, vector)
-    return replace(program, notes=(*program.notes, *inexact(evaluator)))
+    return replace(program, notes=(*program.notes, told(decisions, vector), *inexact(evaluator)))
 
 
 def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> tuple[int, ...]:

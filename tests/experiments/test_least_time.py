@@ -1,0 +1,61 @@
+"""How far runs are over the least time of every placement of feature maps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.hardware.spec import Duplex
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.policies.contract import PLENTY, node_of
+
+
+def trace_of() -> Trace:
+    return chain([30, 5, 40, 5, 30, 10], [60, 10, 80, 10, 60, 20], [100, 140, 180, 100, 140, 180])
+
+
+ASYNCHRONOUS = [{"home": {"particles": 20, "iterations": 5}}, "superneurons", "capuchin", {"joint": {"bound": False}}]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(500, 1000))
+def test_no_asynchronous_policy_is_below_it(budget: int):
+    compared = simgpu.compare(trace_of(), node_of(PLENTY), ASYNCHRONOUS, budget=budget, bound=True)
+    assert compared.bound is not None
+    assert all(result.iteration_ns >= compared.bound.ns for result in compared.results.values())
+
+
+def test_with_memory_to_spare_it_is_the_time_of_the_kernels():
+    trace = trace_of()
+    assert simgpu.least_time(trace, node_of(PLENTY)).ns == trace.compute_ns
+
+
+def test_a_comparison_has_a_column_for_it():
+    compared = simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn", "joint"], budget=700, bound=True)
+    assert compared.bound is not None
+    over = [row[compared.headings.index("over least")] for row in compared.rows()]
+    times = [result.iteration_ns for result in compared.results.values()]
+    assert over == [f"{ns / compared.bound.ns - 1:.1%}" for ns in times]
+    assert "over least" in repr(compared)
+    assert "over least" not in repr(simgpu.compare(trace_of(), node_of(PLENTY), ["vdnn"], budget=700))
+
+
+def test_where_none_can_be_told_the_comparison_says_why():
+    node = node_of(PLENTY)
+    half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
+    compared = simgpu.compare(trace_of(), half, ["vdnn"], bound=True)
+    assert compared.bound is None
+    assert "both directions share the link" in compared.bound_note
+    with pytest.raises(InputError, match="both directions share the link"):
+        simgpu.least_time(trace_of(), half)
+
+
+def test_where_nothing_fits_it_says_which_kernel_needs_more():
+    with pytest.raises(OutOfMemoryError, match="whatever has left"):
+        simgpu.least_time(trace_of(), node_of(PLENTY), budget=100)
