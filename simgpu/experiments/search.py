@@ -60,7 +60,7 @@ def search_placement(
     >>> node = NodeSpec("example", GpuSpec("gpu", 900), LinkSpec("pcie", 10**10, 10**10))
     >>> found = search_placement(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node)
     >>> [(each.name, each.action, each.overhead_ns) for each in found.maps]
-    [('x2', 'swap', 2), ('x3', 'keep', 0)]
+    [('x2', 'recompute', 5), ('x3', 'keep', 0)]
     """
     chosen_policy = make_policy(policy, parameters) if isinstance(policy, str) else made_policy(policy)
     context = planning(
