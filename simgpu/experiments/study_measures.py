@@ -141,15 +141,18 @@ class Measure:
             return "-"
         if self.size:
             return format_bytes(round(value))
-        return f"{value:.1%}" if self.share else f"{value:.{0 if abs(value) >= 1000 else self.decimals}f}"
+        return f"{value:.1%}" if self.share else f"{value:.{self._digits(value)}f}"
 
-    def difference(self, value: float | None) -> str:
-        """How far ours is from the published one, or a dash."""
+    def difference(self, value: float | None, published: float) -> str:
+        """How far ours is from the published one, with decimals where that has them; or a dash."""
         if value is None:
             return "-"
         if self.share:
             return f"{100 * value:+.1f} points"
-        return f"{value:+.{0 if abs(value) >= 1000 else self.decimals}f}"
+        return f"{value:+.{self._digits(published)}f}"
+
+    def _digits(self, value: float) -> int:
+        return 0 if abs(value) >= 1000 else self.decimals
 
 
 #: What each part of a run's time is called over its table.

@@ -217,7 +217,7 @@ def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str,
         what,
         told.text(row.ours),
         told.text(number.value),
-        told.difference(row.difference),
+        told.difference(row.difference, number.value),
         number.source + mark,
     )
 

@@ -110,6 +110,17 @@ def test_nothing_moved_and_nothing_known_are_no_numbers() -> None:
     assert MEASURES["time_added"].of(still, lost) is None
 
 
+def test_a_thousand_and_more_is_told_without_decimals_and_so_is_what_is_compared_with_it() -> None:
+    rate = MEASURES["samples_per_s"]
+    assert [rate.text(value) for value in (None, 78.84, 999.4, 1000.4)] == ["-", "78.8", "999.4", "1000"]
+    assert [rate.difference(of[0], of[1]) for of in ((None, 280), (-98.84, 280), (641.3, 2368))] == [
+        "-",
+        "-98.8",
+        "+641",
+    ]
+    assert MEASURES["swapping"].difference(-0.479, 0.75) == "-47.9 points"
+
+
 def test_a_sweep_is_told_over_the_run_of_the_same_budget() -> None:
     compared, slowest, added, fewer, power, alone, *_ = small().beside()
     pairs = {
