@@ -180,14 +180,14 @@ def _show_placement(screen: Screen, found: Search) -> None:
     if not moved:
         return
     shown = sorted(moved[:_ROWS])
-    headings = ("", "feature map", "bytes", "action", "ahead", "left", "back", "overhead")
+    headings = ("feature map", "bytes", "action", "ahead", "left", "back", "overhead")
     screen.print()
-    screen.print(indented(table(headings, [_row(n, found.maps[n]) for n in shown], left=(1, 3))))
+    screen.print(indented(table(headings, [_row(found.maps[n]) for n in shown], left=(0, 2))))
     if len(shown) < len(moved):
         screen.print(indented(Text(f"the {len(shown)} dearest of {len(moved)} that leave; -o writes all")))
 
 
-def _row(number: int, each: PlacedMap) -> tuple[str, ...]:
+def _row(each: PlacedMap) -> tuple[str, ...]:
     times = ("-" if ns is None else format_time(ns) for ns in (each.left_ns, each.back_ns))
     ahead = "-" if each.ahead is None else str(each.ahead)
-    return (str(number), each.name, format_bytes(each.bytes), each.action, ahead, *times, format_time(each.overhead_ns))
+    return (each.name, format_bytes(each.bytes), each.action, ahead, *times, format_time(each.overhead_ns))
