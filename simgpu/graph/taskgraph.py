@@ -92,6 +92,8 @@ class TaskGraph:
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
         number = {block.id: index for index, block in enumerate(trace.blocks)}
+        # Programs run what ran on a single stream on their first one, whatever its number in the recording.
+        streams = {found: place for place, found in enumerate(sorted({kernel.stream for kernel in trace.kernels}))}
         version = [0] * len(number)
         uses: list[list[int]] = [[] for _ in number]
         reads, writes, read_versions, write_versions = [], [], [], []
@@ -111,7 +113,7 @@ class TaskGraph:
             durations=tuple(kernel.duration_ns for kernel in trace.kernels),
             sizes=tuple(block.bytes for block in trace.blocks),
             copy_sizes=tuple(block.bytes for block in trace.blocks),
-            streams=tuple(kernel.stream for kernel in trace.kernels),
+            streams=tuple(streams[kernel.stream] for kernel in trace.kernels),
             reads=tuple(reads),
             writes=tuple(writes),
             read_versions=tuple(read_versions),
@@ -166,7 +168,7 @@ class TaskGraph:
 
     @cached_property
     def compute_streams(self) -> tuple[int, ...]:
-        """Numbers of the compute streams in use, ascending."""
+        """Numbers of the compute streams in use, ascending from 0 in the order of the trace's own."""
         return tuple(sorted(set(self.streams)))
 
     # --- lifetimes ------------------------------------------------------------------------------------------

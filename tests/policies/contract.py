@@ -213,6 +213,11 @@ class PolicyContract:
         first, second = (self.plan(parameters, self.context(trace, seed=3)) for _ in range(2))
         assert first == second and first.notes == second.notes
 
+    def test_what_number_the_single_compute_stream_has_is_all_the_same(self, parameters, trace_name):
+        trace = trace_of(trace_name)
+        other = replace(trace, kernels=tuple(replace(kernel, stream=3) for kernel in trace.kernels))
+        assert self.plan(parameters, self.context(other)) == self.plan(parameters, self.context(trace))
+
     def test_planning_leaves_the_graph_alone(self, parameters, trace_name):
         context = self.context(trace_of(trace_name))
         told = [f.name for f in fields(context.graph) if f.name != "costs"]
