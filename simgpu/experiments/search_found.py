@@ -133,9 +133,9 @@ class Search:
 
     def plot(self) -> Figure | None:
         """The curves of the search as a matplotlib figure (HOME, figure 8); None without a swarm that met one that
-        fits."""
+        fits, and where the best takes no time."""
         curves, swarm = self.convergence, self.chosen.swarm
-        if curves is None or swarm is None or np.isnan(curves.best_ns).all():
+        if curves is None or swarm is None or not curves.best_ns[-1] > 0:
             return None
         from simgpu.analysis.convergence import plot_convergence
 

@@ -27,6 +27,7 @@ from simgpu.policies.placing import Chosen, PlacingPolicy, Vector
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.simulation import planning, simulate
 from simgpu.timeline.model import SpanKind
+from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from simgpu.trace.zoo.modelled import build_trace
 
@@ -118,6 +119,12 @@ def test_what_is_made_again_is_back_when_the_kernel_that_makes_it_has_run_again(
     begin = outcome.timeline.window(-1)[0]
     ends = {span.end_ns - begin for span in outcome.timeline if span.kind is SpanKind.RECOMPUTE}
     assert {each.back_ns for each in home.maps if each.action == "recompute"} <= ends
+
+
+def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
+    found = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
+    assert found.predicted_ns == 0
+    assert found.plot() is None
 
 
 @pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
