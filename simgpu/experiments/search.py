@@ -1,4 +1,4 @@
-"""One policy's search for a placement, and how it got there (HOME, TPDS, sections 3.3 to 3.5, 4.5 and 4.7).
+"""One policy's search for a placement, and how it got there (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7).
 
 Lives here: `search_placement`. Does not live here: the answer (`simgpu.experiments.search_found`), its table of feature
 maps (`simgpu.experiments.search_table`), or the searches themselves (`simgpu.policies`, `simgpu.search`).

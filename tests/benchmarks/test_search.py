@@ -1,4 +1,4 @@
-"""What searching for a placement costs, over the seconds that HOME states for the same (TPDS, table 3, 16 threads).
+"""What searching for a placement costs, over the seconds that HOME states for the same (TC 2022, table 3, 16 threads).
 
 Run with ``pytest tests/benchmarks``. The networks are those of HOME's table 2 (`traces/README.md`) on its node, at the
 batch that the table gives for Capuchin, which HOME can train too. A search of the paper scores 500 particles in each of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -23,20 +24,33 @@ def told(trace: Trace) -> Trace:
     return replace(trace, kernels=tuple(kernels))
 
 
-def actions(trace: Trace) -> dict[str, str]:
+def actions(trace: Trace, tensors: Literal["inputs", "outputs"]) -> dict[str, str]:
     """What becomes of each feature map."""
     graph = TaskGraph.of(trace)
     context = PlanContext(graph, node_of(PLENTY), PLENTY, None, np.random.default_rng(0))  # type: ignore[arg-type]
     decisions = Decisions.of(graph)
-    chosen = zip(decisions.maps, decisions.options, SuperNeurons().place(context, decisions), strict=True)
+    chosen = zip(decisions.maps, decisions.options, SuperNeurons(tensors).place(context, decisions), strict=True)
     return {graph.blocks[each.block].id: Action(options[o].action).name for each, options, o in chosen}
 
 
 OPS = ["conv2d", "max_pool2d", "conv2d", "relu", "local_response_norm", "linear", "tanh", "linear", "linear"]
 
 
-def test_convolutions_are_swapped_pools_activations_and_norms_recomputed_and_the_rest_is_kept():
-    assert actions(told(straight(OPS, [100] * len(OPS)))) == {
+def test_what_convolutions_read_is_swapped_what_pools_activations_and_norms_read_is_made_again():
+    """y1 is read by the pooling, y2 by a convolution, y3 by the ReLU, y4 by the normalization, y6 by the tanh."""
+    assert actions(told(straight(OPS, [100] * len(OPS))), "inputs") == {
+        "y1": "RECOMPUTE",
+        "y2": "SWAP",
+        "y3": "RECOMPUTE",
+        "y4": "RECOMPUTE",
+        "y5": "KEEP",
+        "y6": "RECOMPUTE",
+        "y7": "KEEP",
+    }
+
+
+def test_or_what_they_make():
+    assert actions(told(straight(OPS, [100] * len(OPS))), "outputs") == {
         "y1": "SWAP",
         "y2": "RECOMPUTE",
         "y3": "SWAP",
@@ -48,11 +62,14 @@ def test_convolutions_are_swapped_pools_activations_and_norms_recomputed_and_the
 
 
 def test_what_cannot_be_made_again_is_kept():
-    assert set(actions(straight(OPS, [100] * len(OPS))).values()) == {"SWAP", "KEEP"}
+    trace = straight(OPS, [100] * len(OPS))
+    assert all(set(actions(trace, which).values()) == {"SWAP", "KEEP"} for which in ("inputs", "outputs"))
 
 
 def test_an_activation_in_place_stays_with_the_convolution_that_made_the_block():
-    assert actions(told(in_place())) == {"a": "SWAP", "b": "SWAP"}
+    """Of two readers the last counts: what the second convolution reads is its input, what the ReLU changed."""
+    assert actions(told(in_place()), "outputs") == {"a": "SWAP", "b": "SWAP"}
+    assert actions(told(in_place()), "inputs") == {"a": "SWAP", "b": "KEEP"}
 
 
 def test_the_rule_is_the_same_whatever_fits():

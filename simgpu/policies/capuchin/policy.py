@@ -3,12 +3,12 @@
 Lives here: the policy and its parameters. Does not live here: its two versions, as HOME rebuilt it for its comparison
 (`simgpu.policies.capuchin.rebuilt`) and as published (`simgpu.policies.capuchin.published`).
 
-Capuchin's own paper was not at hand. Of the version `home`, HOME (TPDS) tells in sections 2.3, 4.1, 4.2 and 5.3 that it
-is greedy, decides from the first tensor to the current one, and swaps asynchronously; the rest are readings, told in
-its module. The version `published` follows public summaries and re-implementations (named in the package): passive
-mode, free time, in-triggers and their feedback by 5 %, memory saving per second and its updates are told alike by
-several; the order of evictions, what a swap on demand counts for, how the link is shared among swaps, and when enough
-is saved are readings of ours, told in the modules.
+Capuchin's own paper was not at hand. Of the version `home`, HOME (TC 2022) tells in sections 2.3, 4.1, 4.2 and 5.3
+that it is greedy, decides from the first tensor to the current one, and swaps asynchronously; the rest are readings,
+told in its module. The version `published` follows public summaries and re-implementations (named in the package):
+passive mode, free time, in-triggers and their feedback by 5 %, memory saving per second and its updates are told alike
+by several; the order of evictions, what a swap on demand counts for, how the link is shared among swaps, and when
+enough is saved are readings of ours, told in the modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Capuchin(Policy):
 
     name = "capuchin"
     summary = "swap or recompute feature maps one by one, greedily"
-    source = "Peng et al., ASPLOS 2020, from public summaries; HOME (TPDS), sections 2.3 and 4.1"
+    source = "Peng et al., ASPLOS 2020, from public summaries; HOME (TC 2022), sections 2.3 and 4.1"
 
     version: Literal["home", "published"] = parameter(
         "home",

@@ -10,7 +10,8 @@ performance for the tensors from the first to the current one, whatever becomes 
 * Each map leaves, by swap or recomputation, whichever makes that time less, and by swap if they are equal. Keeping it
   would always cost least; so the decisions end, and the rest stays, as soon as the iteration fits.
 * What is made again takes memory too. If the iteration does not fit when all have left, those that are recomputed are
-  swapped instead, from the first on, until it fits.
+  swapped instead, from the first on, until it fits. Of these, again from the first on, those are recomputed after all
+  that need not be swapped; and of all, from the last on, those are kept that need not leave.
 * Copies out are issued beside the last reader and fetches one layer step ahead, as HOME does itself.
 """
 
@@ -19,12 +20,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import SWAP, Action, Decisions
+from simgpu.evaluate.options import KEEP, RECOMPUTE, SWAP, Action, Decisions
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext
-from simgpu.policies.placing import Chosen, inexact, program_of, told
+from simgpu.policies.placing import Chosen, Vector, inexact, program_of, told
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -46,7 +47,7 @@ def rebuilt(context: PlanContext) -> Program:
     return replace(program, notes=(*program.notes, told(decisions, vector), *inexact(evaluator)))
 
 
-def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> tuple[int, ...]:
+def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> Vector:
     """The vector: from the first feature map on each leaves as costs least so far, until the iteration fits.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
@@ -63,10 +64,32 @@ def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: D
             return tuple(vector)
         tried = [[*vector[:position], number, *vector[position + 1 :]] for number in range(1, count)]
         vector = tried[int(without.costs(tried).time_ns.argmin())]
-    for position, options in enumerate(decisions.options):
-        if options[vector[position]].action is Action.RECOMPUTE and not _fits(within, vector):
-            vector[position] = options.index(SWAP)
+    return tuple(vector) if _fits(within, vector) else _mended(within, vector)
+
+
+def _mended(within: Evaluator, vector: list[int]) -> Vector:
+    """A vector in which all have left and which does not fit, made to fit if swaps can; see the readings."""
+    options = within.decisions.options
+    remade = [p for p, own in enumerate(options) if own[vector[p]].action is Action.RECOMPUTE]
+    swapped = []
+    for position in remade:
+        if _fits(within, vector):
+            break
+        swapped.append(position)
+        vector[position] = options[position].index(SWAP)
+    if _fits(within, vector):
+        for position in swapped:
+            _restore(within, vector, position, options[position].index(RECOMPUTE))
+        for position in reversed(range(len(vector))):
+            _restore(within, vector, position, options[position].index(KEEP))
     return tuple(vector)
+
+
+def _restore(within: Evaluator, vector: list[int], position: int, number: int) -> None:
+    """Take an option back where it still fits."""
+    chosen, vector[position] = vector[position], number
+    if not _fits(within, vector):
+        vector[position] = chosen
 
 
 def _fits(evaluator: Evaluator, vector: list[int]) -> bool:

@@ -1,10 +1,10 @@
 """`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and how far it is from the best.
 
-This policy is simgpu's own. It chooses among HOME's three actions (HOME, TPDS, section 3.3), fetches at other moments
-than one layer step ahead (as Capuchin's in-triggers do) and, where the trace tells sparsity, encoding by the GPU on the
-way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements
-of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it finds is
-tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is never
+This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other moments to fetch
+than one layer step ahead (as Capuchin's in-triggers are) and, where the trace tells sparsity, encoding by the GPU on
+the way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the
+placements of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it
+finds is tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is never
 slower than any of them.
 
 How far that is from the best is told by a lower bound on the time of every placement of these actions within the
@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from math import inf
 
 from simgpu.evaluate.bound import lower_bound, quick_bound
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
@@ -54,7 +55,7 @@ class Joint(PlacingPolicy):
 
     name = "joint"
     summary = "keep, swap, swap encoded or recompute, searched from the placements of the others; tells its distance"
-    source = "simgpu's own; HOME (TPDS), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
+    source = "simgpu's own; HOME (TC 2022), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
 
     evaluations: int = parameter(
         250_000, "placements that the search may evaluate, besides those of the policies that it starts from"
@@ -87,7 +88,7 @@ class Joint(PlacingPolicy):
         notes = [told(decisions, found.vector), _how(found)]
         if not label.startswith("search"):
             notes = [f"adopted: the program of {label}, faster than what the search found", *notes]
-        if self.bound and runs:
+        if self.bound and runs and not evaluator.why_not:
             notes.append(_distance(evaluator, time_ns))
         return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
 
@@ -149,6 +150,8 @@ def _how(found: Explored) -> str:
 def _distance(evaluator: Evaluator, time_ns: int) -> str:
     """How far from the best possible the answer is, at most."""
     bound = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
-    over = max(time_ns / bound.ns - 1, 0) if bound.ns else 0
+    if not bound.fits:
+        return f"no placement of these actions fits: {bound.how}"
+    over = max(time_ns / bound.ns - 1, 0) if bound.ns else inf if time_ns else 0
     least = f"takes {format_time(bound.ns)} or more ({bound.how})"
     return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
