@@ -162,6 +162,16 @@ def test_it_tells_how_far_from_the_best_possible_it_is(share: float):
         assert over == 0
 
 
+def test_no_distance_is_told_where_no_bound_is_known():
+    """Neither of a node on which times are not exact, nor of what runs where no placement of these actions fits."""
+    trace, node = chain([5] * 8, [10] * 8, [100] * 8), node_of(PLENTY)
+    half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
+    assert not any("best possible" in note for note in simulate(trace, half, "joint", budget=500).notes)
+    passive = simulate(trace, node, "joint", budget=250).notes
+    assert not any("best possible" in note for note in passive)
+    assert any("no placement of these actions fits: kernel 1 needs 300 bytes" in note for note in passive)
+
+
 def test_actions_beyond_homes_keep_their_numbers():
     """Numbers 0, 1 and 2 stay HOME's, so that its placements are vectors of these decisions too."""
     trace, node = chain([30] * 8, [60] * 8, [100] * 8), node_of(PLENTY)
