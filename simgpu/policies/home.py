@@ -1,4 +1,4 @@
-"""`home`: swap, recompute or keep, searched over the whole model by a particle swarm, after HOME (TPDS).
+"""`home`: swap, recompute or keep, searched over the whole model by a particle swarm, after HOME (TC 2022).
 
 Section 3.3: every feature map is kept (0), swapped (1) or recomputed (2); particles are such vectors, and the time of
 an iteration with one, by the evaluator of section 3.4, is what is made small (algorithms 1 to 3). Sections 3.6 and 3.7:
@@ -9,6 +9,8 @@ Readings of what the paper leaves open:
 
 * Entries stand for feature maps whose last use in forward and first later use are more than one layer step apart
   (`simgpu.graph.feature_maps`); one that cannot be made again is kept or swapped.
+* Where everything fits, everything is kept, and nothing is searched: the paper is about models that need more memory
+  than there is (section 3), and a swarm that starts at random would rarely meet that vector.
 * A vector that does not fit is worse than any that does, and the worse the more bytes it lacks (algorithm 2 says
   "error").
 * A copy out begins beside the last reader in forward, as figure 4 draws it; section 3.6 says that it begins when the
@@ -52,7 +54,7 @@ class Home(PlacingPolicy):
 
     name = "home"
     summary = "swap, recompute or keep each feature map, searched over the whole model by a particle swarm"
-    source = "He et al., HOME, TPDS, sections 3.3-3.7"
+    source = "He et al., IEEE Transactions on Computers 2022 (HOME), sections 3.3-3.7"
 
     particles: int = parameter(500, "particles of the swarm (m in algorithm 1)")
     iterations: int = parameter(500, "iterations of the swarm at most; it stops when its particles agree")
@@ -77,6 +79,11 @@ class Home(PlacingPolicy):
         """
         decisions = self.decisions(context)
         evaluator = self.evaluator(context, decisions)
+        if _all_fits(evaluator):
+            vector = keeping(decisions)
+            context.chosen(Chosen(evaluator, vector, 1))
+            why = "everything fits: nothing was searched"
+            return replace(self._program(context, evaluator, vector), notes=(told(decisions, vector), why))
         shortlist = Shortlist(evaluator.score)
         found = self.search(context, evaluator, shortlist if evaluator.why_not else None)
         vector, program = found.best, self._program(context, evaluator, found.best)
@@ -95,7 +102,8 @@ class Home(PlacingPolicy):
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
         """The best placement that the swarm finds, by the evaluator."""
-        return self.search(context, self.evaluator(context, decisions)).best
+        evaluator = self.evaluator(context, decisions)
+        return keeping(decisions) if _all_fits(evaluator) else self.search(context, evaluator).best
 
     def fits(self, context: PlanContext) -> bool | None:
         """Whether the swarm meets a placement that fits; None where only a run can tell."""
@@ -109,6 +117,8 @@ class Home(PlacingPolicy):
         evaluator = self.evaluator(context, self.decisions(context))
         if evaluator.why_not:
             return None
+        if _all_fits(evaluator):
+            return True
         try:
             self._swarm(context, evaluator).minimise(until_one_fits)
         except _SeenError:
@@ -133,6 +143,16 @@ class Home(PlacingPolicy):
         choices = evaluator.decisions.choices
         seed = int(context.rng.integers(2**31))
         return Swarm(choices, len(choices), self.particles, self.iterations, seed, self.update)
+
+
+def keeping(decisions: Decisions) -> Vector:
+    """The vector that lets go of nothing."""
+    return (0,) * len(decisions.maps)
+
+
+def _all_fits(evaluator: Evaluator) -> bool:
+    """Whether there is nothing to manage."""
+    return int(evaluator.costs([keeping(evaluator.decisions)]).short[0]) == 0
 
 
 def _how(found: SwarmFound) -> str:

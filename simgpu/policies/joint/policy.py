@@ -1,11 +1,11 @@
 """`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and how far it is from the best.
 
-This policy is simgpu's own. It chooses among HOME's three actions (HOME, TPDS, section 3.3), fetches at other moments
-than one layer step ahead (as Capuchin's in-triggers do) and, where the trace tells sparsity, encoding by the GPU on the
-way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements
-of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it finds is
-tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is never
-slower than any of them.
+This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other moments to fetch
+than one layer step ahead (as Capuchin's in-triggers are) and, where the trace tells sparsity, encoding by the GPU on
+the way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the
+placements of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it
+finds is tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is
+never slower than any of them.
 
 How far that is from the best is told by a lower bound on the time of every placement of these actions within the
 budget (`simgpu.evaluate.bound`).
@@ -55,7 +55,7 @@ class Joint(PlacingPolicy):
 
     name = "joint"
     summary = "keep, swap, swap encoded or recompute, searched from the placements of the others; tells its distance"
-    source = "simgpu's own; HOME (TPDS), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
+    source = "simgpu's own; HOME (TC 2022), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
 
     evaluations: int = parameter(
         250_000, "placements that the search may evaluate, besides those of the policies that it starts from"
