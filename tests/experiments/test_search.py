@@ -244,7 +244,7 @@ def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Tra
 
 def test_simulate_passes_on_what_a_policy_is_doing(plain20: Trace, node: NodeSpec) -> None:
     told: list[str] = []
-    simulate(plain20, node, Home(particles=10, iterations=2), progress=told.append)
+    simulate(plain20, node, Home(particles=10, iterations=2), budget=BUDGET, progress=told.append)
     assert len(told) == 2
 
 
