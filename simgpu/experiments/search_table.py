@@ -33,8 +33,8 @@ class PlacedMap:
     ahead: of a swap, layer steps between the fetch and the next use, as the option has them; None of others.
     overhead_ns: what it adds to the iteration (HOME, TC 2022, algorithm 2). left_ns: when its copy out had ended, or
     its last use in forward where it is made again; back_ns: when its copy in, or the kernel that makes it again, had
-    ended; needed_ns: when its next use began. All count from the start of the iteration; None where that does not happen, or
-    where nothing ran.
+    ended; needed_ns: when its next use began. All count from the start of the iteration; None where that does not
+    happen, or where nothing ran.
     """
 
     name: str
