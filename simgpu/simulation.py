@@ -24,7 +24,7 @@ from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import exchanging
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.run import POOLS, Run, run_program
+from simgpu.machine.run import POOLS, run_program
 from simgpu.parallel import DataParallel, Together, explained, priced, share_of
 from simgpu.policies.base import PlanContext, Policy, no_progress
 from simgpu.policies.registry import make_policy
@@ -251,9 +251,9 @@ def simulate(
     how = DataParallel(gpus, Exchange(exchange), cores) if gpus is not None and gpus > 1 else None
     if how is not None:
         graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
-    shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch)
-    program = chosen.plan(shared.context(carried, progress))
-    return shared.run(program) if how is None else shared.run_together(program, how, whole)
+    together = None if how is None else (how, whole)
+    shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch, together)
+    return shared.trial(chosen.plan(shared.context(carried, progress)))
 
 
 def planning(
@@ -306,7 +306,7 @@ def _checked(arguments: dict[str, Any]) -> tuple[NodeSpec, int]:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What a run and the trial runs of one plan have in common."""
+    """What a run and the trial runs of one plan share. together: how several GPUs train, and their undivided batch."""
 
     trace: Trace
     graph: TaskGraph
@@ -317,13 +317,21 @@ class _Shared:
     seed: int
     pool: str | None
     epoch: int
+    together: tuple[DataParallel, TaskGraph] | None = None
 
     def context(
         self, carried: MutableMapping[str, Any] | None = None, progress: Callable[[str], None] = no_progress
     ) -> PlanContext:
         """What the policy may look at, its randomness begun anew."""
         rng, noted = np.random.default_rng(self.seed), {} if carried is None else carried
-        return PlanContext(self.graph, self.node, self.budget, self.run, rng, self.epoch, noted, progress)
+        beyond = "GPUs that train together share links" if self.together else None
+        beyond = "the addressed pool has holes" if self.pool == "addressed" else beyond
+        known = self.graph, self.node, self.budget
+        return PlanContext(*known, self.trial, rng, self.epoch, noted, progress, beyond=beyond)
+
+    def trial(self, program: Program) -> Result:
+        """Run a program as it will be run: on one GPU, or on all that train together."""
+        return self.run(program) if self.together is None else self.run_together(program, *self.together)
 
     def _pool(self, program: Program) -> str:
         if self.pool == "counting" and program.pool == "addressed":
@@ -342,15 +350,12 @@ class _Shared:
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
         notes = (*notes, *on_epoch(self.trace, self.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node))
-        alignment = self.node.gpu.alignment
-        verify(program, self.graph, capacity=self.budget, alignment=alignment)
+        verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
         ran = transformed(self.graph, program.transforms)
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph, ran))
         pool = self._pool(program)
-        run: Run = run_program(
-            program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool
-        )
+        run = run_program(program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool)
         return Result(
             trace=self.trace.info,
             trace_name=self.trace.name,

@@ -12,7 +12,7 @@ which encode on the host, are not bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.util import find_spec
 from itertools import pairwise
@@ -30,6 +30,10 @@ ROUNDS = 8
 
 #: A round that raises the bound by less than this part of the kernels' time is the last.
 _WORTH = 5_000
+
+
+#: With more feature maps the linear program takes minutes.
+MOST_MAPS = 400
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def lower_bound(tables: Tables) -> Bound:
     """The time that every placement takes which fits the budget, at least, by a linear program.
 
     HiGHS finds the multipliers; what they prove is computed in whole numbers, so nothing hangs on its tolerances.
-    Raises `MissingExtraError` without SciPy; `quick_bound` needs none.
+    Raises `MissingExtraError` without SciPy; `quick_bound` needs none, and is what very many feature maps get.
 
     >>> from simgpu.evaluate.evaluator import Evaluator
     >>> from simgpu.evaluate.options import Decisions
@@ -103,6 +107,8 @@ def lower_bound(tables: Tables) -> Bound:
     (94, np.int64(112))
     """
     quick, facts = quick_bound(tables), Facts(tables)
+    if len(tables.maps) > MOST_MAPS:
+        return replace(quick, how=f"{quick.how}; {len(tables.maps)} feature maps are too many for a linear program")
     pressure = pressure_kernels(facts)
     if not quick.fits or not pressure:
         return quick

@@ -58,6 +58,7 @@ class Evaluator:
     Where `why_not` is None, time and peak are those of the machine, to the nanosecond and byte. Elsewhere they are
     those of a node without what it names, and only the simulator knows. early: copies out are issued beside the last
     reader's layer step, else after it. drain: a fetch that has to wait for its block waits for all copies under way.
+    beyond: what of a run these numbers do not tell, if anything.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -74,12 +75,13 @@ class Evaluator:
     decisions: Decisions
     early: bool = True
     drain: bool = False
+    beyond: str | None = None
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @cached_property
     def why_not(self) -> str | None:
         """Why times are not exact on this node, None where they are."""
-        return why_not(self.graph, self.node, self.decisions)
+        return self.beyond or why_not(self.graph, self.node, self.decisions)
 
     @cached_property
     def tables(self) -> Tables:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.evaluate.bound import Bound, lower_bound, quick_bound
-from simgpu.evaluate.evaluator import Evaluator
 from simgpu.policies.joint.policy import Joint
+from simgpu.policies.placing import evaluator_of
 from simgpu.simulation import planning
 from simgpu.trace.model import Trace
 
@@ -46,7 +46,7 @@ def least_time(
     """
     policy = Joint()
     context = planning(trace, node, policy, budget=budget, alignment=alignment, epoch=epoch)
-    evaluator = Evaluator(context.graph, context.node, context.budget, policy.decisions(context))
+    evaluator = evaluator_of(context, policy.decisions(context))
     if evaluator.why_not is not None:
         remedy = "choose a node with a full-duplex link, two copy engines and no compressing DMA engine"
         raise InputError.single("", f"node {node.name}", f"no bound is known: {evaluator.why_not}", remedy)

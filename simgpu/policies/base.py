@@ -50,7 +50,7 @@ class PlanContext:
     trial: runs a program on this node within the budget, as a framework would try an iteration; raises
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
     doing. chosen: told what was chosen for each feature map, by policies that decide about one at a time; of several
-    times the last counts.
+    times the last counts. beyond: what of a run cannot be told from graph, node and budget alone; None if all can.
     """
 
     graph: TaskGraph
@@ -62,6 +62,7 @@ class PlanContext:
     carried: MutableMapping[str, Any] = field(default_factory=dict)
     progress: Callable[[str], None] = no_progress
     chosen: Callable[[Chosen], None] = no_progress
+    beyond: str | None = None
 
 
 @dataclass(frozen=True)

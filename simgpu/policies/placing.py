@@ -55,7 +55,7 @@ class PlacingPolicy(Policy):
         """
         decisions = self.decisions(context)
         vector = self.place(context, decisions)
-        context.chosen(Chosen(Evaluator(context.graph, context.node, context.budget, decisions), vector))
+        context.chosen(Chosen(evaluator_of(context, decisions), vector))
         program = program_of(context.graph, decisions, vector)
         return replace(program, notes=(*program.notes, told(decisions, vector)))
 
@@ -64,6 +64,11 @@ class PlacingPolicy(Policy):
         require_one_stream(context.graph, self.name)
         require_reads(context.graph)
         return Decisions.of(context.graph)
+
+
+def evaluator_of(context: PlanContext, decisions: Decisions) -> Evaluator:
+    """What tells the cost of the decisions in this context."""
+    return Evaluator(context.graph, context.node, context.budget, decisions, beyond=context.beyond)
 
 
 def placement_of(

@@ -91,7 +91,8 @@ class _Search:
         self.enough = enough
         self.progress = progress
         self.rng = np.random.default_rng(seed)
-        self.pairs = shuffled_pairs(len(choices), seed)
+        # More pairs than that cannot be tried: each has a vector or more.
+        self.pairs = shuffled_pairs(len(choices), seed)[:limit]
         self.vector: Vector = (0,) * len(choices)
         self.best = int(score(np.zeros((1, len(choices)), np.int8))[0])
         self.evaluations = 1

@@ -29,7 +29,7 @@ from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, inexact, program_of, told
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
@@ -71,7 +71,7 @@ class Joint(PlacingPolicy):
         alone = replace(context, rng=deepcopy(context.rng))
         starts = _starts(context)
         decisions = self.decisions(context)
-        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        evaluator = evaluator_of(context, decisions)
         shortlist = Shortlist(evaluator.score)
         found = self._explore(context, evaluator, starts, shortlist)
         searched = program_of(context.graph, decisions, found.vector)
@@ -98,14 +98,14 @@ class Joint(PlacingPolicy):
 
     def place(self, context: PlanContext, decisions: Decisions) -> Vector:
         """What the search finds."""
-        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        evaluator = evaluator_of(context, decisions)
         return self._explore(context, evaluator, _starts(context), evaluator.score).vector
 
     def fits(self, context: PlanContext) -> bool | None:
         """Whether a placement that it starts from fits; None where only its own search can tell."""
         starts = _starts(context)
         decisions = self.decisions(context)
-        evaluator = Evaluator(context.graph, context.node, context.budget, decisions)
+        evaluator = evaluator_of(context, decisions)
         known = evaluator.why_not is None and (evaluator.costs(list(starts.values())).short == 0).any()
         return True if known else None
 
