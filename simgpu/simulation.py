@@ -326,8 +326,8 @@ class _Shared:
         rng, noted = np.random.default_rng(self.seed), {} if carried is None else carried
         beyond = "GPUs that train together share links" if self.together else None
         beyond = "the addressed pool has holes" if self.pool == "addressed" else beyond
-        known = self.graph, self.node, self.budget
-        return PlanContext(*known, self.trial, rng, self.epoch, noted, progress, beyond=beyond)
+        known, together = (self.graph, self.node, self.budget), self.trial if self.together else None
+        return PlanContext(*known, self.run, rng, self.epoch, noted, progress, beyond=beyond, together=together)
 
     def trial(self, program: Program) -> Result:
         """Run a program as it will be run: on one GPU, or on all that train together."""

@@ -51,6 +51,7 @@ class PlanContext:
     `OutOfMemoryError` where it does not fit. rng: the only source of randomness. progress: told what a long search is
     doing. chosen: told what was chosen for each feature map, by policies that decide about one at a time; of several
     times the last counts. beyond: what of a run cannot be told from graph, node and budget alone; None if all can.
+    together: of GPUs that train together, runs a program on all of them, where `trial` runs it on one alone.
     """
 
     graph: TaskGraph
@@ -63,6 +64,7 @@ class PlanContext:
     progress: Callable[[str], None] = no_progress
     chosen: Callable[[Chosen], None] = no_progress
     beyond: str | None = None
+    together: Callable[[Program], Trial] | None = None
 
 
 @dataclass(frozen=True)

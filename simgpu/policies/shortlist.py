@@ -59,10 +59,10 @@ def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -
 
     makers: what gives each program; one that refuses the trace gives none.
     """
-    found = []
+    found, run = [], context.together or context.trial
     for label, make in makers.items():
         context.progress(f"trying {label}")
         with suppress(InputError, OutOfMemoryError):
             program = make()
-            found.append((label, program, context.trial(program).iteration_ns))
+            found.append((label, program, run(program).iteration_ns))
     return found
