@@ -23,6 +23,7 @@ from simgpu.evaluate.bound_program import Unit
 from simgpu.evaluate.bound_rows import Rows
 from simgpu.evaluate.columns import DURATION
 from simgpu.evaluate.tables import Tables
+from simgpu.units import format_bytes
 
 #: Rows for memory at so many kernels at most, and so many rounds of rows for the links: more take longer.
 PRESSURE = 32
@@ -162,14 +163,14 @@ def quick_bound(tables: Tables) -> Bound:
     compute, (bytes_, kernel) = facts.worked[-1], least_peak(tables)
     budget = int(tables.limits[2])
     if bytes_ > budget:
-        how = f"kernel {kernel} needs {bytes_} bytes when all that may leave has left; the budget is {budget}"
+        how = f"a kernel needs {format_bytes(bytes_)} when all that may leave has left, of {format_bytes(budget)}"
         return Bound(compute, compute, bytes_, kernel, False, () if kernel is None else (kernel,), how)
     own = _own_ns(facts)
     pressure = pressure_kernels(facts)
     ns = max((_least_time(facts, own, k) for k in pressure), default=compute)
     how = "time of the kernels" if ns == compute else "one kernel at a time, without a linear program"
     if find_spec("scipy") is None:
-        how += "; a tighter bound needs SciPy: pip install 'simgpu[calibrate]'"
+        how += "; a tighter bound needs SciPy: install it, or simgpu with its extra 'calibrate'"
     return Bound(max(ns, compute), compute, bytes_, kernel, True, pressure, how)
 
 

@@ -22,6 +22,7 @@ from simgpu.analysis.tables import (
     with_bound,
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Problem, SimgpuError
+from simgpu.graph.transforms import WithEncodings
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
@@ -136,7 +137,7 @@ class Comparison:
         rows = comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
         if self.bound is None:
             return rows
-        over = [over_bound(run.result.iteration_ns, self.bound.ns) if run.result else "-" for run in self.runs]
+        over = [_over(run.result, self.bound) for run in self.runs]
         return [with_bound(row, text) for row, text in zip(rows, over, strict=True)]
 
     @property
@@ -253,7 +254,8 @@ def compare(
     settings["epoch"] = 0 if epoch is None else epoch
     settings |= {"gpus": gpus, "exchange": exchange or "host", "cores": 1 if cores is None else cores}
     runs: list[Run] = []
-    for policy in [made_policy(request) for request in (DEFAULT_POLICIES if policies is None else policies)]:
+    asked = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
+    for policy in [made_policy(request) for request in asked]:
         label = policy_label(policy)
         if progress:
             progress(label)
@@ -284,10 +286,22 @@ def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[B
         found = least_time(
             trace, node, budget=settings["budget"], alignment=settings["alignment"], epoch=settings["epoch"]
         )
-    except (InputError, OutOfMemoryError) as error:
+    except OutOfMemoryError as error:
+        others = "what fits all the same swaps more than feature maps, or changes the batch or algorithms"
+        return None, f"no placement of feature maps fits: {error}; {others}"
+    except InputError as error:
         return None, f"no bound: {error}"
     what = "no placement of feature maps by keeping, swapping, encoding and recomputing them takes less than"
-    return found, f"{OVER_BOUND}: {what} {format_time(found.ns)} ({found.how})"
+    besides = "Sub-batches and other convolution algorithms are none"
+    return found, f"{OVER_BOUND}: {what} {format_time(found.ns)} ({found.how}). {besides}."
+
+
+def _over(result: Result | None, bound: Bound) -> str:
+    """How far a result is over the bound; a dash where it is of something else than the bound is about."""
+    if result is None or result.program.unlimited_memory:
+        return "-"
+    same_tasks = all(isinstance(transform, WithEncodings) for transform in result.program.transforms)
+    return over_bound(result.iteration_ns, bound.ns) if same_tasks else "-"
 
 
 def _say(progress: Callable[[str], None], label: str, what: str) -> None:
@@ -313,7 +327,8 @@ def _named(request: str | tuple[str, Mapping[str, object]] | Mapping[str, Mappin
     if isinstance(request, tuple):
         return request
     if len(request) != 1:
-        raise ValueError(f"{request!r} is not one policy: write {{name: parameters}} for each")
+        what = f"{str(request)[:60]!r} is not one policy"
+        raise InputError.single("", "policy", what, "write {name: parameters} for each")
     ((name, parameters),) = request.items()
     return name, parameters
 

@@ -32,12 +32,11 @@ from functools import partial
 from typing import Literal
 
 from simgpu.evaluate.columns import DRAINED
-from simgpu.evaluate.compiled import is_compiled
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.evaluate.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, told
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.search.space import Score, Vectors
@@ -154,10 +153,10 @@ class Home(PlacingPolicy):
     def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmFound:
         """Algorithm 1. score: what stands between the swarm and the evaluator's score, if anything does."""
         total = self.iterations
-        slow = "" if is_compiled() else "; slow without numba: pip install simgpu[fast]"
+        rest = f"of at most {total}{slow()}"
         return self._swarm(context, evaluator).minimise(
             score or evaluator.score,
-            progress=lambda n: context.progress(f"searching {bar(n / total)} iteration {n} of at most {total}{slow}"),
+            progress=lambda n: context.progress(f"searching {bar(n / total)} iteration {n} {rest}"),
         )
 
     def _swarm(self, context: PlanContext, evaluator: Evaluator) -> Swarm:

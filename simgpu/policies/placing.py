@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from simgpu.evaluate.compiled import is_compiled
 from simgpu.evaluate.evaluator import Evaluator
 from simgpu.evaluate.options import Action, Decisions, fetch_kernel
 from simgpu.graph.taskgraph import TaskGraph
@@ -135,6 +136,11 @@ def inexact(evaluator: Evaluator) -> tuple[str, ...]:
     """A note where the evaluator's times are not those of the machine."""
     why = evaluator.why_not
     return (f"decided by times that are not exact on this node: {why}",) if why else ()
+
+
+def slow() -> str:
+    """What makes a search slow and need not, as the end of a line that tells how far it has come."""
+    return "" if is_compiled() else "; slow: install numba, or simgpu with its extra 'fast'"
 
 
 def bar(share: float, width: int = 20) -> str:

@@ -120,8 +120,18 @@ def test_mistakes_are_told_before_anything_runs() -> None:
     with pytest.raises(InputError, match="unknown policy 'nune'"):
         compare(TRACE, ROOMY, ["ideal", "nune"], progress=started.append)
     assert not started
-    with pytest.raises(ValueError, match="is not one policy"):
+    with pytest.raises(InputError, match="is not one policy"):
         compare(TRACE, ROOMY, [{"vdnn": {}, "none": {}}])
+
+
+def test_one_policy_need_not_be_in_a_list() -> None:
+    assert [run.label for run in compare(TRACE, ROOMY, "ideal")] == ["ideal"]
+
+
+def test_how_far_over_the_bound_is_told_only_of_what_it_is_about() -> None:
+    found = compare(TRACE, ROOMY, ["ideal", "none", ("modnn", {"sub_batch": 1})], pool="addressed", bound=True)
+    at = found.headings.index("over least")
+    assert [row[at] for row in found.rows()] == ["-", "0.0%", "-"]
 
 
 def test_progress_is_called_before_each_run() -> None:

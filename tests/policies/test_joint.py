@@ -169,7 +169,7 @@ def test_no_distance_is_told_where_no_bound_is_known():
     assert not any("best possible" in note for note in simulate(trace, half, "joint", budget=500).notes)
     passive = simulate(trace, node, "joint", budget=250).notes
     assert not any("best possible" in note for note in passive)
-    assert any("no placement of these actions fits: kernel 1 needs 300 bytes" in note for note in passive)
+    assert any("no placement of these actions fits: a kernel needs 300 B" in note for note in passive)
 
 
 def test_actions_beyond_homes_keep_their_numbers():

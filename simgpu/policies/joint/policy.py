@@ -29,7 +29,7 @@ from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, told
+from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
@@ -85,9 +85,12 @@ class Joint(PlacingPolicy):
         runs = tried(context, makers)
         label, program, time_ns = min(runs, key=lambda run: run[2], default=("search", searched, 0))
         context.chosen(Chosen(evaluator, vectors.get(label), found.evaluations))
-        notes = [told(decisions, found.vector), _how(found)]
+        notes = [_how(found)]
+        if label in vectors:
+            notes.insert(0, told(decisions, vectors[label]))
         if not label.startswith("search"):
-            notes = [f"adopted: the program of {label}, faster than what the search found", *notes]
+            why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
+            notes.insert(0, f"adopted: the program of {label}, {why}")
         if self.bound and runs and not evaluator.why_not:
             notes.append(_distance(evaluator, time_ns))
         return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
@@ -111,7 +114,7 @@ class Joint(PlacingPolicy):
 
     def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts, score: Score) -> Explored:
         def tell(used: int) -> None:
-            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
+            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations{slow()}")
 
         seed = int(context.rng.integers(2**31))
         least = context.graph.ideal_ns()
