@@ -1,4 +1,4 @@
-"""What `joint` may do with a feature map beyond HOME's three actions: fetch it earlier, or let it travel encoded.
+"""What `joint` may do with a feature map beyond HOME's three actions: fetch it at other moments, or encode it.
 
 Lives here: those options. Does not live here: choosing among them (`simgpu.policies.joint.exploring`).
 """
@@ -18,10 +18,10 @@ from simgpu.policies.sparse import sparse_swaps
 from simgpu.program.placement import Swap
 from simgpu.trace.model import Phase
 
-#: Layer steps between the fetch of a block and its use. One is HOME's; the others double.
-AHEAD = (1, 2, 4, 8, 16, 32, 64)
+#: Layer steps between the fetch of a block and its use. One is HOME's; none takes the least memory, the others double.
+AHEAD = (0, 1, 2, 4, 8, 16, 32, 64)
 #: Those with which an encoded block may be fetched: each is one more option for each codec.
-AHEAD_ENCODED = (1, 4, 16)
+AHEAD_ENCODED = (0, 1, 4, 16)
 
 
 def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
@@ -32,22 +32,22 @@ def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
     """
     encodings = _encodings(context, decisions)
     return decisions.with_options(
-        [*_earlier(context.graph, each), *_encoded(context.graph, each, encodings.get(each.block, []))]
+        [*_at_other_moments(context.graph, each), *_encoded(context.graph, each, encodings.get(each.block, []))]
         for each in decisions.maps
     )
 
 
 def _moments(graph: TaskGraph, each: FeatureMap, distances: tuple[int, ...]) -> Iterator[int]:
-    """Distances with different moments to fetch, in backward but for the least."""
+    """Distances with different moments to fetch, in backward but for HOME's."""
     seen: set[int] = set()
     for ahead in distances:
         fetch = fetch_kernel(graph, each.after, each.before, ahead)
-        if fetch not in seen and (not seen or graph.kernels[fetch].phase is not Phase.FORWARD):
+        if fetch not in seen and (ahead == SWAP.ahead or graph.kernels[fetch].phase is not Phase.FORWARD):
             seen.add(fetch)
             yield ahead
 
 
-def _earlier(graph: TaskGraph, each: FeatureMap) -> list[Option]:
+def _at_other_moments(graph: TaskGraph, each: FeatureMap) -> list[Option]:
     return [Option(Action.SWAP, ahead) for ahead in _moments(graph, each, AHEAD) if ahead != SWAP.ahead]
 
 
