@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from simgpu import __version__
-from simgpu.cli.choice import is_scenario
+from simgpu.cli.choice import is_scenario, size_option
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
@@ -51,7 +51,7 @@ class _Asked:
 @click.argument("what", metavar="WHAT")
 @click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
 @click.option("--node", metavar="NODE", help="A shipped node or a YAML file: its memory, alignment and time model.")
-@click.option("--budget", metavar="SIZE", help="Memory to find a sub-batch for, e.g. 4GiB; all that the node has.")
+@size_option("--budget", "--memory", help="Memory to find a sub-batch for, e.g. 4GiB; all that the node has.")
 @click.option("--framework", type=click.Choice([each.value for each in Framework]), help="Of a network of the zoo.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Of a network of the zoo.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")

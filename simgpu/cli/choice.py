@@ -90,6 +90,18 @@ class ScenarioChoice:
         }
 
 
+class _OptionByTwoNames(click.Option):
+    """Help shows the first name alone."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return f"{self.opts[0]} {self.metavar}", self.help or ""
+
+
+def size_option(name: str, other: str, *, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An amount of device memory, given as the argument `name` (without its dashes) under either name."""
+    return click.option(name, other, name.lstrip("-"), cls=_OptionByTwoNames, metavar="SIZE", help=help)
+
+
 def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the arguments that say what is run, given as `choice`, and those on how it is told."""
 
@@ -116,7 +128,7 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="KEY=VALUE",
             help='Change a value of the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
         ),
-        click.option("--memory", metavar="SIZE", help="With --node: device memory to use, e.g. 10GiB; else all of it."),
+        size_option("--memory", "--budget", help="With --node: device memory to use, e.g. 10GiB; else all of it."),
         click.option(
             "--policy",
             "policies",

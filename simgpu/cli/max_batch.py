@@ -15,7 +15,7 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.choice import ZOO, parse_policy, scenario_of
+from simgpu.cli.choice import ZOO, parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, table
 from simgpu.cli.settings import parse_settings
@@ -39,7 +39,7 @@ _FIRST_BATCH = 32
     help='Such as "vdnn(mode=conv)", or as in a scenario. Repeatable; where left out the scenario\'s, or '
     f"{', '.join(map(str, DEFAULT_POLICIES))}.",
 )
-@click.option("--budget", metavar="SIZE", help="Device memory to use, e.g. 10GiB; all that the node has.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
 @click.option(
     "--most", type=click.IntRange(min=1), default=MOST, show_default=True, help="No batch above this is tried."
 )

@@ -15,11 +15,11 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.choice import ZOO, is_scenario, parse_policy, scenario_of
+from simgpu.cli.choice import ZOO, is_scenario, parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.screen import Screen, facts, indented, progress, table
 from simgpu.cli.settings import parse_settings
-from simgpu.experiments.search import search_placement
+from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
 from simgpu.experiments.search_table import PlacedMap
@@ -43,7 +43,7 @@ _ROWS = 12
     metavar="POLICY",
     help=f'Such as "home(update=full)", or as in a scenario. Repeatable; {_DEFAULT} where left out.',
 )
-@click.option("--budget", metavar="SIZE", help="Device memory to use, e.g. 10GiB; all that the node has.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of the search; 0, or the scenario's, where left out.")
 @click.option(
     "--set",
@@ -71,7 +71,7 @@ def search(
 
     TRACE is a shipped trace or a trace folder, zoo:NETWORK with --batch (simgpu zoo list), or a scenario, whose own
     policies are left aside. Policies are those that decide about one feature map at a time: home, superneurons,
-    capuchin, joint. Ends with 3 when what was found fits for none of them.
+    capuchin(version=home), joint. Ends with 3 when what was found fits for none of them.
 
     \b
     simgpu search vgg16-b128-v100 --node v100 --budget 6GiB
@@ -82,6 +82,7 @@ def search(
     written = {"policies": [parse_policy(text) for text in policies] or [_DEFAULT], "budget": budget, "seed": seed}
     given = {key: value for key, value in written.items() if value is not None}
     scenario = _scenario(trace, node, batch, given, parse_settings(settings))
+    check_searched(scenario.policies)
     if output is not None:
         check_search_outputs(output)
     with progress(quiet) as say:

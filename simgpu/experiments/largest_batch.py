@@ -6,6 +6,7 @@ drawing on a terminal (the command line's).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MAX_BATCH_HEADINGS = ("policy", "batch", "of none", "samples/s", "time", "peak", "note")
 
 _ABSENT = "-"
+#: Of a policy's note, what it adopted without the reason: a label may have commas in its parentheses.
+_ADOPTED = re.compile(r"adopted: the program of [^,(]+(\([^)]*\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,13 @@ class LargestBatch:
         told = ["capped"] if self.batch == self.most else []
         told += ["gaps"] if self.gaps else []
         told += ["unsteady"] if self.result is not None and self.result.steady is False else []
-        return ", ".join(told)
+        return ", ".join([*told, *self._adopted()])
+
+    def _adopted(self) -> list[str]:
+        """What the policy says that it adopted in place of its own, without the reason."""
+        notes = () if self.result is None else self.result.program.notes
+        told = [note for note in notes if note.startswith("adopted:")]
+        return [found.group() if (found := _ADOPTED.match(note)) else note for note in told]
 
     def told(self) -> Iterator[str]:
         """Its note in sentences: why there is no number, or where it is not the whole story."""

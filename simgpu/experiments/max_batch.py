@@ -34,7 +34,7 @@ MOST = 2**16
 def max_batch(
     trace: Trace | Scenario,
     node: NodeSpec | None = None,
-    policies: Iterable[PolicyRequest] | None = None,
+    policies: str | Iterable[PolicyRequest] | None = None,
     *,
     budget: int | str | None = None,
     iterations: int | None = None,
@@ -48,8 +48,8 @@ def max_batch(
     """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`.
 
     trace: with it, a node is needed; or a scenario, which brings all of that; what is given beside it wins. Policies
-    and settings are those of `simgpu.compare`; most: no larger batch is tried. progress: called with each policy and
-    batch before it is tried.
+    and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. progress:
+    called with each policy and batch before it is tried.
 
     A batch fits if the policy says so without planning (`Policy.fits`), or if its program runs to its end. What fits
     need not be everything below what fits: the fastest algorithm of a convolution, and with it its workspace, changes
@@ -95,7 +95,8 @@ def max_batch(
         say=progress or (lambda what: None),
     )
     check_arguments({"trace": trace, "node": node, **search.arguments}, {"trace": Trace, "node": NodeSpec}, _CHOICES)
-    chosen = [made_policy(request) for request in (DEFAULT_POLICIES if policies is None else policies)]
+    asked = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
+    chosen = [made_policy(request) for request in asked]
     node = replace(node, gpu=replace(node.gpu, alignment=search.alignment))
     # Batches that one policy has asked about are there for the next.
     graph = task_graph(trace, node, search.epoch)

@@ -1,12 +1,13 @@
 """One policy's search for a placement, and how it got there (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7).
 
-Lives here: `search_placement`. Does not live here: the answer (`simgpu.experiments.search_found`), its table of feature
-maps (`simgpu.experiments.search_table`), or the searches themselves (`simgpu.policies`, `simgpu.search`).
+Lives here: `search_placement`, and which policies it takes. Does not live here: the answer
+(`simgpu.experiments.search_found`), its table of feature maps (`simgpu.experiments.search_table`), or the searches
+themselves (`simgpu.policies`, `simgpu.search`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError, Problem
 from simgpu.evaluate.evaluator import Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.experiments.compare import PolicyRequest, made_policy
@@ -22,8 +23,11 @@ from simgpu.experiments.search_found import Outcome, Search, WallClock
 from simgpu.experiments.search_table import placed_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, no_progress
-from simgpu.policies.placing import Chosen
+from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.home import Home
+from simgpu.policies.placing import Chosen, PlacingPolicy
 from simgpu.policies.registry import make_policy
+from simgpu.search.swarm import Swarm
 from simgpu.simulation import planning
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
@@ -54,7 +58,7 @@ def search_placement(
     `simgpu.compare` takes it, or a name with `parameters`. The other arguments are those of `simgpu.simulate`.
 
     A search whose best placement does not fit is told all the same; `Search.fits` says so. Raises `InputError` for a
-    policy that makes no such decisions, and what `simulate` raises for trace, node and arguments.
+    policy that makes no such decisions, or several at once, and what `simulate` raises for trace, node and arguments.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> node = NodeSpec("example", GpuSpec("gpu", 900), LinkSpec("pcie", 10**10, 10**10))
@@ -62,7 +66,8 @@ def search_placement(
     >>> [(each.name, each.action, each.overhead_ns) for each in found.maps]
     [('x2', 'recompute', 5), ('x3', 'keep', 0)]
     """
-    chosen_policy = make_policy(policy, parameters) if isinstance(policy, str) else made_policy(policy)
+    chosen_policy = _one_policy(policy, parameters)
+    _check(chosen_policy)
     context = planning(
         trace, node, chosen_policy, budget=budget, seed=seed, alignment=alignment, epoch=epoch, progress=progress
     )
@@ -93,12 +98,52 @@ def search_placement(
     )
 
 
+def check_searched(policies: Iterable[PolicyRequest]) -> None:
+    """Before a long search: `InputError` with everything that is wrong with any of the policies."""
+    problems: list[Problem] = []
+    for request in policies:
+        try:
+            _check(_one_policy(request, None))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+
+
+def _one_policy(request: PolicyRequest, parameters: Mapping[str, object] | None) -> Policy:
+    if isinstance(request, str):
+        return make_policy(request, parameters)
+    pair = isinstance(request, tuple) and len(request) == 2 and isinstance(request[1], Mapping)
+    if not (pair or isinstance(request, Policy) or (isinstance(request, Mapping) and len(request) == 1)):
+        what = f"{str(request)[:60]} is not one policy"
+        raise InputError.single("", "argument policy", what, "ask for one at a time, as name or {name: parameters}")
+    return made_policy(request)
+
+
+def _check(policy: Policy) -> None:
+    """`InputError` for what is known to decide otherwise, and for a swarm that cannot be."""
+    placing = isinstance(policy, PlacingPolicy) or policy == Capuchin(version="home")
+    # Of a policy from outside the package only its plan tells.
+    if not placing and type(policy).__module__.startswith("simgpu."):
+        raise _decides_otherwise(policy)
+    if isinstance(policy, Home):
+        try:
+            Swarm(choices=2, length=1, particles=policy.particles, iterations=policy.iterations)
+        except InputError as error:
+            label = f"policy {policy_label(policy)}"
+            raise InputError(replace(each, place=f"{label}: {each.place}") for each in error.problems) from None
+
+
+def _decides_otherwise(policy: Policy) -> InputError:
+    what = f"policy {policy_label(policy)} does not decide about one feature map at a time"
+    return InputError.single("", "policy", what, "choose home, superneurons, capuchin(version=home) or joint")
+
+
 def _planned(policy: Policy, context: PlanContext) -> tuple[Program, Chosen]:
     told: list[Chosen] = []
     program = policy.plan(replace(context, chosen=told.append))
     if not told:
-        what = f"policy {policy_label(policy)} does not decide about one feature map at a time"
-        raise InputError.single("", "policy", what, "choose home, superneurons, capuchin or joint")
+        raise _decides_otherwise(policy)
     return program, told[-1]
 
 

@@ -192,6 +192,18 @@ class Search:
         }[self.chosen.swarm.stopped]
 
     @property
+    def curve_told(self) -> str:
+        """Why there is no curve of a search, and so no picture; empty where there is one, and without a search."""
+        if self.chosen.swarm is None:
+            searched = self.chosen.evaluations is not None and self.chosen.evaluations > 1
+            return "none: this search has no iterations of a swarm" if searched else ""
+        curves = self.convergence
+        if curves is None or curves.best_ns[-1] > 0:
+            return ""
+        takes_none = curves.best_ns[-1] == 0
+        return "none: the best takes no time" if takes_none else "none: no placement that was met fits"
+
+    @property
     def evaluations_told(self) -> str:
         """How many evaluations it took."""
         swarm, count = self.chosen.swarm, self.chosen.evaluations
@@ -235,6 +247,7 @@ class Search:
             ("maps", self.options_told),
             ("evaluations", self.evaluations_told),
             ("stopped", self.stopped_told),
+            ("curve", self.curve_told),
             ("found", self.found_told),
             ("run", self.run_told),
             ("real time", self.took_told),

@@ -40,6 +40,28 @@ def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> Non
     assert first["results"][1]["budget_bytes"] == 700_000
 
 
+@pytest.mark.parametrize(
+    ("command", "shown", "other"),
+    [
+        (["run", *NAMED, "--policy", "vdnn"], "--memory", "--budget"),
+        (["compare", *NAMED, "--policy", "vdnn"], "--memory", "--budget"),
+        (["search", "study.yaml", "--policy", "superneurons"], "--budget", "--memory"),
+        (["max-batch", "study.yaml", "--policy", "none"], "--budget", "--memory"),
+        (["bound", "study.yaml"], "--budget", "--memory"),
+    ],
+)
+def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown: str, other: str) -> None:
+    first, second = (simgpu(*command, "--json", option, "2 MiB") for option in (shown, other))
+    assert first.exit_code == second.exit_code == 0, first.stderr + second.stderr
+    documents = [json.loads(done.stdout) for done in (first, second)]
+    for document in documents:
+        document.pop("wall_clock", None)
+    assert documents[0] == documents[1]
+    assert re.search(r'"budget(_bytes)?": 2097152\b', second.stdout)
+    told = simgpu(command[0], "--help").stdout
+    assert f"\n  {shown} SIZE " in told and f"{other} SIZE" not in told
+
+
 def test_left_out_it_is_all_memory_and_the_usual_policies() -> None:
     results = json.loads(simgpu("compare", *NAMED, "--json").stdout)["results"]
     assert [result["label"] for result in results] == ["ideal", "none", "vdnn"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_every_policy_that_is_named_has_a_part_of_its_own() -> None:
     assert any("after iteration 2, the last it may run" in line for line in lines)
     message = refused("quickstart", "--policy", "vdnn")
     assert "policy vdnn does not decide about one feature map at a time; choose home" in message
+    assert "choose home, superneurons, capuchin(version=home) or joint" in message
     assert "--policy: unknown policy 'hme'" in refused("resnet20-cifar-cpu", "--node", "laptop-2gb", "--policy", "hme")
 
 
@@ -91,6 +93,20 @@ def test_a_folder_that_holds_something_else_is_refused_before_the_search(
     (tmp_path / "mine.txt").write_text("mine")
     monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
     assert "holds files that are not from an earlier search" in refused("quickstart", "-o", tmp_path)
+
+
+def test_all_policies_are_checked_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simgpu.cli.search.search_placement", lambda *given, **more: pytest.fail("searched"))
+    told = refused("quickstart", *(f"--policy={each}" for each in ("home", "vdnn", "home(particles=0)")))
+    assert "policy vdnn does not decide about one feature map" in told
+    assert "policy home(particles=0): particles: 0 is less than 1" in told
+
+
+def test_a_search_without_a_curve_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lines = shown("quickstart", "--policy", "joint(evaluations=5000, bound=false)", "--budget", "15 MiB", "-o", out)
+    assert any(re.fullmatch(" +curve +none: this search has no iterations of a swarm", line) for line in lines)
+    assert {path.name for path in out.rglob("*.*")} == {"report.json", "placement.csv"}
 
 
 def test_where_nothing_fits_it_ends_with_3_and_says_what_lacks() -> None:

@@ -157,6 +157,34 @@ def test_a_refusal_does_not_end_the_search_for_others() -> None:
         max_batch(CHAIN, node(10_000), ["cdma"])
 
 
+def test_one_name_is_one_policy() -> None:
+    assert [each.run.label for each in max_batch(CHAIN, node(10_000), "vdnn")] == ["vdnn"]
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        (
+            "adopted: the program of vdnn(mode=conv, algorithms=x), faster",
+            "adopted: the program of vdnn(mode=conv, algorithms=x)",
+        ),
+        ("adopted: the program of home, faster than what was found", "adopted: the program of home"),
+        ("adopted: offload all, smallest algorithms", "adopted: offload all, smallest algorithms"),
+        ("trial: keep all: fits", ""),
+    ],
+)
+def test_a_row_says_whose_program_was_adopted(
+    note: str, told: str, resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(self: Resident, context: PlanContext) -> Program:
+        return replace(lower(context.graph, Placement()), notes=("first", note))
+
+    Resident.said = lambda context: None
+    monkeypatch.setattr(Resident, "plan", plan)
+    (each,) = max_batch(CHAIN, node(10_000), [resident])
+    assert each.note == told
+
+
 def test_a_recording_that_does_not_tell_reads_is_refused() -> None:
     kernels = tuple(replace(kernel, reads=()) for kernel in CHAIN.kernels)
     blocks = tuple(replace(block, release="end", persistent=True) for block in CHAIN.blocks)

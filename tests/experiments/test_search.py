@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from simgpu.errors import InputError
 from simgpu.evaluate.columns import AWAY_AT, BACK_AT
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Costs, Evaluator
 from simgpu.evaluate.options import Decisions, Option
-from simgpu.experiments.search import search_placement
+from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import write_searches
 from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import PlanContext
+from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.policy import Joint
 from simgpu.policies.placing import Chosen, PlacingPolicy, Vector
 from simgpu.policies.superneurons import SuperNeurons
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
 from simgpu.simulation import planning, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
@@ -78,6 +82,7 @@ def test_the_curves_are_of_the_particles_that_fit(home: Search) -> None:
     assert 0 < curves.fitting[0] < 1
     assert (np.diff(curves.best_ns) <= 0).all()
     assert curves.best_ns[-1] == curves.best_ns[swarm.converged_at - 1] == home.predicted_ns
+    assert home.curve_told == ""
 
 
 def test_where_nothing_fits_there_is_no_curve_and_the_shortage_is_told(plain20: Trace, node: NodeSpec) -> None:
@@ -88,6 +93,7 @@ def test_where_nothing_fits_there_is_no_curve_and_the_shortage_is_told(plain20: 
     assert np.isnan([curves.worst_ns, curves.mean_ns, curves.best_ns]).all() and not curves.fitting.any()
     assert frame[["worst_ns", "mean_ns", "best_ns"]].isna().all(axis=None)
     assert found.plot() is None and found.iteration_rows() == []
+    assert dict(found.facts())["curve"] == "none: no placement that was met fits"
     costs: Costs = found.chosen.evaluator.costs([found.chosen.vector])
     assert f"lacks {simgpu.units.format_bytes(int(costs.short[0]))}" in repr(found)
     assert {each.left_ns for each in found.maps} == {None}
@@ -125,6 +131,7 @@ def test_where_the_best_takes_no_time_there_is_no_curve(node: NodeSpec) -> None:
     found = search_placement(chain([0] * 8, [0] * 8, [100] * 8), node, Home(particles=50), budget=500)
     assert found.predicted_ns == 0
     assert found.plot() is None
+    assert found.curve_told == "none: the best takes no time"
 
 
 @pytest.mark.parametrize("policy", [SuperNeurons(), Capuchin()])
@@ -134,6 +141,7 @@ def test_policies_that_do_not_search_have_a_table_too(policy: object, plain20: T
     assert found.convergence is None and found.convergence_frame() is None and found.plot() is None
     assert found.iteration_ns == found.predicted_ns
     assert "evaluations" not in dict(found.facts()) and "stopped" not in dict(found.facts())
+    assert found.curve_told == ""
 
 
 class Encoding(PlacingPolicy):
@@ -169,6 +177,8 @@ def test_joint_tells_the_vector_that_its_program_carries_out(plain20: Trace, nod
     found = search_placement(plain20, node, Joint(evaluations=5000, bound=False), budget=BUDGET)
     assert found.predicted_ns == found.iteration_ns
     assert found.chosen.evaluations is not None and found.chosen.evaluations >= 5000
+    assert found.convergence is None and found.plot() is None
+    assert found.curve_told == "none: this search has no iterations of a swarm"
 
 
 def test_a_full_update_tells_what_it_saved(plain20: Trace, node: NodeSpec) -> None:
@@ -180,8 +190,47 @@ def test_a_full_update_tells_what_it_saved(plain20: Trace, node: NodeSpec) -> No
 
 @pytest.mark.parametrize("policy", ["vdnn", "none", Capuchin(version="published")])
 def test_policies_that_do_not_decide_map_by_map_are_refused(policy: object, plain20: Trace, node: NodeSpec) -> None:
-    with pytest.raises(InputError, match="does not decide about one feature map at a time; choose home"):
+    advice = r"choose home, superneurons, capuchin\(version=home\) or joint"
+    with pytest.raises(InputError, match=f"does not decide about one feature map at a time; {advice}"):
         search_placement(plain20, node, policy)
+
+
+@pytest.mark.parametrize("policies", [["home", "joint"], ("home", "joint"), {"home": {}, "joint": {}}, []])
+def test_policies_are_asked_for_one_at_a_time(policies: Any, plain20: Trace, node: NodeSpec) -> None:
+    with pytest.raises(InputError, match=r"argument policy: .* is not one policy; ask for one at a time"):
+        search_placement(plain20, node, policies)
+
+
+def test_all_policies_are_checked_before_any_searches() -> None:
+    check_searched(["home", "joint", "superneurons", "capuchin", Encoding()])
+    with pytest.raises(InputError) as caught:
+        check_searched(["vdnn", Home(particles=0, iterations=-1), ("capuchin", {"version": "published"}), "hme"])
+    told = [str(problem) for problem in caught.value.problems]
+    assert len(told) == 5
+    for text, start in zip(
+        told,
+        (
+            "policy: policy vdnn does not decide",
+            "policy home(particles=0, iterations=-1): particles: 0",
+            "policy home(particles=0, iterations=-1): iterations: -1",
+            "policy: policy capuchin(version=published) does not decide",
+            "policy: unknown policy 'hme'",
+        ),
+        strict=True,
+    ):
+        assert text.startswith(start)
+
+
+def test_a_policy_from_outside_is_asked_for_its_plan(plain20: Trace, node: NodeSpec) -> None:
+    class Resident(Policy):
+        name, summary, source = "resident", "keep all", "a test"
+
+        def plan(self, context: PlanContext) -> Program:
+            return lower(context.graph, Placement())
+
+    check_searched([Resident()])
+    with pytest.raises(InputError, match="policy resident does not decide about one feature map at a time"):
+        search_placement(plain20, node, Resident())
 
 
 def test_bad_arguments_are_refused_as_simulate_refuses_them(plain20: Trace, node: NodeSpec) -> None:
