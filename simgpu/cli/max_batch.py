@@ -98,7 +98,8 @@ def _show(screen: Screen, scenario: Scenario, found: MaxBatch) -> None:
     screen.print(Text(scenario.name, style="bold"))
     screen.print(facts(found.facts()))
     screen.print()
-    screen.print(table(MAX_BATCH_HEADINGS, found.rows(), left=(0, len(MAX_BATCH_HEADINGS) - 1)))
+    ends = (0, len(MAX_BATCH_HEADINGS) - 1)
+    screen.print(table(MAX_BATCH_HEADINGS, found.rows(), left=ends, whole=ends[:1]))
     for note in found.notes():
         screen.print()
         click.echo(wrapped(note, before=0))

@@ -60,12 +60,23 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,)) -> Table:
-    """A table without lines: bold headings, numbers to the right but for the columns in `left`."""
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,), whole: Iterable[int] = ()
+) -> Table:
+    """A table without lines: bold headings, numbers to the right but for the columns in `left`.
+
+    whole: columns of which no text is broken, whatever becomes of the others.
+    """
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for index, heading in enumerate(headings):
         side = index in left
-        grid.add_column(Text(heading), justify="left" if side else "right", overflow="fold", vertical="top")
+        grid.add_column(
+            Text(heading),
+            justify="left" if side else "right",
+            overflow="fold",
+            vertical="top",
+            no_wrap=index in whole,
+        )
     for row in rows:
         grid.add_row(*map(Text, row))
     return grid
