@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import RELEASED_AT_END, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.model import RELEASED_AT_END, Access, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 
 #: Says where a value stands: (table, position in it or -1 for the table itself, field) -> (file, place).
 #: Tables are named as the fields of `Trace`.
@@ -184,7 +184,7 @@ def _check_id(found: Findings, table: str, index: int, name: str, seen: dict[str
 
 
 def _check_tables(trace: Trace, found: Findings) -> None:
-    """The optional tables: algorithms, sparsity, compressibility.
+    """The optional tables: algorithms, sparsity, compressibility, accesses.
 
     What they name is not looked for where there are no kernels, or no blocks, at all: that is one mistake, told once.
     """
@@ -225,3 +225,26 @@ def _check_tables(trace: Trace, found: Findings) -> None:
         check_once(
             "compressibility", index, size.block, size.epoch, size.codec, size.layout, size.entry_bytes, size.bytes
         )
+    touched = {
+        (kernel.id, b, w) for kernel in trace.kernels for w, of in enumerate((kernel.reads, kernel.writes)) for b in of
+    }
+    for index, access in enumerate(trace.accesses):
+        check_owner("accesses", index, "kernel", access.kernel, kernels)
+        check_owner("accesses", index, "block", access.block, blocks)
+        if access.kernel in kernels and access.block in blocks:
+            _check_access(found, index, access, touched)
+        check_once("accesses", index, access.kernel, access.block, access.write)
+
+
+def _check_access(found: Findings, index: int, access: Access, touched: set[tuple[str, str, int]]) -> None:
+    """touched: kernel, block, and whether it writes that block."""
+    if (access.kernel, access.block, access.write) not in touched:
+        does = "write" if access.write else "read"
+        what = f"kernel '{access.kernel}' does not {does} '{access.block}'"
+        found.add("accesses", index, "write", what, f"name a block that the kernel {does}s")
+    _check_counts(found, "accesses", index, access, ("sectors", "entries", "stride"))
+    if not 1 <= access.sectors <= 4:
+        found.add("accesses", index, "sectors", f"{access.sectors} are not sectors of an entry", "give 1 to 4")
+    for column in ("entries", "stride"):
+        if getattr(access, column) == 0:
+            found.add("accesses", index, column, "0 is not possible here", "give a whole number >= 1")

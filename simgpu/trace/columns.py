@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from simgpu.errors import did_you_mean
 from simgpu.trace.model import (
+    Access,
+    AccessOrder,
     AlgorithmChoice,
     Block,
     BlockKind,
@@ -147,13 +149,14 @@ def _word(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
 
     def parse(text: str) -> StrEnum:
         if text not in known:
-            raise CellError(f"'{text}' is not a {name}", did_you_mean(text, known))
+            article = "an" if name[0] in "aeiou" else "a"
+            raise CellError(f"'{text}' is not {article} {name}", did_you_mean(text, known))
         return known[text]
 
     return Column(name, parse, str, stand_in=stand_in)
 
 
-def _yes_no(name: str, blank: bool | None) -> Column:
+def _yes_no(name: str, blank: bool | _Required | None) -> Column:
     def parse(text: str) -> bool:
         if text not in ("yes", "no"):
             raise CellError(f"'{text}' is neither yes nor no", "write yes or no")
@@ -162,7 +165,8 @@ def _yes_no(name: str, blank: bool | None) -> Column:
     def write(value: bool | None) -> str:
         return "" if value is None else "yes" if value else "no"
 
-    return Column(name, parse, write, blank, stand_in=blank, may_be_absent=True)
+    required = blank is REQUIRED
+    return Column(name, parse, write, blank, stand_in=False if required else blank, may_be_absent=not required)
 
 
 def _shape(name: str) -> Column:
@@ -255,5 +259,19 @@ COMPRESSIBILITY: Table[CompressedSize] = Table(
         _number("entry_bytes", "bytes"),
         _number("bytes", "bytes"),
         _number("entries", "entries"),
+    ),
+)
+
+ACCESSES: Table[Access] = Table(
+    "accesses.csv",
+    Access,
+    (
+        _text("kernel"),
+        _text("block"),
+        _yes_no("write", blank=REQUIRED),
+        _word("order", AccessOrder, AccessOrder.SEQUENTIAL),
+        _number("sectors", "sectors"),
+        _number("entries", "entries"),
+        _number("stride", "entries", blank=1),
     ),
 )

@@ -148,6 +148,32 @@ class CompressedSize:
     entries: int
 
 
+class AccessOrder(StrEnum):
+    """In which order a kernel visits the 128-byte entries of a block."""
+
+    SEQUENTIAL = "sequential"
+    STRIDED = "strided"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a kernel goes through a block in device memory, where it does not go through all of it once from end to end.
+
+    write: whether it writes or reads it; a kernel that does both has a row for each. order: of its visits; `STRIDED`
+    visits entries 0, stride, 2 stride, ... and then those beside them. sectors: of 32 bytes that it asks of each entry
+    of 128 bytes it visits, 1 to 4, as they reach device memory. entries: how many visits; stride: in entries.
+    """
+
+    kernel: str
+    block: str
+    write: bool
+    order: AccessOrder
+    sectors: int
+    entries: int
+    stride: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
     """Where a trace comes from: the fields of `trace.yaml`.
@@ -211,6 +237,7 @@ class Trace:
     algorithms: tuple[AlgorithmChoice, ...] = ()
     sparsity: tuple[SparsitySample, ...] = ()
     compressibility: tuple[CompressedSize, ...] = ()
+    accesses: tuple[Access, ...] = ()
     name: str = field(default="", compare=False)
 
     @property

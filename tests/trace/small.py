@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import (
     RELEASED_AT_END,
+    Access,
+    AccessOrder,
     AlgorithmChoice,
     Block,
     BlockKind,
@@ -43,6 +45,10 @@ SMALL = Trace(
     algorithms=(AlgorithmChoice("k1", "implicit gemm", 150, 0), AlgorithmChoice("k1", "fft", 90, 4096)),
     sparsity=(SparsitySample("y", 0, 0.5), SparsitySample("y", 10, 0.62)),
     compressibility=(CompressedSize("y", 0, "bpc", "nchw", 32, 8, 2),),
+    accesses=(
+        Access("k4", "x", False, AccessOrder.RANDOM, 1, 9),
+        Access("k4", "g", True, AccessOrder.STRIDED, 4, 1, 2),
+    ),
     name="small",
 )
 

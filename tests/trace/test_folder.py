@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from simgpu.errors import InputError
 from simgpu.trace import folder as folder_module
 from simgpu.trace.check import check_trace
-from simgpu.trace.columns import ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY
+from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY
 from simgpu.trace.folder import read_trace, write_trace
-from simgpu.trace.model import AlgorithmChoice, Block, CompressedSize, Kernel, SparsitySample, Trace
+from simgpu.trace.model import Access, AlgorithmChoice, Block, CompressedSize, Kernel, SparsitySample, Trace
 from tests.trace.small import SMALL, small_folder, traces
 
 
@@ -43,6 +43,7 @@ def edit(folder: Path, file: str, change: Callable[[str], str]) -> None:
         (ALGORITHMS, AlgorithmChoice),
         (SPARSITY, SparsitySample),
         (COMPRESSIBILITY, CompressedSize),
+        (ACCESSES, Access),
     ],
 )
 def test_columns_are_the_fields_in_order(table, row):
@@ -151,6 +152,14 @@ MISTAKES = {
     "compressibility.csv": [
         ("nchw,32", "nchw,0", "row 2, column entry_bytes", "0 is not possible here"),
     ],
+    "accesses.csv": [
+        ("k4,x", "k5,x", "row 2, column write", "kernel 'k5' does not read 'x'"),
+        ("k4,g,yes", "k4,g,no", "row 3, column write", "kernel 'k4' does not read 'g'"),
+        ("random,1", "random,5", "row 2, column sectors", "5 are not sectors of an entry"),
+        ("random,1,9", "random,1,0", "row 2, column entries", "0 is not possible here"),
+        ("random", "ramdom", "row 2, column order", "'ramdom' is not an order; did you mean 'random'?"),
+        ("k4,x,no", "k4,x,maybe", "row 2, column write", "'maybe' is neither yes nor no"),
+    ],
     "trace.yaml": [
         ("simgpu.trace/1", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
         ("device: a bench", "device:\ta bench", "", "found character '\\t'"),
@@ -201,7 +210,7 @@ def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
     rows = ["k1,a,forward,1,c,a", "k2,b,forward,1,a,b", "k3,c,forward,1,b,c", "k4,d,forward,1,c,d"]
     (folder / "kernels.csv").write_text(header + "\n".join(rows) + "\n")
     (folder / "blocks.csv").write_text("id,bytes,kind\na,1,other\nb,1,other\nc,1,other\nd,1,other\n")
-    for name in ("algorithms", "sparsity", "compressibility"):
+    for name in ("algorithms", "sparsity", "compressibility", "accesses"):
         (folder / f"{name}.csv").unlink()
     (problem,) = problems_of(folder)
     assert problem.startswith("kernels.csv: row 2, column reads: a cycle")
@@ -253,7 +262,7 @@ def test_zero_kernels(tmp_path):
     folder = small_folder(tmp_path)
     for file in ("kernels.csv", "blocks.csv"):
         edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
-    for name in ("algorithms", "sparsity", "compressibility"):
+    for name in ("algorithms", "sparsity", "compressibility", "accesses"):
         (folder / f"{name}.csv").unlink()
     edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 0").replace("blocks: 7", "blocks: 0"))
     assert problems_of(folder) == ["kernels.csv: no kernels; a trace has at least one kernel"]

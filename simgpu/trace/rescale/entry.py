@@ -13,7 +13,7 @@ from functools import cache
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Trace
+from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, Trace
 from simgpu.trace.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.timemodel.prices import Priced, Prices
@@ -66,7 +66,13 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         blocks=_blocks(rescaler, {block.id: block for made in workspaces.values() for block in made}),
         algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
         compressibility=(),
+        accesses=tuple(_visited(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
     )
+
+
+def _visited(rescaler: Rescaler, access: Access, block: Block) -> Access:
+    """As many visits to each entry as there were."""
+    return replace(access, entries=max(1, scaled(access.entries, rescaler.size(block), block.bytes)))
 
 
 @cache
