@@ -16,7 +16,7 @@ FLOORS = {
     0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "validation"),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
-    3: ("program", "search", "evaluate"),
+    3: ("program", "search", "evaluate", "buddy"),
     4: ("policies", "machine", "parallel", "remarks", "tasks"),
     5: ("simulation",),
     6: ("scenario", "experiments"),
