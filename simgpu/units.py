@@ -102,6 +102,24 @@ def _shortest(value: int, factor: int) -> str:
     return f"{value / factor:.4g}" if abs(value) < 1000 * factor else f"{value / factor:.0f}"
 
 
+def parse_share(text: object) -> float:
+    """A share of something, 0 to 1.
+
+    >>> parse_share("30%"), parse_share("0.3"), parse_share(0.3)
+    (0.3, 0.3, 0.3)
+    """
+    words = text.strip() if isinstance(text, str) else ""
+    percent = words.endswith("%")
+    try:
+        number = Decimal(words.removesuffix("%")) if words else Decimal(str(text))
+    except DecimalException:
+        number = Decimal(-1)
+    share = number / 100 if percent else number
+    if isinstance(text, bool) or not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is not a share: write one such as '30%'")
+    return float(share)
+
+
 def format_bytes(value: int) -> str:
     """Bytes for people, in binary units with four digits.
 

@@ -15,7 +15,15 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.units import parse_bandwidth, parse_bytes, parse_energy_per_byte, parse_power, parse_rate, parse_time
+from simgpu.units import (
+    parse_bandwidth,
+    parse_bytes,
+    parse_energy_per_byte,
+    parse_power,
+    parse_rate,
+    parse_share,
+    parse_time,
+)
 
 #: Whole numbers above this do not fit the columns of a timeline.
 LARGEST = 2**62
@@ -62,6 +70,19 @@ Rate = Annotated[int, Quantity(parse_rate, "arithmetic rate", "15.7 TFLOP/s")]
 Power = Annotated[int, Quantity(parse_power, "power", "235 W")]
 EnergyPerByte = Annotated[int, Quantity(parse_energy_per_byte, "energy of moved data", "14 pJ/bit")]
 TimeOrZero = Annotated[int, Quantity(parse_time, "time", "1.5 us", zero=True)]
+
+
+class _ShareEntry:
+    """Metadata of a field: a share as a percentage or a number from 0 to 1."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(parse_share)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": ["string", "number"], "examples": ["30%"]}
+
+
+Share = Annotated[float, _ShareEntry()]
 
 Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[[str], tuple[str, str]]

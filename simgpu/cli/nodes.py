@@ -8,7 +8,7 @@ import click
 
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import CdmaSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.hardware.spec import BuddySpec, CdmaSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
 from simgpu.units import (
     format_bandwidth,
     format_bytes,
@@ -88,6 +88,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         ("tensor rate", format_rate(gpu.tensor_rate) if gpu.tensor_rate else "", "gpu.tensor_rate"),
         ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else "", "gpu.dram_bandwidth"),
         *(_engine(gpu.cdma) if gpu.cdma else ()),
+        *(_compressed(gpu.buddy) if gpu.buddy else ()),
         *(_power(gpu.power) if gpu.power else ()),
         ("link", link.kind, "link.kind"),
         *_ways(link, "link"),
@@ -130,6 +131,29 @@ def _engine(cdma: CdmaSpec) -> list[Row]:
         ("  latency", format_time(cdma.latency_ns), "gpu.cdma.latency"),
         ("  kernels take", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
         ("  policy", policy, "gpu.cdma.throttle"),
+    ]
+
+
+def _compressed(buddy: BuddySpec) -> list[Row]:
+    cache = buddy.cache
+    zero = ", 16x where almost all zero" if buddy.mostly_zero else ""
+    chosen = f"for each {buddy.granularity}, threshold {buddy.threshold:.4g}{zero}"
+    own = buddy.link
+    return [
+        ("compressed memory", f"for {buddy.mode}", "gpu.buddy.mode"),
+        ("  buddy memory", f"{buddy.carve_out} times the device memory", "gpu.buddy.carve_out"),
+        ("  reached by", own.kind if own else "the link to the host", "gpu.buddy.link.kind"),
+        *((f"  {name}", text, key) for name, text, key in (_ways(own, "gpu.buddy.link") if own else ())),
+        ("  targets", chosen, "gpu.buddy.threshold"),
+        (
+            "  metadata cache",
+            f"{cache.slices} x {format_bytes(cache.size)}, {cache.ways} ways, lines of {cache.line} B "
+            f"for {cache.entries} entries",
+            "gpu.buddy.metadata_cache",
+        ),
+        ("  decompression", format_time(buddy.decompression_ns), "gpu.buddy.decompression"),
+        ("  memory latency", format_time(buddy.memory_latency_ns), "gpu.buddy.memory_latency"),
+        ("  in flight", format_bytes(buddy.in_flight), "gpu.buddy.in_flight"),
     ]
 
 

@@ -16,76 +16,30 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem
+from simgpu.hardware.buddy_section import BuddySection
 from simgpu.hardware.layering import read_layered
-from simgpu.hardware.spec import CdmaSpec, Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
+from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
 from simgpu.shipped import find, shipped_names
 from simgpu.validation import (
     Alignment,
     Bandwidth,
-    EnergyPerByte,
     FileModel,
-    Power,
     Rate,
     Size,
     SizeOrZero,
-    TimeOrZero,
     Where,
     put,
     validate,
 )
 
 SCHEMA = "simgpu.node/1"
-Text = Annotated[str, Field(min_length=1)]
-
-
-def _nothing_required(schema: dict[str, Any]) -> None:
-    """JSON Schema of a section that a base may complete; what is needed without one, `_base_fills_gaps` adds."""
-    del schema["required"]
-
-
-class CdmaSection(FileModel):
-    """A compressing DMA engine (cDMA, HPCA 2018, section V)."""
-
-    codec: Literal["zvc", "rle", "zlib"] = Field(default="zvc", description="what its units encode by")
-    read_bandwidth: Bandwidth = Field(description="uncompressed data it can read or write (COMP_BW)")
-    buffer: Size = Field(description="data in flight between memory and engine")
-    latency: TimeOrZero = Field(description="from the request of a byte to its arrival at the engine")
-    kernel_bandwidth: Bandwidth = Field(description="DRAM bandwidth that kernels take where a trace does not say")
-    throttle: Bandwidth | None = Field(
-        default=None, description="the bandwidth-aware policy: reads no faster; without: the performance-optimal one"
-    )
-
-    def spec(self) -> CdmaSpec:
-        """The description that the rest of simgpu computes with."""
-        return CdmaSpec(
-            self.codec, self.read_bandwidth, self.buffer, self.latency, self.kernel_bandwidth, self.throttle
-        )
-
-
-class PowerSection(FileModel):
-    """What the parts of the GPU's board draw, for energy and power of a run."""
-
-    limit: Power = Field(description="thermal design power of the board")
-    idle: Power = Field(description="drawn all the time, by a board that holds a program and runs no kernel")
-    arithmetic: Power = Field(description="what arithmetic at the full rate adds")
-    dram_energy: EnergyPerByte = Field(description="for what moves to or from device memory")
-    link_energy: EnergyPerByte = Field(description="for what moves over the link, beside its device memory's")
-
-    @model_validator(mode="after")
-    def _keeps_the_limit(self) -> PowerSection:
-        if self.idle + self.arithmetic > self.limit:
-            raise ValueError("idle and arithmetic together are more than limit: the board would slow down, lower one")
-        return self
-
-    def spec(self) -> PowerSpec:
-        """The description that the rest of simgpu computes with."""
-        return PowerSpec(self.limit, self.idle, self.arithmetic, self.dram_energy, self.link_energy)
 
 
 class GpuSection(FileModel):
     """The GPU of a node."""
 
-    model_config = ConfigDict(json_schema_extra=_nothing_required)
+    model_config = ConfigDict(json_schema_extra=nothing_required)
 
     name: Text = Field(description="the product's name")
     memory: Size = Field(description="device memory")
@@ -98,6 +52,7 @@ class GpuSection(FileModel):
     architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
     multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
     cdma: CdmaSection | None = Field(default=None, description="its compressing DMA engine; without: it has none")
+    buddy: BuddySection | None = Field(default=None, description="its compressed memory; without: it has none")
     power: PowerSection | None = Field(default=None, description="what its parts draw; without: no energy is told")
     reported_as: tuple[Text, ...] = Field(
         default=(), strict=False, description="what its driver calls it, where that is not its name"
@@ -111,27 +66,21 @@ class GpuSection(FileModel):
             raise ValueError("cdma needs dram_bandwidth: what kernels leave of it is what the engine can read")
         if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):
             raise ValueError("cdma.kernel_bandwidth is more than dram_bandwidth: kernels take a part of it")
+        if self.buddy is not None and self.dram_bandwidth is None:
+            raise ValueError("buddy needs dram_bandwidth: what passes there is what compression makes less")
         if self.power is not None and self.fp32_rate is None:
             raise ValueError("power needs fp32_rate: power.arithmetic is drawn at that rate")
         return self
 
     def spec(self) -> GpuSpec:
         """The description that the rest of simgpu computes with."""
-        values = self.model_dump(exclude={"cdma", "power"})
-        cdma = self.cdma.spec() if self.cdma is not None else None
-        return GpuSpec(**values, cdma=cdma, power=self.power.spec() if self.power is not None else None)
-
-
-class LinkSection(FileModel):
-    """The link between the GPU and the host."""
-
-    model_config = ConfigDict(json_schema_extra=_nothing_required)
-
-    kind: Text = Field(description="for example 'PCIe 3.0 x16'")
-    d2h_bandwidth: Bandwidth = Field(description="effective bandwidth from device to host (copy-out)")
-    h2d_bandwidth: Bandwidth = Field(description="effective bandwidth from host to device (copy-in)")
-    latency: TimeOrZero = Field(default=0, description="time before the first byte of every copy")
-    duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
+        values = self.model_dump(exclude={"cdma", "buddy", "power"})
+        return GpuSpec(
+            **values,
+            cdma=None if self.cdma is None else self.cdma.spec(),
+            buddy=None if self.buddy is None else self.buddy.spec(),
+            power=None if self.power is None else self.power.spec(),
+        )
 
 
 class SwitchSection(FileModel):
@@ -208,17 +157,10 @@ class NodeFile(FileModel):
 
     def spec(self) -> NodeSpec:
         """The description that the rest of simgpu computes with."""
-        link = self.link
         return NodeSpec(
             name=self.name,
             gpu=self.gpu.spec(),
-            link=LinkSpec(
-                kind=link.kind,
-                d2h_bandwidth=link.d2h_bandwidth,
-                h2d_bandwidth=link.h2d_bandwidth,
-                latency_ns=link.latency,
-                duplex=Duplex(link.duplex),
-            ),
+            link=self.link.spec(),
             host=HostSpec(**self.host.model_dump()),
             description=self.description,
             gpus=self.gpus,

@@ -51,6 +51,87 @@ class CdmaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """The link between GPU and host: effective bandwidths (bytes/s) per direction and latency (ns) per copy.
+
+    `half` duplex gives both directions together the larger of the two bandwidths.
+    """
+
+    kind: str
+    d2h_bandwidth: int
+    h2d_bandwidth: int
+    latency_ns: int = 0
+    duplex: Duplex = Duplex.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataCacheSpec:
+    """The cache of what compressed memory-entries are like (Buddy Compression, section 3.2).
+
+    size: bytes of each slice. slices: how many there are. ways: lines of a set. line: bytes that a miss reads. entries:
+    memory-entries that a line tells of.
+    """
+
+    size: int
+    slices: int
+    ways: int
+    line: int
+    entries: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all slices."""
+        return self.size * self.slices
+
+    @property
+    def sets(self) -> int:
+        """Sets of each slice.
+
+        >>> MetadataCacheSpec(4096, slices=32, ways=4, line=32, entries=64).sets
+        32
+        """
+        return self.size // (self.line * self.ways)
+
+
+class BuddyMode(StrEnum):
+    """What compression is for: more memory, with a buddy memory beside it, or only faster transfers to the L2 cache."""
+
+    CAPACITY = "capacity"
+    BANDWIDTH_ONLY = "bandwidth-only"
+
+
+class Granularity(StrEnum):
+    """What a target ratio is chosen for: each allocation, or the whole program (section 3.4's naive choice)."""
+
+    ALLOCATION = "allocation"
+    PROGRAM = "program"
+
+
+@dataclass(frozen=True, slots=True)
+class BuddySpec:
+    """Compressed device memory with a buddy memory (Buddy Compression, sections 3 and 4.1).
+
+    link: to the buddy memory, None for the GPU's own link to the host, which copies use too. carve_out: size of the
+    buddy memory, in times the device memory. cache: of metadata. decompression_ns: that an access to a compressed entry
+    takes longer. memory_latency_ns: of an access to device memory. in_flight: bytes asked for that the GPU can have
+    under way at once. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
+    what, the largest share of an allocation's entries that may overflow, and whether those that stay almost all
+    zero get a sixteenth of their size.
+    """
+
+    link: LinkSpec | None
+    carve_out: int
+    cache: MetadataCacheSpec
+    decompression_ns: int
+    memory_latency_ns: int
+    in_flight: int
+    mode: BuddyMode = BuddyMode.CAPACITY
+    granularity: Granularity = Granularity.ALLOCATION
+    threshold: float = 0.3
+    mostly_zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class PowerSpec:
     """What the parts of a GPU's board draw: milliwatts, and femtojoules for each byte that moves.
 
@@ -76,7 +157,8 @@ class GpuSpec:
     architecture: the generation's name in lower case, such as ``volta``. multiprocessors: how many it has.
     dram_bandwidth: peak, bytes per second. fp32_rate, tensor_rate: peak operations per second of single precision on
     the ordinary units, and of the matrix units on half-precision inputs. None where not stated or not there.
-    cdma: its compressing DMA engine, None where it has none. power: what its parts draw, None where not stated.
+    cdma: its compressing DMA engine; buddy: its compressed memory; None where it has none. power: what its parts draw,
+    None where not stated.
     reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
     """
 
@@ -91,6 +173,7 @@ class GpuSpec:
     architecture: str | None = None
     multiprocessors: int | None = None
     cdma: CdmaSpec | None = None
+    buddy: BuddySpec | None = None
     power: PowerSpec | None = None
     reported_as: tuple[str, ...] = ()
 
@@ -101,20 +184,6 @@ class GpuSpec:
         True
         """
         return device == self.name or device in self.reported_as
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSpec:
-    """The link between GPU and host: effective bandwidths (bytes/s) per direction and latency (ns) per copy.
-
-    `half` duplex gives both directions together the larger of the two bandwidths.
-    """
-
-    kind: str
-    d2h_bandwidth: int
-    h2d_bandwidth: int
-    latency_ns: int = 0
-    duplex: Duplex = Duplex.FULL
 
 
 @dataclass(frozen=True, slots=True)

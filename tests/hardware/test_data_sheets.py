@@ -68,6 +68,10 @@ BOARDS = {
     "GeForce GTX Titan X (Maxwell)": Board(12, 24, ordinary("6.6", 24, 128, 1075), None, memory_bus("336", 384, 7.0)),
     # HBM2 at 715 MHz, two bits a cycle, on four stacks of 1024 bits.
     "Tesla P100 PCIe": Board(16, 56, ordinary("9.3", 56, 64, 1303), None, memory_bus("732", 4096, 1.43)),
+    # A simulator's: the P100's multiprocessors, clocks of its table. HBM2 at 875 MHz, two bits a cycle, printed as 900.
+    "Buddy Compression's simulated GPU": Board(
+        16, 56, ordinary("9.3184", 56, 64, 1300), None, memory_bus("900", 4096, 1.75)
+    ),
     # GDDR5X at 5705 MHz, two bits a cycle, as CUDA's deviceQuery reports it; the specification rounds it to 11.4.
     "Titan Xp": Board(12, 30, ordinary("12.1", 30, 128, 1582), None, memory_bus("547.7", 384, 11.41)),
     # 110 was announced without a clock: it needs about 1335 MHz, below the boost clock. HBM2 on three stacks.

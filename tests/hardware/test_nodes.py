@@ -66,9 +66,9 @@ def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
     assert problems_of(path, {"gpu.memory": 8, "gpu.memoy": "8 GiB"}) == [
         "override: node.gpu.memory: 8 has no unit: a size is a text with a unit, for example '8 GiB'",
         (
-            "override: node.gpu.memoy: unknown key; did you mean 'memory'? known: alignment, architecture, cdma, "
-            "copy_engines, dram_bandwidth, fp32_rate, memory, multiprocessors, name, power, reported_as, reserved, "
-            "tensor_rate"
+            "override: node.gpu.memoy: unknown key; did you mean 'memory'? known: alignment, architecture, buddy, "
+            "cdma, copy_engines, dram_bandwidth, fp32_rate, memory, multiprocessors, name, power, reported_as, "
+            "reserved, tensor_rate"
         ),
     ]
 
