@@ -99,13 +99,14 @@ class _Replication:
     how: Replicate
     made: list[Kernel] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
+    origins: list[int | None] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
 
     def replicas(self) -> Replicas:
         """All kernels of all rounds, GPU by GPU in each, then the exchange."""
         one, gpus = self.one, self.how.gpus
         self.updates, self.end = updates_of(one)
-        self.blocks, blocks, sizes, copy_sizes, encoded = self._blocks()
+        self.blocks, blocks, origin, encoded = self._blocks()
         self.kernels: list[list[int | None]] = [[None] * len(one.kernels) for _ in range(gpus)]
         for part in one.rounds:
             first = len(self.made)
@@ -124,10 +125,11 @@ class _Replication:
         graph = replace(
             TaskGraph.of(trace),
             durations=tuple(self.durations),
-            sizes=sizes,
-            copy_sizes=copy_sizes,
+            sizes=tuple(one.sizes[b] for b in origin),
+            copy_sizes=tuple(one.copy_sizes[b] for b in origin),
             encoded=encoded,
             rounds=tuple(self.rounds),
+            compressed=None if one.compressed is None else one.compressed.of(self.origins, origin),
         )
         kernels = tuple(map(tuple, self.kernels))
         return Replicas(graph, kernels, self.blocks, self.updates, self.end, added, updating)
@@ -139,11 +141,10 @@ class _Replication:
     ) -> tuple[
         tuple[tuple[int | None, ...], ...],
         tuple[Block, ...],
-        tuple[int, ...],
-        tuple[int, ...],
+        list[int],
         dict[int, EncodedForm],
     ]:
-        """Numbers per GPU, and the blocks of all, their sizes and encoded forms."""
+        """Numbers per GPU, the blocks of all, of which block of one GPU each is, and encoded forms."""
         one = self.one
         shared = {update.weight for update in self.updates}
         of_optimizer = {b for b, uses in enumerate(one.uses) if uses and uses[0] >= self.end}
@@ -170,8 +171,7 @@ class _Replication:
                 here, of = mine[form], mine[told.block]
                 if here is not None and of is not None:
                     encoded[here] = told._replace(block=of)
-        sizes = tuple(one.sizes[b] for b in origin)
-        return tuple(map(tuple, numbers)), tuple(blocks), sizes, tuple(one.copy_sizes[b] for b in origin), encoded
+        return tuple(map(tuple, numbers)), tuple(blocks), origin, encoded
 
     def _codec_times(self, form: int) -> EncodedForm:
         told, times = self.one.encoded[form], self.how.gpus if form in self.how.by_host else 1
@@ -190,7 +190,7 @@ class _Replication:
         if gpu:
             reads, writes = self._ids(self.one.reads[k], gpu), self._ids(self.one.writes[k], gpu)
             kernel = replace(kernel, id=f"{kernel.id}.gpu{gpu}", reads=reads, writes=writes)
-        self.kernels[gpu][k] = self._add(kernel, self.one.durations[k])
+        self.kernels[gpu][k] = self._add(kernel, self.one.durations[k], k)
         return len(self.made) - 1
 
     def _ids(self, blocks: Iterable[int], gpu: int) -> tuple[str, ...]:
@@ -200,14 +200,15 @@ class _Replication:
         name = self.one.blocks[b].id
         return name if gpu == 0 or self.blocks[gpu][b] == b else f"{name}.gpu{gpu}"
 
-    def _add(self, kernel: Kernel, duration: int) -> int:
+    def _add(self, kernel: Kernel, duration: int, origin: int | None = None) -> int:
         self.made.append(replace(kernel, start_ns=None))
         self.durations.append(duration)
+        self.origins.append(origin)
         return len(self.made) - 1
 
     def _accumulation(self, name: str, reads: Sequence[tuple[int, int]], writes: Sequence[int]) -> int:
         """A kernel that passes over blocks once, (block, GPU), and writes those of GPU 0."""
-        moved = sum(self.one.sizes[b] for b, _ in reads) + sum(self.one.sizes[b] for b in writes)
+        moved = sum(self.one.blocks[b].bytes for b in (*(b for b, _ in reads), *writes))
         names = tuple(self._id(b, gpu) for b, gpu in reads)
         kernel = Kernel(name, "accumulate", Phase.OPTIMIZER, 0, names, self._ids(writes, 0), pure=False)
         return self._add(kernel, self.how.overhead_ns + ceil(Fraction(moved * 10**9, self.how.bandwidth)))

@@ -19,6 +19,7 @@ from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
 if TYPE_CHECKING:
     import networkx
 
+    from simgpu.graph.compressed import CompressedMemory
     from simgpu.graph.encodings import EncodedForm, EncodingCosts
     from simgpu.graph.layers import Layers
 
@@ -63,7 +64,8 @@ class TaskGraph:
     form, and the times to make and to undo it. rounds: which kernels repeat, in order; one round of all of them where
     the batch is not split. rescaled: tells the tasks at another batch size on the node, None where nobody said.
     exchanged: what GPUs exchange that train together (`simgpu.graph.updates`); these gradients live to the iteration's
-    end, whatever was recorded.
+    end, whatever was recorded. compressed: what memory on the node does to them beside this, None where it does not
+    compress.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain(forward_ns=[5, 7], backward_ns=[10, 14], bytes_=[100, 200]))
@@ -87,6 +89,7 @@ class TaskGraph:
     rounds: tuple[Round, ...] = ()
     rescaled: Callable[[int], TaskGraph] | None = field(default=None, repr=False)
     exchanged: tuple[Exchanged, ...] = ()
+    compressed: CompressedMemory | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, trace: Trace) -> TaskGraph:

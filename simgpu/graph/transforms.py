@@ -80,13 +80,15 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
     ((2, 7), 'workspace:F1', 50)
     """
     table = {(graph.kernel_number[c.kernel], c.algorithm): c for c in graph.trace.algorithms}
-    durations, sizes = list(graph.durations), list(graph.sizes)
+    durations, sizes, compressed = list(graph.durations), list(graph.sizes), graph.compressed
     kernels, blocks = list(graph.kernels), list(graph.blocks)
     for k, name in sorted(chosen.items()):
         choice = table.get((k, name))
         if choice is None:
             raise ProgramError(f"kernel {kernels[k].id} has no algorithm '{name}'")
         durations[k] = choice.duration_ns
+        if compressed is not None:
+            compressed, durations[k] = compressed.taking(k, choice.duration_ns)
         workspaces = [b for b in graph.writes[k] if blocks[b].kind is BlockKind.WORKSPACE]
         for b in workspaces:
             sizes[b] = choice.workspace_bytes if b == workspaces[0] else 0
@@ -97,7 +99,8 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
             blocks.append(block)
             sizes.append(block.bytes)
             kernels[k] = replace(kernels[k], writes=(*kernels[k].writes, block.id))
-    return replace(_with(graph, kernels, blocks), durations=tuple(durations), sizes=tuple(sizes))
+    changed = _with(graph, kernels, blocks)
+    return replace(changed, durations=tuple(durations), sizes=tuple(sizes), compressed=compressed)
 
 
 def _with(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
@@ -113,6 +116,7 @@ def _with(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) 
         rounds=graph.rounds,
         rescaled=graph.rescaled,
         exchanged=graph.exchanged,
+        compressed=graph.compressed,
     )
 
 
