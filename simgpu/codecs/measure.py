@@ -92,6 +92,27 @@ def load_array(path: str | Path) -> NDArray[Any]:
     >>> load_array(file).shape
     (2, 3)
     """
+    array = open_array(path)
+    if array.dtype == np.dtype("V2"):
+        array = array.view(np.uint16)
+    try:
+        format_of(array.dtype)
+    except InputError as error:
+        raise InputError.single(path, "", error.problems[0].what, error.problems[0].remedy) from None
+    return array
+
+
+def open_array(path: str | Path) -> NDArray[Any]:
+    """The array of a ``.npy`` file, of any dtype but Python objects, its data left in the file until they are used.
+
+    Raises `InputError` for a file that is missing, is not of this kind, was cut off or holds Python objects.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "ones.npy"
+    >>> np.save(file, np.ones((2, 3), np.complex128))
+    >>> open_array(file).dtype
+    dtype('complex128')
+    """
     try:
         with Path(path).open("rb") as file:
             begin, size = file.read(len(_NPY_MAGIC)), os.fstat(file.fileno()).st_size
@@ -104,12 +125,6 @@ def load_array(path: str | Path) -> NDArray[Any]:
     except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as error:  # damaged headers
         what = "holds Python objects" if "Python objects" in str(error) else f"is damaged or was cut off: {error}"
         raise InputError.single(path, "", what, _REMEDY) from None
-    if array.dtype == np.dtype("V2"):
-        array = array.view(np.uint16)
-    try:
-        format_of(array.dtype)
-    except InputError as error:
-        raise InputError.single(path, "", error.problems[0].what, error.problems[0].remedy) from None
     return array
 
 
