@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
 from simgpu.errors import InputError, Problem
-
-ENTRY_BYTES, SECTOR_BYTES = 128, 32
-#: The eight sizes of entries in bytes, and the sectors that each takes (section 3.1).
-ENTRY_SIZES, SECTORS = (0, 8, 16, 32, 64, 80, 96, 128), (0, 1, 1, 1, 2, 3, 3, 4)
 
 Granularity = Literal["allocation", "program"]
 

@@ -1,0 +1,77 @@
+"""How compressible the blocks of a trace are, as its table of compressibility tells it.
+
+Lives here: rows of a trace as allocations. Does not live here: arrays and files (`simgpu.buddy.snapshots`), or what is
+made of the counts (`simgpu.buddy.targets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from simgpu.buddy.targets import Allocation
+from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
+from simgpu.errors import InputError, Problem
+from simgpu.trace.model import CompressedSize, Trace
+
+#: Rows of this codec, of this layout and of entries of 128 bytes are histograms of memory-entries.
+CODEC, LAYOUT = "bpc", "plain"
+_FILE = "compressibility.csv"
+
+
+def trace_histograms(trace: Trace) -> dict[str, dict[int, tuple[int, ...]]]:
+    """For each block of which it is recorded, in the trace's order: by epoch, how many entries have each size.
+
+    Raises `InputError` with every size that is none of the eight, and every block and epoch whose entries are not those
+    of its bytes.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> rows = [CompressedSize("x1", 0, "bpc", "plain", 128, size, entries) for size, entries in ((0, 2), (128, 1))]
+    >>> trace_histograms(replace(chain([1], [1], [300]), compressibility=tuple(rows)))
+    {'x1': {0: (2, 0, 0, 0, 0, 0, 0, 1)}}
+    """
+    rows = [row for row in trace.compressibility if (row.codec, row.layout, row.entry_bytes) == (CODEC, LAYOUT, 128)]
+    problems = [_wrong_size(row) for row in rows if row.bytes not in ENTRY_SIZES]
+    counted = _counted(row for row in rows if row.bytes in ENTRY_SIZES)
+    sizes = {block.id: block.bytes for block in trace.blocks if block.id in counted}
+    if not problems:
+        problems = [
+            Problem(_FILE, f"block {name}, epoch {epoch}", what, "count each entry of 128 bytes once")
+            for name, size in sizes.items()
+            for epoch, counts in counted[name].items()
+            if (what := _wrong_sum(size, sum(counts)))
+        ]
+    if problems:
+        raise InputError(problems)
+    return {name: {epoch: tuple(counted[name][epoch]) for epoch in sorted(counted[name])} for name in sizes}
+
+
+def trace_allocations(trace: Trace) -> tuple[Allocation, ...]:
+    """Every block of a trace as an allocation, in the trace's order; without snapshots where nothing is recorded of it.
+
+    Raises as `trace_histograms`.
+
+    >>> from simgpu.trace.chain import chain
+    >>> [found.snapshots for found in trace_allocations(chain([1], [1], [300]))]
+    [(), (), ()]
+    """
+    known = trace_histograms(trace)
+    return tuple(Allocation(block.id, block.bytes, tuple(known.get(block.id, {}).values())) for block in trace.blocks)
+
+
+def _counted(rows: Iterable[CompressedSize]) -> Mapping[str, dict[int, list[int]]]:
+    found: dict[str, dict[int, list[int]]] = {}
+    for row in rows:
+        counts = found.setdefault(row.block, {}).setdefault(row.epoch, [0] * len(ENTRY_SIZES))
+        counts[ENTRY_SIZES.index(row.bytes)] += row.entries
+    return found
+
+
+def _wrong_size(row: CompressedSize) -> Problem:
+    what = f"{row.bytes} bytes is no size of an entry in {CODEC}"
+    return Problem(_FILE, f"block {row.block}, epoch {row.epoch}", what, f"known: {', '.join(map(str, ENTRY_SIZES))}")
+
+
+def _wrong_sum(size: int, counted: int) -> str:
+    entries = -(-size // ENTRY_BYTES)
+    return "" if counted == entries else f"counts {counted} entries, its {size} bytes have {entries}"
