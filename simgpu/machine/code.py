@@ -31,7 +31,7 @@ from simgpu.timeline.streams import StreamId
 
 # The codes in the order in which they happen at one instant. Awaits and ends come first because they have no effect
 # on anybody else: a stream only steps past them.
-PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH = range(9)
+PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH, DRIVEN_LAUNCH = range(10)
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
 ENCODE, DECODE = int(SpanKind.ENCODE), int(SpanKind.DECODE)
@@ -49,6 +49,8 @@ WORK = 16
 #: (RELEASE, memory, request, number), (ACQUIRE, memory, request, number): the number is the one in the memory's log.
 #: (SIGNAL, event), (LAUNCH, duration), (COPY, direction, bytes over the link, bytes in device memory),
 #: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): a launch where that matters to copies.
+#: (DRIVEN_LAUNCH, begin): a launch whose course another part of the machine drives: `begin` is called with the stream,
+#: and the stream's `fire` when the kernel has ended, its recorded duration being the last part of it.
 Op = tuple[Any, ...]
 
 

@@ -21,7 +21,7 @@ from simgpu.machine.links import Path, paths_of, shares_capacity, single_paths
 from simgpu.memory.transfer import copy_ns, sending_rate
 
 if TYPE_CHECKING:
-    from simgpu.machine.executor import Stream
+    from simgpu.machine.stream import Stream
 
 
 @dataclass(slots=True, eq=False)

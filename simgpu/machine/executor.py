@@ -1,8 +1,8 @@
 """Streams executing a program in order on SimPy's clock.
 
 Lives here: what happens at one instant and in which order. Does not live here: the translation of programs
-(`simgpu.machine.code`), engines and links (`simgpu.machine.engines`), or what is made of the record
-(`simgpu.machine.record`).
+(`simgpu.machine.code`), the state of a stream (`simgpu.machine.stream`), engines and links (`simgpu.machine.engines`),
+kernels whose course another module drives, or what is made of the record (`simgpu.machine.record`).
 
 Only work takes time, and only work is an event of SimPy: a stream that runs a kernel or a copy has one timer under way,
 a stream that waits has none. When the last timer of an instant has fired, the instant is settled: completions, then
@@ -16,98 +16,30 @@ as whole numbers in lists; names and sizes are filled in afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import simpy
 from simpy.events import NORMAL
 
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRAM_LAUNCH, LAUNCH, PASS, RELEASE, SIGNAL, MachineCode, Op
-from simgpu.machine.engines import Engines, engines_of
+from simgpu.machine.code import (
+    ACQUIRE,
+    AWAIT,
+    COPY,
+    DRAM_LAUNCH,
+    DRIVEN_LAUNCH,
+    LAUNCH,
+    PASS,
+    RELEASE,
+    SIGNAL,
+    MachineCode,
+    Op,
+)
+from simgpu.machine.engines import engines_of
 from simgpu.machine.memory import Memory
+from simgpu.machine.stream import TAKES_DRAM, Stream
 
 #: Limit of `Executor._run` for a stream that is alone at its instant.
-_EVERYTHING = DRAM_LAUNCH
-
-#: `Stream.direction` while a kernel runs that takes DRAM bandwidth which copies then lack.
-_TAKES_DRAM = 2
-
-
-class Stream:
-    """Where one stream is.
-
-    ends: when its kernels and copies ended, in program order; starts: when its copies began to be served, likewise.
-    number: repetitions of its present segment so far, over all iterations. direction: of the copy it issued, -1
-    while it runs a kernel, `_TAKES_DRAM` where copies feel that. stalled_since: -1 while it does not wait. fire: what
-    is called when the work under way has ended; timer: the one SimPy event that calls it, scheduled again and again.
-    engines: of its GPU. memory: that of its GPU where it is the first stream of it, else None; snapshots: states of
-    that memory's pool when the stream ended each iteration.
-    """
-
-    __slots__ = (
-        "callbacks",
-        "direction",
-        "ends",
-        "engines",
-        "env",
-        "finished",
-        "fire",
-        "iteration",
-        "memory",
-        "number",
-        "ops",
-        "pc",
-        "rank",
-        "repetition",
-        "segment",
-        "snapshots",
-        "stalled_since",
-        "starts",
-        "target",
-        "timer",
-    )
-
-    def __init__(
-        self, env: simpy.Environment, rank: int, ops: list[Op], engines: Engines, memory: Memory | None
-    ) -> None:
-        self.env = env
-        self.rank = rank
-        self.ops = ops
-        self.engines = engines
-        self.memory = memory
-        self.snapshots: list[object] = []
-        self.pc = 0
-        self.segment = 0
-        self.repetition = 0
-        self.number = 0
-        self.iteration = 0
-        self.target = 0
-        self.direction = -1
-        self.stalled_since = -1
-        self.finished = False
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.timer = _Timer(env)
-        self.fire: Callable[..., None] = _nothing
-        self.callbacks: Any = ()
-
-    def arm(self, delay: int) -> None:
-        """Let `fire` be called after a delay in nanoseconds."""
-        self.env.schedule(self.timer, NORMAL, delay)
-        self.timer.callbacks = self.callbacks
-
-
-def _nothing() -> None:
-    """Stands in for `Stream.fire` until the executor has given the stream its own."""
-
-
-class _Timer(simpy.Event):
-    """An event that can be scheduled again and again, unlike SimPy's timeouts."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
+_EVERYTHING = DRIVEN_LAUNCH
 
 
 class Executor:
@@ -231,7 +163,7 @@ class Executor:
         completed.clear()
 
     def _let_go(self, stream: Stream, now: int) -> None:
-        if stream.direction == _TAKES_DRAM:
+        if stream.direction == TAKES_DRAM:
             stream.direction = -1
             stream.engines.take_dram(-stream.ops[stream.pc][2])
             return
@@ -322,9 +254,14 @@ class Executor:
             elif code == DRAM_LAUNCH:
                 stream.pc = pc
                 self.running += 1
-                stream.direction = _TAKES_DRAM
+                stream.direction = TAKES_DRAM
                 stream.engines.take_dram(op[2])
                 stream.arm(op[1])
+                return False
+            elif code == DRIVEN_LAUNCH:
+                stream.pc = pc
+                self.running += 1
+                op[1](stream)
                 return False
             elif code == PASS:
                 pc += 1

@@ -14,7 +14,7 @@ from simgpu.memory.pool import Pool, Request
 from simgpu.timeline.model import MemoryCurve
 
 if TYPE_CHECKING:
-    from simgpu.machine.executor import Stream
+    from simgpu.machine.stream import Stream
 
 
 class Memory:

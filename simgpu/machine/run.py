@@ -17,9 +17,10 @@ from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.cdma import dram_demands
 from simgpu.machine.code import translate
-from simgpu.machine.executor import Executor, Stream
+from simgpu.machine.executor import Executor
 from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
+from simgpu.machine.stream import Stream
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.instructions import (
