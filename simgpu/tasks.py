@@ -12,6 +12,7 @@ from functools import cache
 from simgpu.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.epochs import standing_for
 from simgpu.trace.model import Trace
 
 
@@ -26,7 +27,7 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
         TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, own), node, epoch))
     )
     if not trace.sparsity and not trace.compressibility:
-        return graph
+        return _footprints(graph, node, epoch)
     costs = NodeCosts(trace, node, epoch)
     sizes = graph.copy_sizes
     if (cdma := node.gpu.cdma) is not None:
@@ -34,4 +35,17 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
             costs.encoded_bytes(block, cdma.codec) if costs.is_known(block, cdma.codec) else block.bytes
             for block in trace.blocks
         )
-    return replace(graph, costs=costs, copy_sizes=sizes)
+    return _footprints(replace(graph, costs=costs, copy_sizes=sizes), node, epoch)
+
+
+def _footprints(graph: TaskGraph, node: NodeSpec, epoch: int) -> TaskGraph:
+    """The tasks in the node's compressed memory, if it has one: targets by all epochs that the trace tells of."""
+    if node.gpu.buddy is None:
+        return graph
+    from simgpu.buddy.footprints import WithFootprints
+    from simgpu.buddy.histograms import trace_histograms
+
+    known = trace_histograms(graph.trace)
+    profiled = {block: tuple(epochs.values()) for block, epochs in known.items()}
+    now = {block: epochs[standing_for(epochs, epoch)] for block, epochs in known.items()}
+    return WithFootprints(node, profiled, now).apply(graph)

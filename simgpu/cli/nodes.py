@@ -154,6 +154,7 @@ def _compressed(buddy: BuddySpec) -> list[Row]:
         ("  decompression", format_time(buddy.decompression_ns), "gpu.buddy.decompression"),
         ("  memory latency", format_time(buddy.memory_latency_ns), "gpu.buddy.memory_latency"),
         ("  in flight", format_bytes(buddy.in_flight), "gpu.buddy.in_flight"),
+        ("  overlap", f"{buddy.overlap:.4g}", "gpu.buddy.overlap"),
     ]
 
 

@@ -19,8 +19,8 @@ class Demand(NamedTuple):
     """What a kernel asks of memory.
 
     memory_ns: how long its traffic takes device memory without compression, compressed_ns: with it, both beside
-    nothing else. read, written: bytes that pass the link from and to the buddy memory; link_ns: how long they take there
-    alone.
+    nothing else. read, written: bytes that pass the link from and to the buddy memory; link_ns: how long they take
+    there alone.
     """
 
     memory_ns: int
@@ -46,6 +46,9 @@ class Demand(NamedTuple):
         return duration - share - (-self.compressed_ns * share // self.memory_ns)
 
 
+#: Parts that `CompressedMemory.hidden` counts in.
+MILLION = 10**6
+
 #: Of a kernel that touches no compressed block.
 NO_DEMAND = Demand(0, 0, 0, 0, 0)
 
@@ -57,7 +60,8 @@ class CompressedMemory:
     plain: the same tasks without compression. how: the transform that compressed them. demands: of each kernel;
     device_ns: its time on the device, without the link. carved: bytes of the buddy memory that belong to each block,
     overflow: bytes of its value that lie there. Blocks and kernels that other transforms have appended since are not
-    compressed and have no row. visits, misses: of the metadata cache, in an iteration.
+    compressed and have no row. hidden: in millionths of its time on the device, the part at its end beside which a
+    kernel's bytes pass the link. visits, misses: of the metadata cache, in an iteration.
     """
 
     plain: TaskGraph
@@ -67,14 +71,24 @@ class CompressedMemory:
     targets: tuple[int, ...]
     carved: tuple[int, ...]
     overflow: tuple[int, ...]
+    hidden: int
     visits: int = 0
     misses: int = 0
+
+    def head_ns(self, k: int) -> int:
+        """When, after its start, kernel k's bytes begin to pass the link."""
+        return self.device_ns[k] - self.device_ns[k] * self.hidden // MILLION
+
+    def alone_ns(self, k: int) -> int:
+        """How long kernel k takes with the link to itself: until both its work on the device and its bytes are done."""
+        link = self.demands[k].link_ns
+        return max(self.device_ns[k], self.head_ns(k) + link) if link else self.device_ns[k]
 
     def taking(self, k: int, duration: int) -> tuple[CompressedMemory, int]:
         """With kernel k taking another time without compression; and its time with it, the link alone for itself."""
         device = self.demands[k].device_ns(duration)
-        times = (*self.device_ns[:k], device, *self.device_ns[k + 1 :])
-        return replace(self, device_ns=times), max(device, self.demands[k].link_ns)
+        changed = replace(self, device_ns=(*self.device_ns[:k], device, *self.device_ns[k + 1 :]))
+        return changed, changed.alone_ns(k)
 
     def of(self, kernels: Sequence[int | None], blocks: Sequence[int]) -> CompressedMemory:
         """The facts of other numbers: those that each kernel and block had here, None for a new kernel."""

@@ -30,7 +30,7 @@ def work_of(graph: TaskGraph) -> WorkDone:
     """
     blocks = graph.blocks
     return WorkDone(
-        kernels={kernel.id: Work(kernel.flops or 0, _traffic(graph, kernel)) for kernel in graph.kernels},
+        kernels={kernel.id: Work(kernel.flops or 0, traffic_of(graph, kernel)) for kernel in graph.kernels},
         codecs={
             blocks[form].id: Work(0, blocks[form].bytes + blocks[of.block].bytes) for form, of in graph.encoded.items()
         },
@@ -57,7 +57,14 @@ def not_told(trace: Trace) -> str:
     return ""
 
 
-def _traffic(graph: TaskGraph, kernel: Kernel) -> int:
+def traffic_of(graph: TaskGraph, kernel: Kernel) -> int:
+    """Bytes that a kernel moves to and from device memory, as recorded, or counted as `work_of` says.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> traffic_of(graph, graph.kernels[0])
+    100
+    """
     if kernel.dram_bytes is not None:
         return kernel.dram_bytes
     written, read = _together(graph, kernel.writes), _together(graph, kernel.reads)

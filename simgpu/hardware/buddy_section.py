@@ -54,6 +54,11 @@ class BuddySection(FileModel):
     memory_latency: TimeOrZero = Field(description="of an access to device memory")
     in_flight: Size = Field(description="data asked for that the GPU can have under way at once")
 
+    overlap: Share = Field(
+        default=0.0,
+        description="part of a kernel's time on the device beside which its bytes pass to and from buddy memory",
+    )
+
     def spec(self) -> BuddySpec:
         """The description that the rest of simgpu computes with."""
         return BuddySpec(
@@ -63,6 +68,7 @@ class BuddySection(FileModel):
             self.decompression,
             self.memory_latency,
             self.in_flight,
+            self.overlap,
             BuddyMode(self.mode),
             Granularity(self.granularity),
             self.threshold,

@@ -114,7 +114,8 @@ class BuddySpec:
     link: to the buddy memory, None for the GPU's own link to the host, which copies use too. carve_out: size of the
     buddy memory, in times the device memory. cache: of metadata. decompression_ns: that an access to a compressed entry
     takes longer. memory_latency_ns: of an access to device memory. in_flight: bytes asked for that the GPU can have
-    under way at once. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
+    under way at once. overlap: share of a kernel's time on the device beside which its bytes pass the link to the buddy
+    memory. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
     what, the largest share of an allocation's entries that may overflow, and whether those that stay almost all
     zero get a sixteenth of their size.
     """
@@ -125,6 +126,7 @@ class BuddySpec:
     decompression_ns: int
     memory_latency_ns: int
     in_flight: int
+    overlap: float = 0.0
     mode: BuddyMode = BuddyMode.CAPACITY
     granularity: Granularity = Granularity.ALLOCATION
     threshold: float = 0.3

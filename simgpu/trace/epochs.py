@@ -5,7 +5,7 @@ Lives here: which rows hold at an epoch. Does not live here: modelling sparsity 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from simgpu.trace.model import CompressedSize, SparsitySample, Trace
@@ -42,6 +42,15 @@ def sizes_at(trace: Trace, epoch: int) -> dict[str, tuple[CompressedSize, ...]]:
     return {block: tuple(rows) for block, rows in _holding(trace.compressibility, epoch).items()}
 
 
+def standing_for(known: Collection[int], epoch: int) -> int:
+    """The epoch that stands for another: the last known one up to it, else the first after it.
+
+    >>> standing_for([0, 4, 8], 7), standing_for([2, 4], 0)
+    (4, 2)
+    """
+    return max((each for each in known if each <= epoch), default=min(known))
+
+
 def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
     """By block, the rows of the one epoch that stands for `epoch`."""
     of: dict[str, list[Row]] = {}
@@ -49,7 +58,6 @@ def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
         of.setdefault(row.block, []).append(row)
     held: dict[str, list[Row]] = {}
     for block, found in of.items():
-        told = sorted({row.epoch for row in found})
-        chosen = max((e for e in told if e <= epoch), default=told[0])
+        chosen = standing_for({row.epoch for row in found}, epoch)
         held[block] = [row for row in found if row.epoch == chosen]
     return held

@@ -1,0 +1,150 @@
+"""What a kernel moves when blocks are compressed: bytes of device memory, bytes over the link, and how long that takes.
+
+Lives here: the bytes of one walk through a block, and of a kernel's walks together. Does not live here: the walks
+(`simgpu.buddy.streams`), targets (`simgpu.buddy.targets`), or links that several use at once (`simgpu.machine`).
+
+Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how it is counted:
+
+* A compressed entry is moved whole, however few of its sectors are asked for (over-fetch); one that does not compress
+  lies as it is, and only the sectors asked for move. Entries that are all zero are told by their metadata alone.
+* Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
+  device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other
+  walk moves a whole sector for each.
+* A write of some sectors of a compressed entry has to read it first.
+* Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simgpu.buddy.streams import Walk
+from simgpu.buddy.targets import RAW
+from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
+from simgpu.graph.compressed import Demand
+from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
+from simgpu.memory.transfer import stream_ns
+from simgpu.trace.model import AccessOrder
+
+
+class Moved(NamedTuple):
+    """Bytes of a walk, and how many of its visits wait longer.
+
+    asked: without compression. device: to or from device memory. read, written: from and to buddy memory.
+    decompressed: visits that read a compressed entry; far: visits that read buddy memory.
+    """
+
+    asked: int = 0
+    device: int = 0
+    read: int = 0
+    written: int = 0
+    decompressed: int = 0
+    far: int = 0
+
+    def plus(self, other: Moved) -> Moved:
+        """Both together."""
+        return Moved(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+def moved_by(walk: Walk, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY) -> Moved:
+    """What a walk through a block moves; parts of an entry are rounded up for the whole walk.
+
+    counts: the block's entries by size, None where nothing is known of it; target: bytes of device memory to an entry.
+
+    >>> dense = Walk(0, 10, False, AccessOrder.SEQUENTIAL, 4, visits=10)
+    >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
+    Moved(asked=1280, device=512, read=256, written=0, decompressed=4, far=4)
+    """
+    asked = SECTOR_BYTES * walk.sectors * walk.visits
+    if counts is None or (target == RAW and mode is BuddyMode.CAPACITY):
+        return Moved(asked, asked)
+    once = [_of_class(walk, size, sectors, target, mode) for size, sectors in zip(ENTRY_SIZES, SECTORS, strict=True)]
+    sums = [sum(count * each[part] for count, each in zip(counts, once, strict=True)) for part in range(1, 6)]
+    # `once` counts in quarters: of an entry that does not compress, a sector asked for may be any of the four.
+    return Moved(asked, *(-(-total * walk.visits // (4 * walk.entries)) for total in sums))
+
+
+def _of_class(walk: Walk, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
+    """One visit to an entry of one size, everything times four."""
+    asked, in_part = walk.sectors, walk.sectors < 4
+    if mode is BuddyMode.BANDWIDTH_ONLY:
+        if size == ENTRY_BYTES:
+            return Moved(0, 4 * SECTOR_BYTES * asked)
+        times = 2 if walk.write and in_part else 1
+        reads = not walk.write or in_part
+        return Moved(0, 4 * SECTOR_BYTES * max(sectors, 1) * times, decompressed=4 if reads else 0)
+    if size == 0:
+        return Moved()
+    if size == ENTRY_BYTES:
+        near = asked * target
+        beyond = 4 * SECTOR_BYTES * asked - near
+        near = _from_device(near, walk, target)
+        # Of the sectors asked for, any may be one beyond the target.
+        far = min(4, -(-asked * (ENTRY_BYTES - target) // SECTOR_BYTES))
+        return Moved(0, near, 0, beyond) if walk.write else Moved(0, near, beyond, 0, 0, far)
+    near = _from_device(4 * min(SECTOR_BYTES * sectors, target), walk, target)
+    beyond = 4 * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
+    far = 4 if beyond else 0
+    if not walk.write:
+        return Moved(0, near, beyond, 0, 4, far)
+    return Moved(0, 2 * near, beyond, beyond, 4, far) if in_part else Moved(0, near, 0, beyond)
+
+
+def _from_device(near: int, walk: Walk, target: int) -> int:
+    """Bytes, times four, that come from device memory for `near` of them that lie there."""
+    whole = target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
+    return 4 * SECTOR_BYTES if whole else near
+
+
+def demand_of(
+    moved: Moved, visits: int, misses: int, lines: int, buddy: BuddySpec, link: LinkSpec, dram: int
+) -> Demand:
+    """What a kernel asks of memory that moves so much.
+
+    visits: to compressed entries, of which `misses` found no metadata in the cache; lines: metadata lines moved. dram:
+    bandwidth of device memory, bytes per second.
+
+    Time at device memory is what its bandwidth gives, or, if that is longer, what waiting gives: of the bytes asked
+    for, at most `in_flight` are under way at once, each for the latency of memory and what its visit waits beside (by
+    Little's law). A visit waits for decompression; if it reads buddy memory also for the link's latency, and where its
+    metadata was not in the cache for those first, as the readings of section 3.4 say. Beside device memory a miss costs
+    its bandwidth alone: data and metadata are fetched together there.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> node = load_node("buddy-gpu")
+    >>> moved = Moved(asked=9_000_000, device=4_500_000, read=1_500_000)
+    >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
+    Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=10000)
+    """
+    metadata = lines * buddy.cache.line
+    latency = buddy.memory_latency_ns
+    waits = moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
+    if visits:
+        waits += -(-moved.far * misses * latency // visits)
+    entries = -(-moved.asked // ENTRY_BYTES)
+    return Demand(
+        max(stream_ns(moved.asked, dram), _waiting_ns(entries * latency, buddy)),
+        max(stream_ns(moved.device + metadata, dram), _waiting_ns(entries * latency + waits, buddy)),
+        moved.read,
+        moved.written,
+        link_ns(moved.read, moved.written, link),
+    )
+
+
+def _waiting_ns(waits: int, buddy: BuddySpec) -> int:
+    """Time for visits that together wait so long, as many at once as fit in flight."""
+    return -(-waits * ENTRY_BYTES // buddy.in_flight)
+
+
+def link_ns(read: int, written: int, link: LinkSpec) -> int:
+    """Time for bytes from and to buddy memory with the link to themselves, nanoseconds.
+
+    >>> link_ns(1000, 500, LinkSpec("wire", 10**9, 10**9))
+    1000
+    >>> link_ns(1000, 500, LinkSpec("bus", 10**9, 10**9, 0, Duplex.HALF))
+    1500
+    """
+    if link.duplex is Duplex.HALF:
+        return stream_ns(read + written, max(link.d2h_bandwidth, link.h2d_bandwidth))
+    return max(stream_ns(read, link.h2d_bandwidth), stream_ns(written, link.d2h_bandwidth))
