@@ -1,6 +1,7 @@
 """What is known of one memory while a program is walked, and the rules by which streams may touch what it holds.
 
-Lives here: `Contents`. Does not live here: instructions and the order in which they are walked (`simgpu.program.walk`).
+Lives here: `Contents`, and `OnDemand` for blocks that a launch faults in. Does not live here: instructions and the
+order in which they are walked (`simgpu.program.walk`).
 """
 
 from __future__ import annotations
@@ -96,3 +97,24 @@ class Contents:
             self.resident[b] = False
             self.value[b] = -1
             self.back_by[b], self.back_at[b] = me, clock[me]
+
+
+class OnDemand(Contents):
+    """A memory whose blocks are on demand: a block has a place from its first touch on, no program takes it."""
+
+    def hold(self, b: int, me: int, clock: list[int]) -> None:
+        """The block has a place from now on, if it had none."""
+        if not self.resident[b]:
+            super().take((b,), me, clock)
+        super().hold(b, me, clock)
+
+    def take(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+        """Refused."""
+        raise ProgramError(f"block {self._name(blocks[0])} is on demand, nothing takes {self.name} memory for it")
+
+    def give_back(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
+        """The places of these blocks are given up, which nobody may be using."""
+        for b in blocks:
+            if not self.resident[b]:
+                raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
+        super().give_back(blocks, me, clock)

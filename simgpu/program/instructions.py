@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from simgpu.graph.transforms import Transform
+from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 
 #: Streams of a single GPU.
@@ -148,6 +149,7 @@ class Program:
     they took it; elsewhere: those in other memories. transforms: what the policy changed about the graph it was given
     (convolution algorithms, say), in order; verify and machine apply them before anything else. unlimited_memory: run
     without a budget. pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
+    residency: where the blocks are of a program that moves none; None where the program takes memory and copies.
     """
 
     segments: tuple[Segment, ...]
@@ -157,6 +159,7 @@ class Program:
     pool: str | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     elsewhere: tuple[Holding, ...] = ()
+    residency: Paged | Remote | None = None
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

@@ -33,13 +33,15 @@ from simgpu.program.instructions import (
     Signal,
     Space,
 )
+from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
 _TRANSFORMS = (Split, WithAlgorithms, WithEncodings, Replicate)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS)}
+_RESIDENCIES = (Paged, Remote)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
 
 
 def listing(program: Program, graph: TaskGraph) -> str:
@@ -61,6 +63,10 @@ def listing(program: Program, graph: TaskGraph) -> str:
     """
     graph = transformed(graph, program.transforms)
     lines = [f"resident: {_blocks(program.resident, graph)}".rstrip()]
+    if isinstance(program.residency, Paged):
+        lines.insert(0, f"on demand: pages of {program.residency.page} B")
+    elif program.residency is not None:
+        lines.insert(0, "in host memory, where kernels reach it")
     for holding in program.elsewhere:
         where = "the host" if holding.gpu is None else f"GPU {holding.gpu}"
         lines.append(f"on {where}: {_blocks(holding.blocks, graph)}".rstrip())
@@ -125,6 +131,8 @@ def to_json(program: Program) -> str:
     }
     if program.elsewhere:
         document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.elsewhere]
+    if program.residency is not None:
+        document["residency"] = _value(program.residency)
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
@@ -157,6 +165,7 @@ def from_json(text: str) -> Program:
             pool=document["pool"],
             notes=tuple(document["notes"]),
             elsewhere=tuple(Holding(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
+            residency=_read(document["residency"]) if "residency" in document else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError.single(

@@ -38,7 +38,9 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     what a kernel reads is resident in the version the trace read, in the memory of the GPU (or host) that runs it;
     copies follow the writes they copy; nothing is used after its release or
     released while in use or twice; memory is taken once; an iteration, and a segment that repeats, leaves memory as
-    it found it; every awaited event is signalled, at one place.
+    it found it; every awaited event is signalled, at one place. Blocks on demand are there when a kernel touches them,
+    in the version written last, until they are released; of kernels that read where blocks are, the host's memory is
+    held to all this instead of the device's. Neither has to fit a kernel's blocks at once.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here.
 
@@ -50,7 +52,7 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     simgpu.errors.ProgramError: compute[0] Launch(kernel=0, recompute=False, makes=()): block x2 holds no device memory
     """
     graph = transformed(graph, program.transforms)
-    if capacity is not None and not program.unlimited_memory:
+    if capacity is not None and not program.unlimited_memory and program.residency is None:
         check_kernels_fit(graph, capacity, alignment, besides=_on_the_host(program))
     Walk(program, graph).run()
 

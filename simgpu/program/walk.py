@@ -15,7 +15,7 @@ from typing import Any
 from simgpu.errors import ProgramError
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.contents import Contents
+from simgpu.program.contents import Contents, OnDemand
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -33,6 +33,7 @@ from simgpu.program.instructions import (
     Signal,
     Space,
 )
+from simgpu.program.paging import Paged, Remote
 
 
 class Walk:
@@ -43,12 +44,15 @@ class Walk:
         self.graph = graph
         self.streams = program.streams
         self.count = len(self.streams)
-        self.devices = [Contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
+        contents = OnDemand if isinstance(program.residency, Paged) else Contents
+        self.devices = [contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
         self.host = Contents("host", graph, self.streams)
         self.memories = (*self.devices, self.host)
         #: Per stream: the memory of its GPU, and the one that its kernels use.
         self.own = [self.devices[stream.gpu] for stream in self.streams]
-        self.used = [self.host if stream.role == "host" else self.devices[stream.gpu] for stream in self.streams]
+        remote = isinstance(program.residency, Remote)
+        on_host = [remote or stream.role == "host" for stream in self.streams]
+        self.used = [self.host if there else own for there, own in zip(on_host, self.own, strict=True)]
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
         self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.signalled_in: dict[int, int] = {}
@@ -140,11 +144,11 @@ class Walk:
                         known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
                     elif isinstance(instruction, (CopyOut, CopyIn)):
                         known = 0 <= instruction.block < len(self.graph.blocks)
-                        self.copies = True
+                        self._moves(f"{stream}[{position}] {instruction}")
                     elif isinstance(instruction, (Encode, Decode)):
                         form = instruction.into if isinstance(instruction, Encode) else instruction.source
                         known = form in self.graph.encoded and self.graph.encoded[form].block == instruction.block
-                        self.copies = True
+                        self._moves(f"{stream}[{position}] {instruction}")
                     elif isinstance(instruction, Signal):
                         known = instruction.event not in self.signalled_in
                         self.signalled_in[instruction.event] = index
@@ -157,6 +161,12 @@ class Walk:
                             else "names what the graph does not have"
                         )
                         raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
+
+    def _moves(self, what: str) -> None:
+        """The program makes other copies of values."""
+        if self.program.residency is not None:
+            raise ProgramError(f"{what}: the program's blocks are not its own to move")
+        self.copies = True
 
     # --- one repetition of a segment ------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""Where the blocks of a program are that the program does not move.
+
+Lives here: the words. Does not live here: writing such programs (`simgpu.program.residency`), or what they cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.errors import InputError, Problem
+
+#: Published facts of Unified Memory on NVIDIA's GPUs since Pascal, with their sources.
+#: The size that a fault grows to where data are dense, and the page of a POWER9's operating system: "basic block" of
+#: Ganguly et al., ISCA 2019.
+PAGE = 64 * 2**10
+#: What leaves at once, a "root chunk": NVIDIA's open kernel modules, nvidia-uvm/uvm_pmm_gpu.c.
+CHUNK = 2 * 2**20
+#: Faults that are taken from the fault buffer together: the same, nvidia-uvm/uvm_gpu_replayable_faults.c.
+FAULT_BATCH = 256
+#: Published figures are 20 to 50 us: Zheng et al., HPCA 2016; 45 us in Ganguly et al., ISCA 2019.
+FAULT_LATENCY_NS = 45_000
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """All blocks are on demand: a launch faults in the pages that it touches and that are not there.
+
+    page: bytes that one fault brings in. chunk: bytes that leave together, whole pages. fault_batch: faults that are
+    served together. fault_latency_ns: from the stall of a kernel to the first byte that moves for it. bandwidth: of
+    what moves, bytes per second each way, None for the link's. write_back_clean: whether what leaves is copied out
+    although the host's copy is still good: the driver keeps one place for a page, so that the host's is given up
+    when it moves to the GPU (nvidia-uvm/uvm_va_block.c).
+
+    Raises `InputError` for numbers that no such memory has.
+    """
+
+    page: int = PAGE
+    chunk: int = CHUNK
+    fault_batch: int = FAULT_BATCH
+    fault_latency_ns: int = FAULT_LATENCY_NS
+    bandwidth: int | None = None
+    write_back_clean: bool = True
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.page < 128 or self.page % 128:
+            problems.append(("page", f"{self.page} is no size of a page", "give a positive multiple of 128 B"))
+        elif self.chunk < self.page or self.chunk % self.page:
+            what = f"{self.chunk} is not made of whole pages of {self.page} B"
+            problems.append(("chunk", what, "give a positive multiple of the page"))
+        if self.fault_batch < 1:
+            problems.append(("fault_batch", f"{self.fault_batch} faults cannot be served together", "give 1 or more"))
+        if self.fault_latency_ns < 0:
+            problems.append(("fault_latency_ns", f"{self.fault_latency_ns} is negative", "give nanoseconds from 0 on"))
+        if self.bandwidth is not None and self.bandwidth < 1:
+            what = f"{self.bandwidth} bytes per second move nothing"
+            problems.append(("bandwidth", what, "give a positive number, or leave it to the link"))
+        if problems:
+            raise InputError(Problem("", f"parameters.{place}", what, remedy) for place, what, remedy in problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """All blocks are in the host's pinned memory, and kernels read and write them over the link."""
