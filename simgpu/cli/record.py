@@ -11,7 +11,7 @@ import click
 from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
-from simgpu.codecs.recording import sizes_in
+from simgpu.codecs.recording import BY_ENTRY, entries_in, sizes_in
 from simgpu.codecs.registry import codec_names
 from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
@@ -47,7 +47,12 @@ _ROUGH = (
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
 @click.option("--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity at each epoch.")
 @click.option(
-    "--codec", "codecs", multiple=True, metavar="NAME", help=f"Sizes too: {', '.join(codec_names())}. Repeatable."
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="NAME",
+    help=f"Sizes too: of feature maps in {', '.join(name for name in codec_names() if name != BY_ENTRY)}; "
+    f"of the memory-entries of all blocks in {BY_ENTRY}. Repeatable.",
 )
 @click.option(
     "--save-maps",
@@ -55,6 +60,13 @@ _ROUGH = (
     metavar="DIR",
     help="Keep the recorded step's feature maps, as .npy.",
 )
+@click.option(
+    "--dump-memory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep snapshots of all live blocks along an iteration, as .npy.",
+)
+@click.option("--snapshots", type=_COUNT, help="How many.  [default: 10]")
 @click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
 def record(
@@ -70,6 +82,8 @@ def record(
     epochs: int,
     codecs: tuple[str, ...],
     save_maps: Path | None,
+    dump_memory: Path | None,
+    snapshots: int | None,
     algorithms: bool,
     seed: int,
 ) -> None:
@@ -85,9 +99,10 @@ def record(
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
     simgpu record digits-cnn --batch 64 --codec zvc --codec rle --save-maps maps -o digits-sizes
+    simgpu record digits-cnn --batch 64 --epochs 4 --codec bpc --dump-memory dump -o digits-entries
     """
     refuse_another(output, force)
-    measure = sizes_in(codecs) if codecs else None
+    measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
     sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
     with progress(quiet=False) as say:
         say(f"loading {model}")
@@ -104,6 +119,9 @@ def record(
             gpu=gpu,
             measure=measure,
             save_maps=save_maps,
+            measure_entries=entries_in(codecs),
+            dump_memory=dump_memory,
+            snapshots=snapshots,
             say=say,
         )
         say(f"writing {output}")
@@ -112,5 +130,7 @@ def record(
     show_written(output, gpu or "NODE")
     if save_maps is not None:
         click.echo(f"feature maps in {save_maps}")
+    if dump_memory is not None:
+        click.echo(f"snapshots of memory in {dump_memory}")
     if trace.is_rough:
         click.echo(f"\n{wrapped(_ROUGH, before=0)}", err=True)

@@ -1,4 +1,4 @@
-"""What a recording measures of its feature maps, in words that the recorder understands without knowing codecs.
+"""What a recording measures of its values, in words that the recorder understands without knowing codecs.
 
 Does not live here: recording (`simgpu.trace.recorder`), which is given what this makes.
 """
@@ -11,8 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from simgpu.codecs.elements import FORMATS
+from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram, size_classes
 from simgpu.codecs.measure import AS_GIVEN, measure
 from simgpu.codecs.registry import codec_class
+
+#: The codec of memory-entries: it compresses each of them alone, whatever block it is of.
+BY_ENTRY = "bpc"
 
 #: The layout, in a trace, of a block that has not four axes.
 PLAIN = "plain"
@@ -22,13 +26,14 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
     """For `record(..., measure=sizes_in(["zvc", "rle"]))`: codec, layout and bytes of an array, windows of 4 KiB.
 
     An array with four axes is measured in all layouts, any other as it lies (`PLAIN`), one that codecs do not take (in
-    float64, say) not at all. Raises `InputError` for an unknown codec.
+    float64, say) not at all. `BY_ENTRY` is passed over: `entries_in` is for it. Raises `InputError` for an unknown
+    codec.
 
     >>> import numpy as np
     >>> sizes_in(["zvc"])(np.zeros((2, 32), np.float32))
     (('zvc', 'plain', 8),)
     """
-    names = tuple(dict.fromkeys(codecs))
+    names = tuple(name for name in dict.fromkeys(codecs) if name != BY_ENTRY)
     for name in names:
         codec_class(name)
 
@@ -39,3 +44,22 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
         return tuple((row.codec, PLAIN if row.layout == AS_GIVEN else row.layout, row.compressed) for row in found)
 
     return sizes
+
+
+def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int, int, int], ...]] | None:
+    """For `record(..., measure_entries=entries_in(["bpc"]))`: how many memory-entries of an array have which size.
+
+    A row is codec, layout (`PLAIN`), bytes of an entry, bytes that it takes, and how many entries take that many. None
+    where `BY_ENTRY` is not among the codecs.
+
+    >>> import numpy as np
+    >>> entries_in(["bpc"])(np.zeros(100, np.float32))
+    (('bpc', 'plain', 128, 0, 4),)
+    """
+    return _entries if BY_ENTRY in codecs else None
+
+
+def _entries(array: NDArray[Any]) -> tuple[tuple[str, str, int, int, int], ...]:
+    counts = histogram(size_classes(array))
+    found = zip(ENTRY_SIZES, counts, strict=True)
+    return tuple((BY_ENTRY, PLAIN, ENTRY_BYTES, size, count) for size, count in found if count)

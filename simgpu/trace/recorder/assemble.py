@@ -5,21 +5,20 @@ Lives here: ids, medians and spreads. Does not live here: anything that runs the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 from simgpu.trace.model import (
     RELEASED_AT_END,
     AlgorithmChoice,
     Block,
-    BlockKind,
     CompressedSize,
     Kernel,
     SparsitySample,
     Trace,
     TraceInfo,
 )
-from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, ValueNote, made_in_iteration
+from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, ValueNote
 
 
 def assemble(
@@ -27,15 +26,15 @@ def assemble(
     kernels: Sequence[KernelNote],
     blocks: Sequence[BlockNote],
     durations: Sequence[Sequence[int]],
-    epochs: Sequence[Sequence[ValueNote]] = (),
+    epochs: Sequence[Mapping[int, ValueNote]] = (),
     algorithms: Sequence[AlgorithmNote] = (),
 ) -> Trace:
     """The trace of the noted kernels and blocks.
 
     durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
     repetitions, the lower of the two middle ones where their number is even, and their `spread`.
-    epochs: for each epoch of a training run, from 0, what was seen of each block that forward makes, in the order of
-    `made_in_iteration`; left out, what was seen in the recorded iteration stands as epoch 0.
+    epochs: for each epoch of a training run, from 0, what was seen of blocks, by their position in `blocks`; left out,
+    what was seen in the recorded iteration stands as epoch 0.
     algorithms: other ways to run convolutions.
     """
     names = _block_names(blocks)
@@ -83,22 +82,30 @@ def assemble(
             if seen.sparsity is not None
         ),
         compressibility=tuple(
-            CompressedSize(names[number], epoch, codec, layout, blocks[number].bytes, size, 1)
+            CompressedSize(names[number], epoch, *row)
             for number, epoch, seen in _seen(blocks, epochs)
-            for codec, layout, size in seen.sizes
+            for row in _sizes(blocks[number], seen)
         ),
         name=info.model,
     )
 
 
-def _seen(blocks: Sequence[BlockNote], epochs: Sequence[Sequence[ValueNote]]) -> Iterator[tuple[int, int, ValueNote]]:
-    """Number of a feature map, epoch, and what was seen of it then."""
-    for place, number in enumerate(made_in_iteration(blocks)):
-        block = blocks[number]
-        values = [values[place] for values in epochs if place < len(values)]
-        if block.kind is BlockKind.FEATURE_MAP:
-            for epoch, seen in enumerate(values if epochs else [ValueNote(block.sparsity, block.sizes)]):
-                yield number, epoch, seen
+def _seen(
+    blocks: Sequence[BlockNote], epochs: Sequence[Mapping[int, ValueNote]]
+) -> Iterator[tuple[int, int, ValueNote]]:
+    """Position of a block, epoch, and what was seen of it then."""
+    for number, block in enumerate(blocks):
+        recorded = {number: ValueNote(block.sparsity, block.sizes, block.entries)}
+        for epoch, values in enumerate(epochs or [recorded]):
+            if number in values:
+                yield number, epoch, values[number]
+
+
+def _sizes(block: BlockNote, seen: ValueNote) -> Iterator[tuple[str, str, int, int, int]]:
+    """Codec, layout, bytes before and after, and how many pieces: of the whole block, then of its entries."""
+    for codec, layout, size in seen.sizes:
+        yield codec, layout, block.bytes, size, 1
+    yield from seen.entries
 
 
 def spread(times: Sequence[int]) -> int | None:

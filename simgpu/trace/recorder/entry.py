@@ -17,6 +17,7 @@ from simgpu.trace.model import Trace
 from simgpu.trace.recorder.shortage import as_shortage
 
 if TYPE_CHECKING:
+    from simgpu.trace.recorder.contents import MeasureEntries
     from simgpu.trace.recorder.maps import Measure
     from simgpu.trace.recorder.modelled.session import ModelledSession
     from simgpu.trace.recorder.session import Session
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "cpu"
 DEFAULT_REPETITIONS = 5
 DEFAULT_WARMUP = 2
+DEFAULT_SNAPSHOTS = 10
 
 
 def record(
@@ -40,6 +42,9 @@ def record(
     gpu: str | Path | GpuSpec | None = None,
     measure: Measure | None = None,
     save_maps: str | Path | None = None,
+    measure_entries: MeasureEntries | None = None,
+    dump_memory: str | Path | None = None,
+    snapshots: int | None = None,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -72,13 +77,24 @@ def record(
         Operators, blocks, sizes and lifetimes are those that PyTorch gives to tensors without memory, in the form they
         have on a GPU (`simgpu.trace.recorder.modelled.gpu_forms`); durations, algorithms and workspaces are the time
         model's for that GPU. What asks for a run (device, repetitions, warmup, seed, epochs, algorithms, measure,
-        save_maps) is refused.
+        save_maps, measure_entries, dump_memory) is refused.
     measure: called with the array of every feature map whenever its share of zeros is measured; gives the codec, the
         layout and the bytes of what it becomes, which are rows of the trace's compressibility
         (`simgpu.codecs.recording.sizes_in`). An array has the map's shape, four axes being N, C, H, W; bfloat16 comes
         as uint16.
     save_maps: a folder, new or empty, for the recorded iteration's feature maps, the same arrays, one ``.npy`` file
         each, named by the block with ``_`` for what is not a letter, digit, dot, dash or underscore.
+    measure_entries: called with the bytes of every block, as they lie in memory, at the same moments; gives codec,
+        layout, bytes of an entry before and after, and how many entries become that, which are rows of the trace's
+        compressibility too (`simgpu.codecs.recording.entries_in`). What is there before the iteration (weights,
+        optimizer state, running statistics, the batch) counts as the iteration finds it, anything else (feature maps,
+        gradients, what the optimizer makes) as its last write leaves it. Workspaces are not seen. The optimizer's
+        state at epoch 0 is what a first step leaves, since there is none before. Looking at an epoch runs a whole
+        iteration and takes it back; an optimizer that keeps anything outside its ``state`` is not taken back there.
+    dump_memory: a folder, new or empty, for snapshots of all live blocks along one iteration after those that are
+        timed. Each snapshot is a folder (``03-after-k17``), each block a ``.npy`` file in it, named as in `save_maps`:
+        its values in a row as they lie in memory. The trace's blocks tell their shapes.
+    snapshots: how many, 10 where left out; they are taken between kernels, in the middle of equal parts of the time.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -104,6 +120,7 @@ def record(
     simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
     _check_arguments(batch, repetitions, warmup, epochs, date)
+    _check_snapshots(snapshots, dump_memory)
     if gpu is not None:
         _check_that_nothing_runs(
             {
@@ -115,6 +132,8 @@ def record(
                 "algorithms": algorithms,
                 "measure (--codec)": measure is not None,
                 "save_maps": save_maps is not None,
+                "measure_entries (--codec)": measure_entries is not None,
+                "dump_memory": dump_memory is not None,
             }
         )
     if importlib.util.find_spec("torch") is None:
@@ -130,9 +149,23 @@ def record(
     else:
         from simgpu.trace.recorder.session import Session
 
-        folder = None if save_maps is None else Path(save_maps)
         session = Session(
-            factory, batch, device, repetitions, warmup, seed, optimizer, epochs, algorithms, day, say, measure, folder
+            factory,
+            batch,
+            device,
+            repetitions,
+            warmup,
+            seed,
+            optimizer,
+            epochs,
+            algorithms,
+            day,
+            say,
+            measure,
+            None if save_maps is None else Path(save_maps),
+            measure_entries,
+            None if dump_memory is None else Path(dump_memory),
+            DEFAULT_SNAPSHOTS if snapshots is None else snapshots,
         )
     try:
         return session.run()
@@ -164,6 +197,15 @@ def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, dat
             problems.append(Problem("record", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
     if problems:
         raise InputError(problems)
+
+
+def _check_snapshots(snapshots: int | None, folder: str | Path | None) -> None:
+    if snapshots is not None and (type(snapshots) is not int or snapshots < 1):
+        what = f"{snapshots!r} is not a number of snapshots"
+        raise InputError.single("record", "snapshots", what, "give a whole number >= 1")
+    if snapshots is not None and folder is None:
+        what = "there is no folder to write snapshots of memory to"
+        raise InputError.single("record", "snapshots", what, "name one (dump_memory, --dump-memory), or leave it out")
 
 
 def _check_that_nothing_runs(asked: Mapping[str, bool]) -> None:

@@ -71,7 +71,13 @@ def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tup
                 made, lasting = blocks[root], blocks[result]
                 named = lasting if lasting.name else made
                 folded[root] = replace(
-                    made, release=lasting.release, kind=named.kind, name=named.name, layer=named.layer
+                    made,
+                    release=lasting.release,
+                    kind=named.kind,
+                    name=named.name,
+                    layer=named.layer,
+                    entries=lasting.entries,
+                    dumped=made.dumped | lasting.dumped,
                 )
                 summed.add(place)
     kept = [number for number in range(len(blocks)) if stands_for[number] == number]

@@ -8,7 +8,7 @@ references, so that recording changes no lifetime.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -43,6 +43,19 @@ class Ledger:
     def find(self, tensor: torch.Tensor) -> int | None:
         """Number of the block behind a tensor, None when it has none yet."""
         return self._living.get(self._storage(tensor)._cdata)
+
+    def living(self) -> Iterator[tuple[int, torch.UntypedStorage]]:
+        """Numbers and storages of all blocks that are held now, in the order they were met."""
+        for number in list(self._references):
+            storage = self.storage_of(number)
+            if storage is not None:
+                yield number, storage
+
+    def storage_of(self, number: int) -> torch.UntypedStorage | None:
+        """The storage of a block; None for one that is not held, or a workspace."""
+        reference = self._references.get(number)
+        storage: torch.UntypedStorage | None = None if reference is None else reference()
+        return storage
 
     def holds_memory(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is backed by memory of the recorded device; empty ones are not."""

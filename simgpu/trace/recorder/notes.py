@@ -7,7 +7,7 @@ Lives here: the plain records, and which blocks are new. Does not live here: who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from simgpu.trace.model import BlockKind, Phase
 
 #: Codec, layout and bytes of what a feature map becomes.
 Sizes = tuple[tuple[str, str, int], ...]
+#: Codec, layout, bytes of an entry before and after, and how many entries of a block become that.
+Entries = tuple[tuple[str, str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class BlockNote:
     name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
     maker: operator that made it. born: position of the kernel at whose start the host had put it there.
     release: position of the kernel after whose end it was let go, None while it is held.
-    sizes: of its values, codec, layout and bytes. kept: the file that holds its values.
+    sizes: of its values, codec, layout and bytes. entries: the same of its memory, entry by entry. kept: the file that
+    holds its values. dumped: the files that hold its memory, by snapshot.
     """
 
     bytes: int
@@ -58,14 +61,17 @@ class BlockNote:
     release: int | None = None
     sparsity: float | None = None
     sizes: Sizes = ()
+    entries: Entries = ()
     kept: Path | None = None
+    dumped: dict[int, Path] = field(default_factory=dict)
 
 
 class ValueNote(NamedTuple):
-    """What was seen of a block's values at one moment: share of zeros, sizes as in `BlockNote`."""
+    """What was seen of a block's values at one epoch: share of zeros, sizes and entries as in `BlockNote`."""
 
     sparsity: float | None
     sizes: Sizes
+    entries: Entries = ()
 
 
 @dataclass(frozen=True, slots=True)

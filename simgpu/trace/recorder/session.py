@@ -1,4 +1,4 @@
-"""A recording from start to end: training if asked for, warm-up, one pass for structure, several for time.
+"""A recording from start to end: training if asked for, warm-up, passes for structure, time and snapshots of memory.
 
 Lives here: the order of the passes and what is known before them. Does not live here: the passes themselves.
 """
@@ -6,7 +6,7 @@ Lives here: the order of the passes and what is known before them. Does not live
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +18,18 @@ from simgpu.errors import InputError
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.algorithms import measure_algorithms
 from simgpu.trace.recorder.assemble import assemble
+from simgpu.trace.recorder.contents import MeasureEntries, Values
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.layers import LayerTracker
-from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.maps import Maps, Measure, kept_in
+from simgpu.trace.recorder.notes import BlockNote, KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
-from simgpu.trace.recorder.persistent import enter_persistent
-from simgpu.trace.recorder.scratch import CudaScratch, NoScratch, Scratch, framework_peak
-from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.timing import expect_same, time_iteration
+from simgpu.trace.recorder.scratch import framework_peak
+from simgpu.trace.recorder.snapshots import Snapshots, spread_over
+from simgpu.trace.recorder.timing import Signature, expect_same, time_iteration
 from simgpu.trace.recorder.training import Training, train
+from simgpu.trace.recorder.watching import watch
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
 
@@ -50,6 +50,9 @@ class Session:
     say: Callable[[str], None]
     measure: Measure | None = None
     save_maps: Path | None = None
+    measure_entries: MeasureEntries | None = None
+    dump_memory: Path | None = None
+    snapshots: int = 0
 
     @property
     def name(self) -> str:
@@ -61,7 +64,12 @@ class Session:
         device = find_device(self.device)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        with kept_in(self.save_maps) as folder, _current(device), own_random_state(device, self.seed):
+        with (
+            kept_in(self.save_maps) as folder,
+            kept_in(self.dump_memory) as dump,
+            _current(device),
+            own_random_state(device, self.seed),
+        ):
             workload = make_workload(self.name, factory, self.batch).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
@@ -69,11 +77,12 @@ class Session:
             self._warm_up(workload, optimizer)
             with no_garbage_collection():
                 peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
-                maps = Maps(None if training else self.measure, folder)
-                structure, ledger = _structure(workload, optimizer, device, maps)
-                calls = structure.signatures
+                values = Values(
+                    Maps(None if training else self.measure, folder), None if training else self.measure_entries
+                )
+                calls, kernels, blocks = self._structure(workload, optimizer, device, values)
                 if training:
-                    expect_same(self.name, training.forward, calls[: len(training.forward)])
+                    expect_same(self.name, training.calls, calls[: len(training.calls)])
                 durations = [
                     time_iteration(self.name, workload, optimizer, device, calls) for _ in range(self.repetitions)
                 ]
@@ -82,14 +91,46 @@ class Session:
                     if self.algorithms
                     else []
                 )
-            kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
-            info = self._info(device, workload, optimizer, training, peak)
-            trace = assemble(info, kernels, blocks, durations, training.values if training else (), choices)
-            maps.name_files(blocks, trace.blocks)
+                info = self._info(device, workload, optimizer, training, peak)
+                epochs = training.seen_of(blocks) if training else ()
+                trace = assemble(info, kernels, blocks, durations, epochs, choices)
+                values.maps.name_files(blocks, trace.blocks)
+                if dump is not None:
+                    self._dump(workload, optimizer, device, dump, trace, calls)
         return trace
 
     def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> Training:
-        return train(self.name, workload, optimizer, device, self.epochs, self.say, Maps(self.measure))
+        look_at = Values(Maps(self.measure), self.measure_entries)
+        return train(self.name, workload, optimizer, device, self.epochs, self.say, look_at)
+
+    def _structure(
+        self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
+    ) -> tuple[list[Signature], list[KernelNote], list[BlockNote]]:
+        """The operators of an iteration, and its kernels and blocks."""
+        structure, ledger = watch(
+            workload, optimizer, device, lambda watcher: run_iteration(workload, optimizer, watcher), values
+        )
+        return structure.signatures, *fold_sums(structure.kernels, ledger.blocks)
+
+    def _dump(
+        self,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        folder: Path,
+        trace: Trace,
+        calls: Sequence[Signature],
+    ) -> None:
+        """Another iteration, with snapshots of its memory; the same in its operators and blocks as the trace."""
+        if self.snapshots > len(trace.kernels):
+            what = f"there are no {self.snapshots} moments between the {len(trace.kernels)} kernels of the iteration"
+            raise InputError.single("record", "snapshots", what, f"ask for at most {len(trace.kernels)}")
+        self.say(f"taking {self.snapshots} snapshots of memory")
+        times = [kernel.duration_ns for kernel in trace.kernels]
+        snapshots = Snapshots(folder, spread_over(times, self.snapshots))
+        again, _, blocks = self._structure(workload, optimizer, device, Values(snapshots=snapshots))
+        expect_same(self.name, calls, again)
+        snapshots.name_files(blocks, trace.blocks, [kernel.id for kernel in trace.kernels])
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:
@@ -140,20 +181,6 @@ def main_dtype(workload: Workload) -> str:
     for parameter in workload.module.parameters():
         bytes_[parameter.dtype] = bytes_.get(parameter.dtype, 0) + parameter.nbytes
     return str(max(bytes_, key=lambda dtype: bytes_[dtype])).removeprefix("torch.")
-
-
-def _structure(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, maps: Maps
-) -> tuple[StructurePass, Ledger]:
-    parameters = dict(workload.module.named_parameters())
-    ledger = Ledger(device)
-    with LayerTracker(workload.module) as tracker:
-        enter_persistent(ledger, workload, optimizer, tracker)
-        scratch: Scratch = CudaScratch(device) if device.type == "cuda" else NoScratch()
-        structure = StructurePass(ledger, tracker, parameters, scratch, maps=maps)
-        with structure:
-            run_iteration(workload, optimizer, structure)
-    return structure, ledger
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

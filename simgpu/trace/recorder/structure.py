@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.recorder.contents import Values
 from simgpu.trace.recorder.gradient_sums import mark_meetings, may_sum
 from simgpu.trace.recorder.layers import LOSS, LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
-from simgpu.trace.recorder.maps import Maps
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.operators import Access, access, operator_name, operator_purity
 from simgpu.trace.recorder.scratch import Scratch
@@ -32,7 +32,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
     shares storage with an argument, and nothing is written) does no work on the device and is left out: later
     operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
-    maps: what else is done with the values of feature maps.
+    values: what else is done with them.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         parameters: dict[str, torch.nn.Parameter],
         scratch: Scratch,
         has_values: bool = True,
-        maps: Maps | None = None,
+        values: Values | None = None,
     ) -> None:
         super().__init__()
         self._has_values = has_values
-        self._maps = maps or Maps()
+        self._values = values or Values()
         self.kernels: list[KernelNote] = []
         self.signatures: list[Signature] = []
         self._ledger = ledger
@@ -70,6 +70,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
 
     def finish(self) -> None:
         """The iteration is over."""
+        self._values.between_operators(self._ledger)
         self._ledger.close()
 
     def __torch_dispatch__(
@@ -78,6 +79,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         named = kwargs or {}
         if func.namespace == "prim":  # a fake tensor is asked for its device
             return func(*args, **named)
+        self._values.between_operators(self._ledger)
         layer = self._current_layer()
         self._scratch.start()
         returned = func(*args, **named)
@@ -139,8 +141,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return
         if scratch:
             writes[self._ledger.scratch(scratch, layer, op)] = None
-        if self._phase is Phase.FORWARD and self._has_values:
-            self._measure(tensor for _, tensor in written)
+        if self._has_values:
+            self._values.changed(self._ledger, reads, writes)
+            if self._phase is Phase.FORWARD:
+                self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
         pure = False if lasting else operator_purity(func)
         sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads))
@@ -167,7 +171,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
                 whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
                 zeros = whole.numel() - int(torch.count_nonzero(whole))
                 block.sparsity = round(zeros / whole.numel(), _SPARSITY_DIGITS)
-                self._maps.show(tensor, block)
+                self._values.maps.show(tensor, block)
 
     def _name_weight_gradients(self) -> None:
         for name, parameter in self._parameters.items():

@@ -1,28 +1,26 @@
-"""A real training run, and the share of zeros in every feature map along it.
+"""A real training run, and what is seen of its values along it.
 
-Lives here: training for some epochs and looking at the feature maps at the end of each. Does not live here: a single
-step (`iteration`), what is looked at (`structure`), or the recording that follows (`session`).
+Lives here: training for some epochs and looking at feature maps, or all blocks, at the end of each. Does not live
+here: a single step (`iteration`), what is looked at (`structure`), or the recording that follows (`session`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from simgpu.errors import InputError, SimgpuError
-from simgpu.trace.recorder.iteration import NoWatcher, run_forward, run_iteration
-from simgpu.trace.recorder.layers import LayerTracker
-from simgpu.trace.recorder.ledger import Ledger
-from simgpu.trace.recorder.maps import Maps
-from simgpu.trace.recorder.notes import ValueNote, made_in_iteration
-from simgpu.trace.recorder.persistent import enter_persistent
-from simgpu.trace.recorder.scratch import NoScratch
-from simgpu.trace.recorder.structure import StructurePass
+from simgpu.trace.recorder.contents import Values
+from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.iteration import NoWatcher, Watcher, run_forward, run_iteration
+from simgpu.trace.recorder.notes import BlockNote, ValueNote, made_in_iteration
 from simgpu.trace.recorder.timing import Signature, expect_same
+from simgpu.trace.recorder.watching import watch
 from simgpu.trace.recorder.workload import Workload
 
 
@@ -30,15 +28,22 @@ from simgpu.trace.recorder.workload import Workload
 class Training:
     """What a training run showed.
 
-    forward: the operators of a forward pass, the same at every epoch. values: for each epoch from 0, before training,
-    what was seen of each block that forward makes, in the order of `made_in_iteration`. losses: the mean loss over the
-    steps of each epoch from 1. steps: of all epochs.
+    calls: the operators that were looked at, the same at every epoch: a whole iteration's, or its forward part's.
+    values: for each epoch from 0, before training, what was seen of all blocks of the iteration, or of those that
+    forward makes, in the order of `made_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
+    steps: of all epochs.
     """
 
-    forward: list[Signature]
+    calls: list[Signature]
+    is_whole: bool
     values: list[list[ValueNote]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
+
+    def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
+        """For each epoch what was seen, by position in the blocks of a whole iteration."""
+        numbers = range(len(blocks)) if self.is_whole else made_in_iteration(blocks)
+        return [dict(zip(numbers, values, strict=self.is_whole)) for values in self.values]
 
     def told(self) -> str:
         """The run in one sentence."""
@@ -57,26 +62,28 @@ def train(
     device: torch.device,
     epochs: int,
     say: Callable[[str], None],
-    maps: Maps | None = None,
+    look_at: Values | None = None,
 ) -> Training:
     """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
 
     Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
-    counts; looking at them leaves weights, buffers and random numbers as they were. maps: what else is measured of
-    them.
+    counts. Looking at them leaves weights, buffers, optimizer state and random numbers as they were.
+    look_at: what is measured beside their sparsity. Entries of memory are those of a whole iteration: weights and
+    optimizer state as it finds them, but at epoch 0 the state that a first step leaves, for there is none before it.
 
     Raises `InputError` naming `name` where a step fails, the loss is no longer a number, or the operators change.
     """
-    values, forward = _look(workload, optimizer, device, maps)
-    found = Training(forward, [values])
+    looked = look_at or Values()
+    values, calls = _look(name, workload, optimizer, device, looked)
+    found = Training(calls, looked.entries is not None, [values])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
             raise InputError.single(name, "batches", "there are none", "give at least one pair (inputs, labels)")
         found.losses.append(math.fsum(losses) / len(losses))
         found.steps += len(losses)
-        values, signatures = _look(workload, optimizer, device, maps)
-        expect_same(name, forward, signatures)
+        values, signatures = _look(name, workload, optimizer, device, looked)
+        expect_same(name, calls, signatures)
         found.values.append(values)
         say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
     return found
@@ -98,28 +105,63 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
 
 
 def _look(
-    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, maps: Maps | None
+    name: str, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
 ) -> tuple[list[ValueNote], list[Signature]]:
-    """What is seen of each block that forward makes, and forward's operators."""
-    ledger = Ledger(device)
-    with _as_it_was(workload.module, device), LayerTracker(workload.module) as tracker:
-        enter_persistent(ledger, workload, optimizer, tracker)
-        watcher = StructurePass(ledger, tracker, {}, NoScratch(), maps=maps)
-        with watcher:
-            held = run_forward(workload, watcher)
-            watcher.finish()
-        del held
-    made = [ledger.blocks[number] for number in made_in_iteration(ledger.blocks)]
-    return [ValueNote(block.sparsity, block.sizes) for block in made], watcher.signatures
+    """As `_seen`; `InputError` naming `name` where the iteration that is looked at fails."""
+    try:
+        return _seen(workload, optimizer, device, values)
+    except SimgpuError:
+        raise
+    except Exception as error:
+        what = f"an iteration raised {type(error).__name__}: {error}"
+        remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+        raise InputError.single(name, "iteration", what, remedy) from error
+
+
+def _seen(
+    workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
+) -> tuple[list[ValueNote], list[Signature]]:
+    """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
+    is_whole = values.entries is not None
+    with _state_as_it_was(optimizer), _as_it_was(workload.module, device):
+        if is_whole and not optimizer.state:
+            with _as_it_was(workload.module, device):
+                run_iteration(workload, optimizer, NoWatcher())
+        run = _whole if is_whole else _forward
+        structure, ledger = watch(
+            workload, optimizer, device, lambda watcher: run(workload, optimizer, watcher), values
+        )
+    _, blocks = fold_sums(structure.kernels, ledger.blocks)
+    seen = blocks if is_whole else [blocks[number] for number in made_in_iteration(blocks)]
+    return [ValueNote(block.sparsity, block.sizes, block.entries) for block in seen], structure.signatures
+
+
+def _whole(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> None:
+    run_iteration(workload, optimizer, watcher)
+
+
+def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> None:
+    held = run_forward(workload, watcher)
+    watcher.finish()
+    del held
 
 
 @contextmanager
 def _as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts the module's buffers (running statistics) and torch's random state back afterwards."""
-    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    """Puts the module's weights, its buffers (running statistics) and torch's random state back afterwards."""
+    tensors = [*module.parameters(), *module.buffers()]
+    saved = [tensor.detach().clone() for tensor in tensors]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
+        for tensor, was in zip(tensors, saved, strict=True):
+            tensor.copy_(was)
+
+
+@contextmanager
+def _state_as_it_was(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Puts the optimizer's state back afterwards."""
+    saved = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
+    yield
+    optimizer.state.clear()
+    optimizer.state.update(saved)
