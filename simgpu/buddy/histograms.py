@@ -1,17 +1,21 @@
 """How compressible the blocks of a trace are, as its table of compressibility tells it.
 
-Lives here: rows of a trace as allocations. Does not live here: arrays and files (`simgpu.buddy.snapshots`), or what is
-made of the counts (`simgpu.buddy.targets`).
+Lives here: rows of a trace as allocations and as snapshots. Does not live here: arrays (`simgpu.buddy.snapshots`), or
+what is made of the counts (`simgpu.buddy.targets`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+from simgpu.buddy.snapshots import Observed, Snapshots
+from simgpu.buddy.stored import FILE as STORED
 from simgpu.buddy.targets import Allocation
 from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
 from simgpu.errors import InputError, Problem
 from simgpu.trace.model import CompressedSize, Trace
+from simgpu.units import format_bytes
 
 #: Rows of this codec, of this layout and of entries of 128 bytes are histograms of memory-entries.
 CODEC, LAYOUT = "bpc", "plain"
@@ -75,3 +79,52 @@ def _wrong_size(row: CompressedSize) -> Problem:
 def _wrong_sum(size: int, counted: int) -> str:
     entries = -(-size // ENTRY_BYTES)
     return "" if counted == entries else f"counts {counted} entries, its {size} bytes have {entries}"
+
+
+def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
+    """Snapshots of a trace's blocks: those kept beside it, else the epochs of which its table tells.
+
+    stored: which entry had which size at some times of the recording. Raises `InputError` for a trace that tells of no
+    block and has nothing beside it, for what is kept of anything but its blocks, and as `trace_histograms`.
+
+    >>> from simgpu.shipped import find
+    >>> from simgpu.trace.folder import read_trace
+    >>> trace_snapshots(read_trace(find("traces", "vgg16-b128-v100")))
+    Traceback (most recent call last):
+    simgpu.errors.InputError: compressibility.csv: tells of no block how many of its memory-entries have which size; ...
+    """
+    if stored is not None:
+        _check_stored(trace, stored)
+        found = replace(stored, name=trace.name, about=stored.about or trace.info.provenance)
+    else:
+        known = trace_histograms(trace)
+        if not known:
+            what = "tells of no block how many of its memory-entries have which size"
+            raise InputError.single(_FILE, "", what, f"profile arrays, or a trace with rows of codec {CODEC}")
+        epochs = sorted({epoch for counts in known.values() for epoch in counts})
+        sizes = {block.id: block.bytes for block in trace.blocks}
+        observed = tuple(
+            Observed(Allocation(name, sizes[name], tuple(counts.values())), tuple(map(epochs.index, counts)), None)
+            for name, counts in known.items()
+        )
+        labels = tuple(f"epoch {epoch}" for epoch in epochs)
+        found = Snapshots(trace.name, labels, observed, trace.info.provenance)
+    measured = {allocation.name for allocation in found.allocations}
+    rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
+    note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
+    return replace(found, notes=(note,)) if rest else found
+
+
+def _check_stored(trace: Trace, stored: Snapshots) -> None:
+    sizes = {block.id: block.bytes for block in trace.blocks}
+    problems = []
+    for allocation in stored.allocations:
+        if allocation.name not in sizes:
+            what = "is no block of this trace"
+        elif sizes[allocation.name] != allocation.bytes:
+            what = f"has {allocation.bytes} bytes, and {sizes[allocation.name]} bytes in blocks.csv"
+        else:
+            continue
+        problems.append(Problem(STORED, f"allocation {allocation.name}", what, "keep it beside the trace it is of"))
+    if problems:
+        raise InputError(problems)

@@ -7,7 +7,7 @@ Lives here: what snapshots are, and taking them of arrays. Does not live here: f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,13 +74,13 @@ class Snapshots:
         """Of all allocations."""
         return sum(allocation.entries for allocation in self.allocations)
 
-    def counts_at(self, snapshot: int) -> list[tuple[int, tuple[int, ...]]]:
-        """The allocations that are in a snapshot, by position, with their counts by size."""
-        return [
-            (index, each.allocation.snapshots[each.at.index(snapshot)])
+    def in_snapshot(self, number: int) -> dict[int, Allocation]:
+        """The allocations that are in a snapshot, as they are then, by their positions among all."""
+        return {
+            index: replace(each.allocation, snapshots=(each.allocation.snapshots[each.at.index(number)],))
             for index, each in enumerate(self.observed)
-            if snapshot in each.at
-        ]
+            if number in each.at
+        }
 
     def __repr__(self) -> str:
         size = format_bytes(self.bytes)

@@ -1,0 +1,163 @@
+"""Pictures of how compressible memory is: by place, by the threshold of its targets, and over time.
+
+Lives here: the pictures of Buddy Compression's figures 6, 8 and 9. Does not live here: the numbers (`simgpu.buddy`).
+Loads matplotlib, so import it only where something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from simgpu.analysis.plots import RunFigure
+
+_HEAT_INCHES = (7.0, 8.0)
+_PAIR_INCHES = (7.0, 5.2)
+_DRIFT_INCHES = (8.0, 3.2)
+#: Blue is compressible and red is not, as in the paper; told apart also by readers who see no red or green.
+_COLOURS = "RdYlBu_r"
+_NOTHING = "white"
+#: Compressed bytes that the colour bar names, of an entry of 128.
+_NAMED_BYTES = (0, 8, 32, 64, 96, 128)
+#: A label takes so much of the height of the map.
+_LABEL_SHARE = 0.019
+_LONGEST_LABEL = 34
+_BAR, _CHOSEN, _LINE = "#99BBDD", "#4477AA", "#222222"
+
+
+def plot_heatmap(
+    rows: NDArray[np.float64],
+    bands: Sequence[tuple[str, int, int]],
+    *,
+    pages_per_row: int = 1,
+    snapshots: int = 1,
+    title: str,
+) -> RunFigure:
+    """Compressed bytes of memory-entries by place: a page of 64 entries a row, pages from the top down (figure 6).
+
+    rows: bytes, NaN where there is no entry. bands: label, first row and number of rows of each allocation; where
+    labels would overlap, those of the largest are written. pages_per_row, snapshots: of how many each is a mean.
+
+    >>> figure = plot_heatmap(np.zeros((4, 64)), [("a", 0, 3), ("b", 3, 1)], title="two allocations")
+    >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    ['a', 'b']
+    """
+    figure = RunFigure(figsize=_HEAT_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    image = ax.imshow(
+        np.ma.masked_invalid(rows), cmap=_COLOURS, vmin=0, vmax=128, aspect="auto", interpolation="nearest"
+    )
+    ax.set_facecolor(_NOTHING)
+    for _, first, _ in bands[1:]:
+        ax.axhline(first - 0.5, color="black", linewidth=0.5)
+    shown = _labelled(bands, len(rows))
+    ax.set_yticks([first + (count - 1) / 2 for _, first, count in shown], [_short(label) for label, _, _ in shown])
+    ax.set_xticks([0, 16, 32, 48, 63])
+    ax.tick_params(axis="y", length=2, labelsize=7)
+    ax.tick_params(axis="x", labelsize=8)
+    ax.set_xlabel("entry of 128 B within its page of 8 KB")
+    means = [f"{pages_per_row} pages" if pages_per_row > 1 else "", f"{snapshots} snapshots" if snapshots > 1 else ""]
+    of = " and ".join(each for each in means if each)
+    bar = figure.colorbar(image, ax=ax, ticks=_NAMED_BYTES, fraction=0.04, pad=0.02)
+    bar.set_label(f"compressed bytes of an entry{f', mean of {of}' if of else ''}", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def plot_thresholds(
+    points: Mapping[float, tuple[float, float]], *, chosen: float, best: float, title: str
+) -> RunFigure:
+    """Ratio above, share of overflowing entries below, for each Buddy Threshold (figure 9).
+
+    points: ratio and share by threshold. chosen: the threshold that stands out. best: the ratio of the line.
+
+    >>> figure = plot_thresholds({0.1: (1.2, 0.01), 0.3: (1.5, 0.04)}, chosen=0.3, best=1.6, title="a program")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['1.20x', '1.50x']
+    """
+    figure = RunFigure(figsize=_PAIR_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    labels = [f"{100 * threshold:.3g}%" for threshold in points]
+    colours = [_CHOSEN if threshold == chosen else _BAR for threshold in points]
+    ratios = [ratio for ratio, _ in points.values()]
+    shares = [share for _, share in points.values()]
+    upper.bar(labels, ratios, 0.6, color=colours)
+    upper.axhline(best, color=_LINE, linewidth=1.2, linestyle="--", label=f"by mean size, {best:.2f}x")
+    upper.set_ylim(0, 1.18 * max([*ratios, best]))
+    upper.set_ylabel("compression ratio")
+    upper.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=8, borderaxespad=0.2)
+    lower.bar(labels, shares, 0.6, color=colours)
+    lower.set_ylim(0, 1.18 * max([*shares, 0.001]))
+    lower.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    lower.set_ylabel("overflowing entries")
+    lower.set_xlabel("Buddy Threshold")
+    for at, (ratio, share) in enumerate(points.values()):
+        _write_above(upper, at, ratio, f"{ratio:.2f}x")
+        _write_above(lower, at, share, f"{share:.2%}")
+    for ax in (upper, lower):
+        _plain(ax)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunFigure:
+    """The share of overflowing entries in each snapshot, while targets stay as they are (figure 8).
+
+    shares: by name of the snapshot, in order. ratio: of the targets.
+
+    >>> figure = plot_drift({"early": 0.02, "late": 0.03}, 1.5, title="a program")
+    >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    ['early', 'late']
+    """
+    figure = RunFigure(figsize=_DRIFT_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    at = np.arange(len(shares))
+    values = np.array(list(shares.values()))
+    mean = float(values.mean())
+    ax.plot(at, values, color=_CHOSEN, marker="o", markersize=4.5, linewidth=1.6, label="in a snapshot")
+    ax.axhline(mean, color=_LINE, linewidth=1.0, linestyle="--", label=f"mean {mean:.2%}")
+    ax.set_ylim(0, 1.25 * max(float(values.max()), 0.001))
+    ax.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.set_ylabel("overflowing entries")
+    labels = [_short(label) for label in shares]
+    crowded = sum(map(len, labels)) > 90
+    ax.set_xticks(at, labels, rotation=35 if crowded else 0, ha="right" if crowded else "center")
+    ax.set_xlabel(f"snapshot, at the constant ratio {ratio:.2f}x")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, borderaxespad=0.0)
+    _plain(ax)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _labelled(bands: Sequence[tuple[str, int, int]], rows: int) -> list[tuple[str, int, int]]:
+    """The bands whose labels are written: the largest first, then all that still find room."""
+    room = _LABEL_SHARE * rows
+    kept: list[tuple[str, int, int]] = []
+    for band in sorted(bands, key=lambda band: (-band[2], band[1])):
+        middle = band[1] + band[2] / 2
+        if all(abs(middle - (other[1] + other[2] / 2)) >= room for other in kept):
+            kept.append(band)
+    return sorted(kept, key=lambda band: band[1])
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL // 2]}…{label[-_LONGEST_LABEL // 2 :]}"
+
+
+def _write_above(ax: Axes, x: float, y: float, text: str) -> None:
+    ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+
+
+def _plain(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
