@@ -5,9 +5,9 @@ Lives here: the translation. Nothing here runs; what the codes mean over time is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.memory import Memory
@@ -51,7 +51,21 @@ WORK = 16
 #: (DRAM_LAUNCH, duration, bytes per second of DRAM that the kernel takes): a launch where that matters to copies.
 #: (DRIVEN_LAUNCH, begin): a launch whose course another part of the machine drives: `begin` is called with the stream,
 #: and the stream's `fire` when the kernel has ended, its recorded duration being the last part of it.
+#: (DRIVEN_LAUNCH, begin, bytes per second of DRAM): the same of a kernel that notes when it starts.
+#: (COPY, direction, bytes over the link, bytes of the block, bytes in buddy memory): of a block that lies there too.
 Op = tuple[Any, ...]
+
+
+class SharedLink(Protocol):
+    """The link to buddy memory where kernels do not have it to themselves."""
+
+    def launch(self, kernel: int) -> Callable[[Any], None] | None:
+        """What begins that kernel, given its stream; None for one that does not use the link."""
+        ...
+
+    def overflow(self, block: int) -> int:
+        """Bytes of a block that lie in buddy memory."""
+        ...
 
 
 @dataclass(slots=True)
@@ -73,7 +87,7 @@ class MachineCode:
 
     segments[stream][segment]: what to do. signaller[event]: the stream that signals it; signal_work[event]: the work
     that it follows, as in `StreamCode.works`, -1 for none. demands_vary: whether kernels tell how much DRAM bandwidth
-    they take.
+    they take. linked: whether kernels share the link to buddy memory.
     """
 
     streams: tuple[StreamId, ...]
@@ -81,21 +95,28 @@ class MachineCode:
     signaller: list[int] = field(default_factory=list)
     signal_work: list[int] = field(default_factory=list)
     demands_vary: bool = False
+    linked: bool = False
 
 
 def translate(
-    program: Program, graph: TaskGraph, devices: Sequence[Memory], host: Memory, demands: Sequence[int] | None = None
+    program: Program,
+    graph: TaskGraph,
+    devices: Sequence[Memory],
+    host: Memory,
+    demands: Sequence[int] | None = None,
+    shared: SharedLink | None = None,
 ) -> MachineCode:
     """The machine code of a program; `graph` has the program's transforms applied.
 
     devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
-    depend on it.
+    depend on it. shared: of kernels that share the link to buddy memory.
     """
     streams = program.streams
-    code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None)
+    linked = shared is not None
+    code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None, linked=linked)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    translator = _Translator(graph, host, events, code.signal_work, repeats, demands)
+    translator = _Translator(graph, host, events, code.signal_work, repeats, demands, shared)
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
@@ -125,8 +146,10 @@ class _Translator:
         signal_work: list[int],
         repeats: Sequence[int],
         demands: Sequence[int] | None,
+        shared: SharedLink | None,
     ) -> None:
         self.demands = demands
+        self.shared = shared
         self.graph = graph
         self.host = host
         self.events = events
@@ -137,12 +160,16 @@ class _Translator:
         """The code of one stream in segment `index`; `device` is the memory of the stream's GPU."""
         ops: list[Op] = []
         works: list[int] = []
-        durations, copied, demands = self.graph.durations, self.graph.copy_sizes, self.demands
+        durations, demands = self.graph.durations, self.demands
         for instruction in instructions:
             if isinstance(instruction, Launch):
                 kernel = instruction.kernel
                 duration = durations[kernel]
-                ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
+                begin = None if self.shared is None else self.shared.launch(kernel)
+                if begin is not None:
+                    ops.append((DRIVEN_LAUNCH, begin, 0 if demands is None else demands[kernel]))
+                else:
+                    ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
             elif isinstance(instruction, Acquire):
                 memory, request = self._request(instruction, instruction.offsets, device)
@@ -157,10 +184,10 @@ class _Translator:
             elif isinstance(instruction, Await):
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
-                ops.append((COPY, OUT, copied[instruction.block], self.graph.blocks[instruction.block].bytes))
+                ops.append(self._copy(OUT, instruction.block))
                 works.append(COPY_OUT + WORK * instruction.block)
             elif isinstance(instruction, CopyIn):
-                ops.append((COPY, IN, copied[instruction.block], self.graph.blocks[instruction.block].bytes))
+                ops.append(self._copy(IN, instruction.block))
                 works.append(COPY_IN + WORK * instruction.block)
             elif isinstance(instruction, Encode):
                 ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))
@@ -173,6 +200,11 @@ class _Translator:
                 ops.append((PASS,))
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
+
+    def _copy(self, direction: int, block: int) -> Op:
+        op = (COPY, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
+        overflow = 0 if self.shared is None else self.shared.overflow(block)
+        return (*op, overflow) if overflow else op
 
     def _request(
         self, instruction: Acquire | Release, offsets: tuple[int, ...] | None, device: Memory

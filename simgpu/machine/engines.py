@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import simpy
 
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import Op
+from simgpu.machine.code import IN, OUT, Op
 from simgpu.machine.flows import FlowNetwork
-from simgpu.machine.links import Path, paths_of, shares_capacity, single_paths
+from simgpu.machine.links import Path, buddy_paths, paths_of, shares_capacity, single_paths
 from simgpu.memory.transfer import copy_ns, sending_rate
 
 if TYPE_CHECKING:
@@ -33,23 +33,55 @@ class Engine:
 
 
 def engines_of(
-    env: simpy.Environment, node: NodeSpec, gpus: int, settled: Callable[[], None], *, demands_vary: bool = False
+    env: simpy.Environment,
+    node: NodeSpec,
+    gpus: int,
+    settled: Callable[[], None],
+    *,
+    demands_vary: bool = False,
+    buddy_flows: bool = False,
 ) -> list[Engines]:
     """The copy engines of each of the first `gpus` GPUs of a node.
 
     settled: as in `FlowNetwork`. demands_vary: whether the kernels' demands on DRAM are told by `take_dram`, and
-    matter. One GPU has its link to itself; several share the switches between them and the host. Where a copy always
-    has its path to itself, at a rate that never changes, there is no network.
+    matter. buddy_flows: whether bytes to and from buddy memory share a link with others. One GPU has its link to
+    itself; several share the switches between them and the host. Where a copy always has its path to itself, at a rate
+    that never changes, there is no network.
     """
-    capacities, paths = paths_of(node, gpus) if gpus > 1 else single_paths(node)
+    network = paths_of(node, gpus) if gpus > 1 else single_paths(node, beside=buddy_flows)
+    to_buddy = buddy_paths(node, network)
+    capacities, paths = network
     flows = None
-    if gpus > 1 or demands_vary or shares_capacity(node):
+    if gpus > 1 or demands_vary or buddy_flows or shares_capacity(node):
         flows = FlowNetwork(env, capacities, settled)
-    return [Engines(env, node, flows, path, demands_vary=demands_vary) for path in paths]
+    pairs = zip(paths, to_buddy, strict=True)
+    return [Engines(env, node, flows, path, buddy, demands_vary=demands_vary) for path, buddy in pairs]
+
+
+def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """To be called so many times, the last of which counts.
+
+    >>> ended = last_of(2, lambda: print("done"))
+    >>> ended()
+    >>> ended()
+    done
+    """
+    left = count
+
+    def ended() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done()
+
+    return ended
 
 
 class Engines:
-    """The copy engines of one GPU on its link. paths: over the links of the network `flows`, out and in."""
+    """The copy engines of one GPU on its link.
+
+    paths: over the links of the network `flows`, out and in. to_buddy: the same to its buddy memory and back.
+    """
 
     def __init__(
         self,
@@ -57,6 +89,7 @@ class Engines:
         node: NodeSpec,
         flows: FlowNetwork | None,
         paths: tuple[Path, Path],
+        to_buddy: tuple[Path, Path],
         *,
         demands_vary: bool,
     ) -> None:
@@ -70,6 +103,7 @@ class Engines:
         self.dram_taken = 0 if demands_vary or cdma is None else cdma.kernel_bandwidth
         self.flows = flows
         self.paths = paths
+        self.to_buddy = to_buddy
 
     def issue(self, stream: Stream, copy: Op) -> bool:
         """Ask for a copy; returns whether it was begun at once."""
@@ -98,17 +132,30 @@ class Engines:
         return stream
 
     def _begin(self, stream: Stream, copy: Op) -> None:
-        _, direction, size, raw = copy
+        _, direction, size, raw, *overflow = copy
         if self.flows is None:
             stream.arm(copy_ns(size, self._cap(direction, size, raw), self.link.latency_ns))
             return
         flows = self.flows
+        done: Callable[[], None] = stream.fire
+        if overflow:
+            # What of the block lies in buddy memory has to come from there, or to go there.
+            done = last_of(2, stream.fire)
 
         def pass_bytes(_: simpy.Event) -> None:
-            flows.start(self.paths[direction], lambda: self._cap(direction, size, raw), size, stream.fire)
+            flows.start(self.paths[direction], lambda: self._cap(direction, size, raw), size, done)
+            if overflow:
+                self.pass_buddy(IN if direction == OUT else OUT, overflow[0], done)
             flows.settled()
 
         self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
+
+    def pass_buddy(self, direction: int, size: int, done: Callable[[], None]) -> None:
+        """Bytes pass to buddy memory (`OUT`) or from it, as fast as the link and its other users let them."""
+        path, flows = self.to_buddy[direction], self.flows
+        assert flows is not None
+        limit = min(flows.capacities[link] for link in path)
+        flows.start(path, lambda: limit, size, done)
 
     def _cap(self, direction: int, size: int, raw: int) -> int:
         return sending_rate(self.gpu, self.dram_taken, size, raw, self.bandwidth[direction])

@@ -63,7 +63,9 @@ class Executor:
         self.schedule = env.schedule
         self.code = code
         gpus = len(memories) - 1
-        engines = engines_of(env, node, gpus, self.settle_if_last, demands_vary=code.demands_vary)
+        engines = engines_of(
+            env, node, gpus, self.settle_if_last, demands_vary=code.demands_vary, buddy_flows=code.linked
+        )
         self.memories = memories
         self.iterations = iterations
         self.counts = [0] * len(code.signaller)

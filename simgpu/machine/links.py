@@ -38,13 +38,14 @@ def paths_of(node: NodeSpec, gpus: int) -> Network:
     return capacities, paths
 
 
-def single_paths(node: NodeSpec) -> Network:
+def single_paths(node: NodeSpec, *, beside: bool = False) -> Network:
     """The network of a GPU that runs alone: its link, and no switch.
 
-    One engine serves one direction after the other, so it never makes them share.
+    One engine serves one direction after the other, so it never makes them share. beside: whether others than copies
+    use the link.
     """
     link = node.link
-    if shares_capacity(node):
+    if shares_capacity(node) or (beside and link.duplex is Duplex.HALF):
         return {"link": max(link.d2h_bandwidth, link.h2d_bandwidth)}, [(("link",), ("link",))]
     return {"out": link.d2h_bandwidth, "in": link.h2d_bandwidth}, [(("out",), ("in",))]
 
@@ -52,6 +53,27 @@ def single_paths(node: NodeSpec) -> Network:
 def shares_capacity(node: NodeSpec) -> bool:
     """Whether the two directions of a GPU's own link can be in each other's way."""
     return node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1
+
+
+def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
+    """Per GPU the paths to and from its buddy memory, whose links are added to the network if they are its own.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> node = load_node("buddy-gpu")
+    >>> buddy_paths(node, single_paths(node))
+    [(('out',), ('in',))]
+    """
+    capacities, paths = network
+    own = None if node.gpu.buddy is None else node.gpu.buddy.link
+    if own is None:
+        return paths
+    one_for_both, out, back = _carries(own)
+    found: list[tuple[Path, Path]] = []
+    for gpu in range(len(paths)):
+        names = [f"buddy{gpu}", f"buddy{gpu}"] if one_for_both else [f"buddy{gpu}.out", f"buddy{gpu}.in"]
+        capacities.update(zip(names, (out, back), strict=True))
+        found.append(((names[0],), (names[1],)))
+    return found
 
 
 def _carries(link: LinkSpec | SwitchSpec) -> tuple[bool, int, int]:

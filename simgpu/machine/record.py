@@ -7,11 +7,14 @@ start and end belong to the k-th timed instruction of its program; nothing needs
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, LAUNCH, WORK, MachineCode, StreamCode
+from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRIVEN_LAUNCH, LAUNCH, WORK, MachineCode, StreamCode
 from simgpu.machine.executor import Executor
 from simgpu.timeline.model import Column, SpanKind, Timeline
+
+Flags = NDArray[np.bool_]
 
 
 def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
@@ -50,13 +53,14 @@ def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
 
 
 def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
-    """Columns of one stream's work. What is no copy began its duration before its end."""
+    """Columns of one stream's work. What did not note when it started began its duration before its end."""
     stream = executor.streams[rank]
     works = [work for code in executor.code.segments[rank] for work in code.works * code.repeat]
     once = np.array(works, dtype=np.int64)
     kind, number = once % WORK, once // WORK
     copies = (kind == SpanKind.COPY_OUT) | (kind == SpanKind.COPY_IN)
     kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
+    noted = _notes_start(executor.code.segments[rank])
     size, duration = np.zeros_like(once), np.zeros_like(once)
     size[copies] = np.array(graph.copy_sizes, dtype=np.int64)[number[copies]]
     duration[kernels] = np.array(graph.durations, dtype=np.int64)[number[kernels]]
@@ -66,11 +70,20 @@ def _work_columns(executor: Executor, graph: TaskGraph, rank: int) -> tuple[Colu
     iterations = executor.iterations
     end = np.fromiter(stream.ends, dtype=np.int64, count=len(stream.ends))
     start = end - np.tile(duration, iterations)
-    start[np.tile(copies, iterations)] = stream.starts
+    start[np.tile(noted, iterations)] = stream.starts
     iteration = np.repeat(np.arange(iterations, dtype=np.int64), len(once))
     kind, name, size = (np.tile(column, iterations) for column in (kind, name, size))
     none = np.full(len(end), -1, dtype=np.int64)
     return np.full(len(end), rank, dtype=np.int64), kind, name, start, end, size, none, iteration
+
+
+def _notes_start(segments: list[StreamCode]) -> Flags:
+    """Whether each work of a stream notes when it starts: copies do, and kernels that share a link."""
+    noted = [
+        [op[0] == COPY or (op[0] == DRIVEN_LAUNCH and len(op) > 2) for op in code.ops if op[0] >= LAUNCH] * code.repeat
+        for code in segments
+    ]
+    return np.array([flag for flags in noted for flag in flags], dtype=np.bool_)
 
 
 def _names(works: Column, graph: TaskGraph) -> Column:

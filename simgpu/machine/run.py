@@ -15,6 +15,7 @@ from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.buddy import shared_link
 from simgpu.machine.cdma import dram_demands
 from simgpu.machine.code import translate
 from simgpu.machine.executor import Executor
@@ -97,7 +98,8 @@ def run_program(
     host = Memory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
-    code = translate(program, graph, devices, host, None if cdma is None else dram_demands(graph, cdma))
+    demands = None if cdma is None else dram_demands(graph, cdma)
+    code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
     executor = Executor(env, code, node, (*devices, host), iterations)
     for holding in program.holdings:
         sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
