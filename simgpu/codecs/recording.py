@@ -14,9 +14,10 @@ from simgpu.codecs.elements import FORMATS
 from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram, size_classes
 from simgpu.codecs.measure import AS_GIVEN, measure
 from simgpu.codecs.registry import codec_class
+from simgpu.trace.compressibility.entries import CODEC, LAYOUT
 
 #: The codec of memory-entries: it compresses each of them alone, whatever block it is of.
-BY_ENTRY = "bpc"
+BY_ENTRY = CODEC
 
 #: The layout, in a trace, of a block that has not four axes.
 PLAIN = "plain"
@@ -26,8 +27,8 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
     """For `record(..., measure=sizes_in(["zvc", "rle"]))`: codec, layout and bytes of an array, windows of 4 KiB.
 
     An array with four axes is measured in all layouts, any other as it lies (`PLAIN`), one that codecs do not take (in
-    float64, say) not at all. `BY_ENTRY` is passed over: `entries_in` is for it. Raises `InputError` for an unknown
-    codec.
+    float64, say) not at all. BPC, which compresses memory-entries, is passed over: `entries_in` is for it. Raises
+    `InputError` for an unknown codec.
 
     >>> import numpy as np
     >>> sizes_in(["zvc"])(np.zeros((2, 32), np.float32))
@@ -49,8 +50,8 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
 def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int, int, int], ...]] | None:
     """For `record(..., measure_entries=entries_in(["bpc"]))`: how many memory-entries of an array have which size.
 
-    A row is codec, layout (`PLAIN`), bytes of an entry, bytes that it takes, and how many entries take that many. None
-    where `BY_ENTRY` is not among the codecs.
+    A row is codec, layout, bytes of an entry, bytes that it takes, and how many entries take that many. None
+    where BPC is not among the codecs.
 
     >>> import numpy as np
     >>> entries_in(["bpc"])(np.zeros(100, np.float32))
@@ -62,4 +63,4 @@ def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[st
 def _entries(array: NDArray[Any]) -> tuple[tuple[str, str, int, int, int], ...]:
     counts = histogram(size_classes(array))
     found = zip(ENTRY_SIZES, counts, strict=True)
-    return tuple((BY_ENTRY, PLAIN, ENTRY_BYTES, size, count) for size, count in found if count)
+    return tuple((BY_ENTRY, LAYOUT, ENTRY_BYTES, size, count) for size, count in found if count)

@@ -13,10 +13,13 @@ from functools import cache
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.compressibility.entries import rescaled as rescaled_entries
 from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, Trace
 from simgpu.trace.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.timemodel.prices import Priced, Prices
+
+_ENTRIES = "How many memory-entries have which compressed size is as at the batch before, in proportion."
 
 
 class _WorkOnly:
@@ -35,8 +38,10 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     gpu: whose time model tells how durations change; left out, the shipped GPU that the device's name is of, and where
     there is none, durations grow in proportion to each kernel's work.
     A convolution that ran by the fastest of its recorded algorithms runs by the fastest at the new batch, in the
-    workspace of that. Sparsity is kept. What was measured at the recorded batch alone is left out: starts, spreads,
-    compressed sizes. Raises `InputError` for a batch below 1, and where it is not known what kernels read.
+    workspace of that. Sparsity is kept, and so are histograms of memory-entries of 128 bytes, scaled to the new sizes
+    of their blocks: compressed memory is profiled at a smaller batch than it runs (Buddy Compression, section 3.4).
+    What was measured at the recorded batch alone is left out: starts, spreads, other compressed sizes. Raises
+    `InputError` for a batch below 1, and where it is not known what kernels read.
 
     >>> from simgpu.trace.chain import chain
     >>> doubled = at_batch(chain([5, 7], [10, 14], [100, 200]), 2)
@@ -55,17 +60,19 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     rescaler = Rescaler(trace, batch, prices)
     found = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
     notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {told}."
-    notes = " ".join((notes, *_exceptions(rescaler))).strip()
-    info = replace(trace.info, batch=batch, origin=Origin.MODELLED, notes=notes, framework_peak_bytes=None)
     had = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
     workspaces = {kernel.id: _workspaces(had, kernel, found[kernel.id]) for kernel in trace.kernels}
+    blocks = _blocks(rescaler, {block.id: block for made in workspaces.values() for block in made})
+    compressibility = rescaled_entries(trace.compressibility, blocks)
+    notes = " ".join((notes, *_exceptions(rescaler), *([_ENTRIES] if compressibility else []))).strip()
+    info = replace(trace.info, batch=batch, origin=Origin.MODELLED, notes=notes, framework_peak_bytes=None)
     return replace(
         trace,
         info=info,
         kernels=tuple(_kernel(had, kernel, found[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
-        blocks=_blocks(rescaler, {block.id: block for made in workspaces.values() for block in made}),
+        blocks=blocks,
         algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
-        compressibility=(),
+        compressibility=compressibility,
         accesses=tuple(_visited(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
     )
 
