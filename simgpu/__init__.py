@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
+    from simgpu.result import Result
     from simgpu.scenario.load import load_scenario, load_trace
     from simgpu.scenario.load_study import load_study
     from simgpu.scenario.model import Scenario
     from simgpu.scenario.study import Study
-    from simgpu.simulation import Result, simulate
+    from simgpu.simulation import simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.model import Trace
 
@@ -45,7 +46,7 @@ _HOMES = {
     "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
-    "Result": "simgpu.simulation",
+    "Result": "simgpu.result",
     "Scenario": "simgpu.scenario.model",
     "Search": "simgpu.experiments.search_found",
     "SimgpuError": "simgpu.errors",

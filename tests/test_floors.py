@@ -18,13 +18,13 @@ FLOORS = {
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search", "evaluate", "buddy"),
     4: ("policies", "machine", "parallel", "remarks", "tasks"),
-    5: ("simulation",),
+    5: ("simulation", "result"),
     6: ("scenario", "experiments"),
     7: ("cli",),
     8: ("__main__",),
 }
-#: On one floor, and yet one builds on the other: modelled durations need the rates of a GPU.
-BESIDE = {("trace", "hardware")}
+#: On one floor, and yet one builds on the other: modelled durations need the rates of a GPU, and a run gives a result.
+BESIDE = {("trace", "hardware"), ("simulation", "result")}
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 #: They tell how far the time model can be trusted.
 COMMANDS_OF_THE_FIT = {Path("cli/zoo_validate.py"), Path("cli/zoo_build.py")}

@@ -127,4 +127,7 @@ def uncompressed(graph: TaskGraph) -> TaskGraph:
     >>> uncompressed(graph) is graph
     True
     """
-    return graph if graph.compressed is None else graph.compressed.plain
+    if graph.compressed is None:
+        return graph
+    plain = graph.compressed.plain
+    return plain if plain.exchanged == graph.exchanged else replace(plain, exchanged=graph.exchanged)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.plain import plain_framework
 from simgpu.program.instructions import Program
-from simgpu.program.lowering import lower
-from simgpu.program.placement import Placement
 
 
 @dataclass(frozen=True)
 class Ideal(Policy):
-    """Unlimited memory, no transfers, recorded lifetimes."""
+    """Unlimited memory, no transfers, no compression, recorded lifetimes."""
 
     name = "ideal"
     summary = "unlimited memory, no transfers: the time that compute alone takes"
@@ -23,4 +22,4 @@ class Ideal(Policy):
 
     def plan(self, context: PlanContext) -> Program:
         """The recorded iteration on unlimited memory."""
-        return replace(lower(context.graph, Placement(), recorded_lifetimes=True), unlimited_memory=True)
+        return replace(plain_framework(context.graph), unlimited_memory=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.plain import plain_framework
 from simgpu.program.instructions import Program
-from simgpu.program.lowering import lower
-from simgpu.program.placement import Placement
 
 
 @dataclass(frozen=True)
 class NoPolicy(Policy):
     """Everything resident over its recorded lifetime; out of memory where that does not fit.
 
-    Source: the recording itself. A block whose lifetime was not recorded is held until its last use.
+    Source: the recording itself. A block whose lifetime was not recorded is held until its last use. Nothing is
+    allocated as compressed, also where the node's memory could.
     """
 
     name = "none"
@@ -23,4 +23,4 @@ class NoPolicy(Policy):
 
     def plan(self, context: PlanContext) -> Program:
         """The recorded iteration as it was; its notes say so where the recording leaves lifetimes open."""
-        return lower(context.graph, Placement(), recorded_lifetimes=True)
+        return plain_framework(context.graph)

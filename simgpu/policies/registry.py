@@ -26,6 +26,7 @@ _BUILT_IN = {
     "cswap": "simgpu.policies.cswap:Cswap",
     "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
+    "buddy": "simgpu.policies.buddy:Buddy",
     "modnn": "simgpu.policies.modnn.policy:Modnn",
     "superneurons": "simgpu.policies.superneurons:SuperNeurons",
     "capuchin": "simgpu.policies.capuchin.policy:Capuchin",

@@ -1,0 +1,60 @@
+"""`buddy`: everything resident in compressed memory (Buddy Compression, Choukse et al., ISCA 2020).
+
+The memory is the node's, and so are the targets of its allocations, so any policy gains from it there: vDNN over
+buddy memory is `vdnn` on a node with `gpu.buddy`. This one is the paper's own use of it, a plain framework whose
+allocations are annotated with target ratios (section 3.4), and refuses a node without such a memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.plain import plain_framework
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+
+
+@dataclass(frozen=True)
+class Buddy(Policy):
+    """A plain framework in compressed memory: recorded lifetimes, every block at its target ratio."""
+
+    when: Literal["always", "needed"] = parameter(
+        "always", "needed: nothing is compressed if the iteration fits without (section 3.3)"
+    )
+
+    name = "buddy"
+    summary = "a plain framework whose memory is compressed; what overflows lies in a buddy memory"
+    source = "Choukse et al., ISCA 2020, sections 3.2 to 3.5"
+
+    def plan(self, context: PlanContext) -> Program:
+        """The recorded iteration in compressed memory.
+
+        Raises `InputError` for a node without such a memory, or a trace that does not tell how its blocks compress.
+        """
+        if context.graph.compressed is None:
+            what = f"node {context.node.name} has no compressed memory"
+            remedy = "take one that has, such as buddy-gpu, or give it gpu.buddy"
+            raise InputError.single("", "node.gpu.buddy", what, remedy)
+        if not _is_told(context.graph):
+            trace = context.graph.trace
+            what = "the trace does not tell how the memory-entries of its blocks compress"
+            remedy = "record it with --codec bpc, or model it (compressibility: true, zoo build --compressibility)"
+            raise InputError.single(trace.name or trace.info.model, "compressibility", what, remedy)
+        if self.when == "needed":
+            plain = plain_framework(context.graph)
+            try:
+                context.trial(plain)
+            except OutOfMemoryError:
+                pass
+            else:
+                return replace(plain, notes=(*plain.notes, "fits without compression: nothing is compressed"))
+        return lower(context.graph, Placement(), recorded_lifetimes=True)
+
+
+def _is_told(graph: TaskGraph) -> bool:
+    return any(row.codec == "bpc" for row in graph.trace.compressibility)
