@@ -13,6 +13,8 @@ Lives here: the lengths of the codes, and the sizes of whole arrays. Does not li
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,10 @@ WORDS = 32
 
 #: Bits of an entry whose code is no shorter than the entry: it is kept as it is.
 RAW_BITS = 8 * ENTRY_BYTES
+
+#: Bytes from which on the compiled form is asked for sizes: to load it takes about a second, in which NumPy's counts
+#: some hundred megabytes.
+WORTH_COMPILING = 2**26
 
 #: Bits of an entry that is all zeros, and of no other: a first word of zero (3), and a run of 33 planes (7).
 ZERO_BITS = 10
@@ -56,21 +62,31 @@ def entry_bits(array: NDArray[Any]) -> NDArray[np.uint16]:
     Returns ceil(bytes / 128) numbers. Raises `InputError` for Python objects. Source: Kim et al., ISCA 2016.
 
     >>> entry_bits(np.zeros(40, np.float32)).tolist(), entry_bits(np.arange(32, dtype=np.int32)).tolist()
-    ([10, 10], [22])
+    ([10, 10], [15])
     """
     raw = bytes_of(array)
     found = np.empty(-(-raw.size // ENTRY_BYTES), np.uint16)
+    count_bits = (implementation() if raw.size >= WORTH_COMPILING else bpc_numpy).count_bits
     whole = raw.size // ENTRY_BYTES
-    if whole:
-        bpc_numpy.count_bits(raw[: whole * ENTRY_BYTES].view("<i4").reshape(whole, WORDS), found[:whole])
-    if whole < found.size:
-        bpc_numpy.count_bits(last_entry(raw), found[whole:])
+    for part, counted in ((raw[: whole * ENTRY_BYTES], found[:whole]), (raw[whole * ENTRY_BYTES :], found[whole:])):
+        if counted.size:
+            count_bits(words_of(part), counted)
     return found
 
 
-def last_entry(raw: Bytes) -> NDArray[np.int32]:
-    """The words of the last entry of bytes that do not fill it, one row, zeros where there are none."""
-    padded = np.zeros(ENTRY_BYTES, np.uint8)
-    rest = raw.size % ENTRY_BYTES
-    padded[:rest] = raw[raw.size - rest :]
-    return padded.view("<i4").reshape(1, WORDS)
+def words_of(raw: Bytes) -> NDArray[np.int32]:
+    """The words of each entry of bytes, a row of 32; a view where the bytes fill the last entry, else a copy."""
+    missing = -raw.size % ENTRY_BYTES
+    if missing:
+        raw = np.concatenate((raw, np.zeros(missing, np.uint8)))
+    return raw.view("<i4").reshape(-1, WORDS)
+
+
+@lru_cache(maxsize=1)
+def implementation() -> ModuleType:
+    """The compiled one where numba is installed, else NumPy's."""
+    try:
+        from simgpu.codecs import bpc_numba as found
+    except ImportError:
+        return bpc_numpy
+    return found

@@ -23,6 +23,7 @@ from pydantic import Field
 from simgpu.codecs.base import SMALLEST_WINDOW
 from simgpu.codecs.layouts import LAYOUTS
 from simgpu.codecs.registry import codec_class
+from simgpu.codecs.sizes import FROM_SPARSITY
 from simgpu.errors import InputError, did_you_mean
 from simgpu.validation import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
@@ -103,9 +104,8 @@ def _check(itemsize: int, codec: str, sparsity: float, layout: str) -> None:
     codec_class(codec)
     if codec not in MODELLED:
         what = f"the size in {codec} is not modelled"
-        raise InputError.single(
-            "", "codec", what, f"it follows from the share of zeros; modelled: {', '.join(MODELLED)}"
-        )
+        instead = "it follows from the share of zeros" if codec in FROM_SPARSITY else "measure it (compressibility.csv)"
+        raise InputError.single("", "codec", what, f"{instead}; modelled: {', '.join(MODELLED)}")
     if itemsize not in FORMAT_OF:
         what = f"sizes of elements of {itemsize!r} bytes are not modelled"
         raise InputError.single("", "itemsize", what, "modelled are floating-point numbers of 4 and 2 bytes")

@@ -16,6 +16,7 @@ _CODECS = {
     "csr": "simgpu.codecs.csr:Csr",
     "lz4": "simgpu.codecs.lz4:Lz4",
     "zlib": "simgpu.codecs.zlib:Zlib",
+    "bpc": "simgpu.codecs.bpc:Bpc",
 }
 
 
@@ -23,7 +24,7 @@ def codec_names() -> tuple[str, ...]:
     """Names of all codecs.
 
     >>> codec_names()
-    ('zvc', 'rle', 'csr', 'lz4', 'zlib')
+    ('zvc', 'rle', 'csr', 'lz4', 'zlib', 'bpc')
     """
     return tuple(_CODECS)
 

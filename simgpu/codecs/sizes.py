@@ -1,8 +1,9 @@
 """Bytes of a block in a codec, from what a trace tells of it.
 
 What was measured comes first. Without measurements the size of ZVC and CSR follows from the share of zeros alone; that
-of RLE, LZ4 and zlib does not, for it depends on where the zeros lie. Sizes are those of the codec's own format, also
-where it takes more than the block itself: whether such a block is sent as it is, its user decides.
+of RLE, LZ4 and zlib does not, for it depends on where the zeros lie, nor that of BPC, which hardly depends on zeros.
+Sizes are those of the codec's own format, also where it takes more than the block itself: whether such a block is sent
+as it is, its user decides.
 
 Does not live here: compressing anything (`simgpu.codecs.measure`).
 """

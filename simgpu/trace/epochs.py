@@ -38,8 +38,22 @@ def sparsity_at(trace: Trace, epoch: int) -> dict[str, float]:
 
 
 def sizes_at(trace: Trace, epoch: int) -> dict[str, tuple[CompressedSize, ...]]:
-    """Measured compressed sizes by block, chosen by epoch as sparsity is."""
-    return {block: tuple(rows) for block, rows in _holding(trace.compressibility, epoch).items()}
+    """Measured compressed sizes by block, those of each codec chosen by epoch as sparsity is.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> rows = [CompressedSize("x1", 0, "zvc", "plain", 100, 90, 1)]
+    >>> rows += [CompressedSize("x1", time, "bpc", "plain", 128, 64, 1) for time in (0, 1)]
+    >>> found = sizes_at(replace(chain([5], [7], [100]), compressibility=tuple(rows)), epoch=1)
+    >>> [(row.codec, row.epoch) for row in found["x1"]]
+    [('zvc', 0), ('bpc', 1)]
+    """
+    held: dict[str, tuple[CompressedSize, ...]] = {}
+    for codec in dict.fromkeys(row.codec for row in trace.compressibility):
+        of_codec = (row for row in trace.compressibility if row.codec == codec)
+        for block, rows in _holding(of_codec, epoch).items():
+            held[block] = (*held.get(block, ()), *rows)
+    return held
 
 
 def standing_for(known: Collection[int], epoch: int) -> int:

@@ -6,12 +6,13 @@ An entry comes as its 128 bytes; its code is text of zeros and ones, in the orde
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 
 
 def planes(entry: bytes) -> list[tuple[str, str]]:
     """From the 33rd bit of the differences down: the plane, and what it changes in the one above; first bit last."""
     words = struct.unpack("<32i", entry)
-    deltas = [after - before for before, after in zip(words, words[1:], strict=False)]
+    deltas = [after - before for before, after in pairwise(words)]
     found, above = [], "0" * 31
     for bit in range(32, -1, -1):
         plane = "".join(str(delta >> bit & 1) for delta in reversed(deltas))
@@ -79,12 +80,13 @@ def entry(code: str) -> bytes:
         number = int(take(width), 2)
         return number - 2**width if number >= 2 ** (width - 1) else number
 
-    word = (
-        signed(32)
-        if take(1) == "1"
-        else {"00": lambda: 0, "01": lambda: signed(4), "10": lambda: signed(8), "11": lambda: signed(16)}[take(2)]()
-    )
-    above, found = 0, []
+    if take(1) == "1":
+        word = signed(32)
+    else:
+        width = (0, 4, 8, 16)[int(take(2), 2)]
+        word = signed(width) if width else 0
+    above = 0
+    found: list[int] = []
     while len(found) < 33:
         if take(1) == "1":
             above ^= int(take(31), 2)

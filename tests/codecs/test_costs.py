@@ -85,3 +85,44 @@ def test_two_bytes_are_modelled_as_such_and_eight_or_one_not_at_all() -> None:
         assert not costs(trace).is_known(trace.block_by_id["x1"], "rle")
         with pytest.raises(InputError, match="does not tell how small 'x1' becomes in rle"):
             x1(trace, "rle")
+
+
+class TestEntriesOfMemory:
+    """Rows of BPC are of entries of 128 bytes, perhaps of more epochs than others; they tell of no other codec."""
+
+    ENTRIES = tuple(
+        CompressedSize("x1", epoch, "bpc", "plain", 128, size, entries)
+        for epoch, counts in ((0, (20, 12)), (5, (10, 22)))
+        for size, entries in zip((32, 128), counts, strict=True)
+    )
+
+    def recorded(self, *rows: CompressedSize) -> Trace:
+        return replace(with_zeros(Origin.RECORDED), sparsity=(), compressibility=(*self.ENTRIES, *rows))
+
+    def test_a_block_is_as_large_as_its_entries_together(self) -> None:
+        assert x1(self.recorded(), "bpc") == 20 * 32 + 12 * 128
+        assert x1(self.recorded(), "bpc", epoch=9) == 10 * 32 + 22 * 128
+
+    @pytest.mark.parametrize("codec", ["zvc", "csr", "rle", "lz4", "zlib"])
+    def test_no_other_codec_is_known_by_them(self, codec: str) -> None:
+        trace = self.recorded()
+        assert costs(trace).is_known(trace.block_by_id["x1"], "bpc")
+        assert not costs(trace).is_known(trace.block_by_id["x1"], codec)
+        assert costs(trace).sparsity(trace.block_by_id["x1"]) is None
+
+    def test_nor_are_they_known_by_others(self) -> None:
+        rows = (CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1),)
+        trace = replace(with_zeros(Origin.RECORDED), compressibility=rows)
+        assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")
+        with pytest.raises(InputError, match="does not tell how small 'x1' becomes in bpc"):
+            x1(trace, "bpc")
+
+    def test_later_ones_do_not_hide_what_was_measured_earlier(self) -> None:
+        trace = self.recorded(CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1))
+        assert x1(trace, "zvc", epoch=9) == 2176
+        assert costs(trace, 9).sparsity(trace.block_by_id["x1"]) == 0.5
+        assert x1(trace, "bpc", epoch=9) == 10 * 32 + 22 * 128
+
+    def test_they_are_never_modelled(self) -> None:
+        trace = with_zeros()
+        assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")

@@ -27,7 +27,7 @@ class TestSizes:
         assert ENTRY_SIZES == (0, 8, 16, 32, 64, 80, 96, 128)
 
     def test_a_size_takes_the_sectors_that_hold_it(self) -> None:
-        assert SECTORS == tuple(-(-size // SECTOR_BYTES) for size in ENTRY_SIZES)
+        assert [-(-size // SECTOR_BYTES) for size in ENTRY_SIZES] == list(SECTORS)
 
     def test_an_entry_takes_the_smallest_size_that_holds_its_code(self) -> None:
         random = np.random.default_rng(0)

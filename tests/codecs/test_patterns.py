@@ -244,6 +244,7 @@ class TestLookUp:
         ("changed", "message"),
         [
             ({"codec": "zvc"}, "the size in zvc is not modelled.*follows from the share of zeros"),
+            ({"codec": "bpc"}, "the size in bpc is not modelled; measure it .compressibility.csv.; modelled: rle, lz4"),
             ({"codec": "zlip"}, "unknown codec 'zlip'.*did you mean 'zlib'"),
             ({"itemsize": 1}, "sizes of elements of 1 bytes are not modelled"),
             ({"sparsity": 1.1}, "1.1 is not a share of zeros"),

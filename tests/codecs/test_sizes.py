@@ -65,7 +65,7 @@ def test_a_sparsity_outside_0_to_1_is_refused(codec: str, sparsity: float) -> No
         compressed_bytes(4096, 4, codec, sparsity, [row(100)])
 
 
-@pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])
+@pytest.mark.parametrize("codec", ["rle", "lz4", "zlib", "bpc"])
 def test_what_does_not_follow_from_sparsity_is_refused_without_measurements(codec: str) -> None:
     with pytest.raises(InputError, match=f"size in {codec} does not follow .*compressibility.csv.*zvc, csr"):
         compressed_bytes(4096, 4, codec, 0.5)
