@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simgpu import buddy
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
@@ -67,6 +68,8 @@ _HOMES = {
     "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation",
 }
+#: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
+_ROOMS = ("buddy",)
 
 __all__ = [
     "Comparison",
@@ -83,6 +86,7 @@ __all__ = [
     "Timeline",
     "Trace",
     "__version__",
+    "buddy",
     "compare",
     "least_time",
     "load_node",
@@ -99,6 +103,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"simgpu.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -107,4 +113,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_ROOMS})

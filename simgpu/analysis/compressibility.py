@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simgpu.analysis.plots import RunFigure
 
-_HEAT_INCHES = (7.0, 8.0)
+_HEAT_INCHES = (7.5, 8.0)
 _PAIR_INCHES = (7.0, 5.2)
 _DRIFT_INCHES = (8.0, 3.2)
 #: Blue is compressible and red is not, as in the paper; told apart also by readers who see no red or green.
@@ -26,13 +26,17 @@ _NOTHING = "white"
 _NAMED_BYTES = (0, 8, 32, 64, 96, 128)
 #: A label takes so much of the height of the map.
 _LABEL_SHARE = 0.019
+#: An allocation that takes less of the height is not told apart from its neighbours.
+_LEAST_SHARE = 0.004
 _LONGEST_LABEL = 34
+#: Axes of shares reach at least this, so that next to nothing looks like it.
+_LEAST_TOP = 0.01
 _BAR, _CHOSEN, _LINE = "#99BBDD", "#4477AA", "#222222"
 
 
 def plot_heatmap(
     rows: NDArray[np.float64],
-    bands: Sequence[tuple[str, int, int]],
+    bands: Sequence[tuple[str, float, float]],
     *,
     pages_per_row: int = 1,
     snapshots: int = 1,
@@ -40,10 +44,11 @@ def plot_heatmap(
 ) -> RunFigure:
     """Compressed bytes of memory-entries by place: a page of 64 entries a row, pages from the top down (figure 6).
 
-    rows: bytes, NaN where there is no entry. bands: label, first row and number of rows of each allocation; where
-    labels would overlap, those of the largest are written. pages_per_row, snapshots: of how many each is a mean.
+    rows: bytes, NaN where there is no entry. bands: label, first row and number of rows of each allocation, which may
+    be parts of rows; where labels would overlap, those of the largest are written, and of those too small to be seen
+    none. pages_per_row, snapshots: of how many each is a mean.
 
-    >>> figure = plot_heatmap(np.zeros((4, 64)), [("a", 0, 3), ("b", 3, 1)], title="two allocations")
+    >>> figure = plot_heatmap(np.zeros((4, 64)), [("a", 0.0, 3.0), ("b", 3.0, 1.0)], title="two allocations")
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['a', 'b']
     """
@@ -54,10 +59,11 @@ def plot_heatmap(
         np.ma.masked_invalid(rows), cmap=_COLOURS, vmin=0, vmax=128, aspect="auto", interpolation="nearest"
     )
     ax.set_facecolor(_NOTHING)
-    for _, first, _ in bands[1:]:
-        ax.axhline(first - 0.5, color="black", linewidth=0.5)
-    shown = _labelled(bands, len(rows))
-    ax.set_yticks([first + (count - 1) / 2 for _, first, count in shown], [_short(label) for label, _, _ in shown])
+    seen = [band for band in bands if band[2] >= _LEAST_SHARE * len(rows)]
+    for edge in {edge for _, first, count in seen for edge in (first, first + count)} - {0.0, float(len(rows))}:
+        ax.axhline(edge - 0.5, color="black", linewidth=0.5)
+    shown = _labelled(seen, len(rows))
+    ax.set_yticks([first + count / 2 - 0.5 for _, first, count in shown], [_short(label) for label, _, _ in shown])
     ax.set_xticks([0, 16, 32, 48, 63])
     ax.tick_params(axis="y", length=2, labelsize=7)
     ax.tick_params(axis="x", labelsize=8)
@@ -90,18 +96,25 @@ def plot_thresholds(
     ratios = [ratio for ratio, _ in points.values()]
     shares = [share for _, share in points.values()]
     upper.bar(labels, ratios, 0.6, color=colours)
-    upper.axhline(best, color=_LINE, linewidth=1.2, linestyle="--", label=f"by mean size, {best:.2f}x")
+    upper.axhline(
+        best,
+        color=_LINE,
+        linewidth=1.2,
+        linestyle="--",
+        label=f"{best:.2f}x with targets by mean size, whatever overflows",
+    )
     upper.set_ylim(0, 1.18 * max([*ratios, best]))
     upper.set_ylabel("compression ratio")
     upper.legend(loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=8, borderaxespad=0.2)
     lower.bar(labels, shares, 0.6, color=colours)
-    lower.set_ylim(0, 1.18 * max([*shares, 0.001]))
+    lower.set_ylim(0, 1.18 * max([*shares, _LEAST_TOP]))
     lower.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     lower.set_ylabel("overflowing entries")
     lower.set_xlabel("Buddy Threshold")
-    for at, (ratio, share) in enumerate(points.values()):
-        _write_above(upper, at, ratio, f"{ratio:.2f}x")
-        _write_above(lower, at, share, f"{share:.2%}")
+    for at, (threshold, (ratio, share)) in enumerate(points.items()):
+        ink = "white" if threshold == chosen else "black"
+        _write(upper, at, 0, f"{ratio:.2f}x", ink)
+        _write(lower, at, share, f"{share:.2%}")
     for ax in (upper, lower):
         _plain(ax)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -125,9 +138,9 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
     mean = float(values.mean())
     ax.plot(at, values, color=_CHOSEN, marker="o", markersize=4.5, linewidth=1.6, label="in a snapshot")
     ax.axhline(mean, color=_LINE, linewidth=1.0, linestyle="--", label=f"mean {mean:.2%}")
-    ax.set_ylim(0, 1.25 * max(float(values.max()), 0.001))
+    ax.set_ylim(0, 1.25 * max(float(values.max()), _LEAST_TOP))
     ax.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.set_ylabel("overflowing entries")
     labels = [_short(label) for label in shares]
     crowded = sum(map(len, labels)) > 90
@@ -139,10 +152,10 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
     return figure
 
 
-def _labelled(bands: Sequence[tuple[str, int, int]], rows: int) -> list[tuple[str, int, int]]:
+def _labelled(bands: Sequence[tuple[str, float, float]], rows: int) -> list[tuple[str, float, float]]:
     """The bands whose labels are written: the largest first, then all that still find room."""
     room = _LABEL_SHARE * rows
-    kept: list[tuple[str, int, int]] = []
+    kept: list[tuple[str, float, float]] = []
     for band in sorted(bands, key=lambda band: (-band[2], band[1])):
         middle = band[1] + band[2] / 2
         if all(abs(middle - (other[1] + other[2] / 2)) >= room for other in kept):
@@ -154,8 +167,8 @@ def _short(label: str) -> str:
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL // 2]}…{label[-_LONGEST_LABEL // 2 :]}"
 
 
-def _write_above(ax: Axes, x: float, y: float, text: str) -> None:
-    ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+def _write(ax: Axes, x: float, y: float, text: str, ink: str = "black") -> None:
+    ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=ink)
 
 
 def _plain(ax: Axes) -> None:

@@ -1,12 +1,17 @@
 """Where in memory entries are small: the rows of the spatial heat map (Buddy Compression, figure 6).
 
-Lives here: pages of entries, averaged down to what a picture can show. Does not live here: drawing
+Lives here: allocations stacked in pages, averaged down to what a picture can show. Does not live here: drawing
 (`simgpu.analysis.compressibility`).
+
+Addresses are not known of arrays in files, so allocations follow each other in their order: each from a page's start,
+those smaller than a page together in one, aligned to 512 bytes, as allocators place them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,66 +19,97 @@ from numpy.typing import NDArray
 from simgpu.buddy.snapshots import Classes, Snapshots
 from simgpu.codecs.entries import ENTRY_SIZES
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 #: Entries of a page of 8 KB, which lie side by side.
 PAGE_ENTRIES = 64
-#: Pages are averaged until there are about so many rows.
+_ALIGNMENT = 4
+#: Pages are averaged until there are at most so many rows.
 _ROWS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The rows of an allocation: the first of them, how many, and of how many pages in all."""
+    """Where an allocation lies: its first row and how many rows it takes, parts of rows counted as such."""
 
     allocation: str
-    first: int
-    rows: int
-    pages: int
+    first: float
+    rows: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeatMap:
     """Mean compressed bytes of entries, over the snapshots and over the pages of a row.
 
-    rows: a row of 64 entries for every `pages_per_row` pages, NaN beyond the end of an allocation. bands: the
-    allocations from the top down, each beginning a row.
+    rows: a row of 64 entries for every `pages_per_row` pages, NaN where there is no entry. bands: the allocations from
+    the top down.
     """
 
     rows: NDArray[np.float64]
     bands: tuple[Band, ...]
     pages_per_row: int
 
+    def frame(self) -> pd.DataFrame:
+        """One row a row of the map: the allocation that begins it or the first in it, and the 64 entries of a page."""
+        import pandas as pd
+
+        starts = np.array([band.first for band in self.bands])
+        rows = np.arange(len(self.rows))
+        holders = np.searchsorted(starts, rows, side="right") - 1
+        names = [self.bands[holder].allocation for holder in holders]
+        columns = {f"entry_{number}": self.rows[:, number] for number in range(PAGE_ENTRIES)}
+        pages = rows * self.pages_per_row
+        return pd.DataFrame({"page": pages, "allocation": names, **columns}).set_index("page")
+
 
 def heat_map(snapshots: Snapshots) -> HeatMap | None:
     """The heat map of all allocations of which it is known where their entries lie; None where it is of none.
 
     >>> from simgpu.buddy.snapshots import take_snapshots
-    >>> found = heat_map(take_snapshots({"a": np.zeros(10 * 1024)}))
-    >>> found.rows.shape, found.bands
-    ((10, 64), (Band(allocation='a', first=0, rows=10, pages=10),))
+    >>> found = heat_map(take_snapshots({"a": np.zeros(10 * 1024), "b": np.zeros(512), "c": np.zeros(512)}))
+    >>> found.rows.shape, found.bands[1:]
+    ((11, 64), (Band(allocation='b', first=10.0, rows=0.5), Band(allocation='c', first=10.5, rows=0.5)))
     """
-    known = [(each.allocation, each.classes) for each in snapshots.observed if each.classes is not None]
+    known = [(each.allocation.name, each.classes) for each in snapshots.observed if each.classes is not None]
     if not known:
         return None
-    pages = [-(-allocation.entries // PAGE_ENTRIES) for allocation, _ in known]
-    per_row = max(-(-sum(pages) // _ROWS), 1)
-    rows, bands, first = [], [], 0
-    for (allocation, classes), count in zip(known, pages, strict=True):
-        rows.append(_rows(classes, per_row))
-        bands.append(Band(allocation.name, first, len(rows[-1]), count))
-        first += len(rows[-1])
-    return HeatMap(np.concatenate(rows), tuple(bands), per_row)
+    places = list(_places([classes[0].size for _, classes in known]))
+    pages = -(-(places[-1] + known[-1][1][0].size) // PAGE_ENTRIES)
+    per_row = -(-pages // _ROWS)
+    row_entries = per_row * PAGE_ENTRIES
+    taken = np.zeros((-(-pages // per_row), PAGE_ENTRIES))
+    there = np.zeros(taken.shape)
+    bands = []
+    for (name, classes), place in zip(known, places, strict=True):
+        first, offset = divmod(place, row_entries)
+        sizes = np.pad(
+            _mean_sizes(classes), (offset, -(offset + classes[0].size) % row_entries), constant_values=np.nan
+        )
+        folded = sizes.reshape(-1, per_row, PAGE_ENTRIES)
+        taken[first : first + len(folded)] += np.nansum(folded, axis=1)
+        there[first : first + len(folded)] += np.isfinite(folded).sum(axis=1)
+        bands.append(Band(name, place / row_entries, classes[0].size / row_entries))
+    rows = np.full(taken.shape, np.nan)
+    np.divide(taken, there, out=rows, where=there > 0)
+    return HeatMap(rows, tuple(bands), per_row)
 
 
-def _rows(classes: tuple[Classes, ...], pages: int) -> NDArray[np.float64]:
-    """Means over the snapshots and, entry by entry of a page, over so many pages."""
+def _places(sizes: Sequence[int]) -> Iterator[int]:
+    """For allocations of so many entries, where each begins."""
+    free = 0
+    for size in sizes:
+        at = -(-free // _ALIGNMENT) * _ALIGNMENT
+        if at % PAGE_ENTRIES + size > PAGE_ENTRIES:
+            at = -(-at // PAGE_ENTRIES) * PAGE_ENTRIES
+        yield at
+        free = at + size
+
+
+def _mean_sizes(classes: tuple[Classes, ...]) -> NDArray[np.float32]:
+    """Compressed bytes of each entry, mean over its snapshots."""
     sizes = np.array(ENTRY_SIZES, np.uint32)
     taken = np.zeros(classes[0].size, np.uint32)
     for each in classes:
         taken += sizes[each]
-    lack = -taken.size % (pages * PAGE_ENTRIES)
-    padded = np.pad(taken, (0, lack)).reshape(-1, pages, PAGE_ENTRIES)
-    there = np.pad(np.ones(taken.size, np.uint32), (0, lack)).reshape(padded.shape).sum(axis=1)
-    sums = padded.sum(axis=1, dtype=np.float64) / len(classes)
-    means = np.full(sums.shape, np.nan)
-    np.divide(sums, there, out=means, where=there > 0)
-    return means
+    return (taken / len(classes)).astype(np.float32)

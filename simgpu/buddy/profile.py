@@ -47,7 +47,7 @@ Picture = Literal["heatmap", "threshold", "drift"]
 SWEPT = (0.10, 0.20, 0.30, 0.40)
 
 DESIGN_HEADINGS = ("design", "ratio", "overflow")
-ALLOCATION_HEADINGS = ("allocation", "size", "by itself", "target", "overflow", "in a snapshot")
+ALLOCATION_HEADINGS = ("allocation", "size", "eight sizes", "target", "overflow")
 #: Rows of the allocations in a notebook; `BuddyProfile.frame` has all.
 _ROWS = 20
 
@@ -94,8 +94,8 @@ class BuddyProfile:
 
     naive: one target for the whole program. per_allocation: by the Buddy Threshold. final: with the target of mostly
     zero allocations too, where `mostly_zero`. optimistic_ratio: if every entry took its own of eight sizes (figure 3).
-    sweep: the final design at other thresholds, and best_ratio with targets by the mean size of each allocation,
-    whatever overflows (figure 9). drift: the final targets in each snapshot (figure 8).
+    sweep: the final design at other thresholds, and by_mean: with the targets of mean sizes, whatever overflows
+    (figure 9). drift: the final targets in each snapshot (figure 8).
     """
 
     snapshots: Snapshots
@@ -107,7 +107,7 @@ class BuddyProfile:
     per_allocation: Outcome
     final: Outcome
     sweep: Mapping[float, Outcome]
-    best_ratio: float
+    by_mean: Outcome
     allocations: tuple[AllocationOutcome, ...]
     drift: tuple[Moment, ...]
 
@@ -115,6 +115,11 @@ class BuddyProfile:
     def designs(self) -> dict[str, Outcome]:
         """The columns of figure 7, by name."""
         return {"naive": self.naive, "per allocation": self.per_allocation, "final": self.final}
+
+    @property
+    def targets(self) -> dict[str, int]:
+        """The final targets by allocation: bytes of device memory for each entry."""
+        return {each.name: each.target for each in self.allocations}
 
     @property
     def caption(self) -> str:
@@ -153,7 +158,7 @@ class BuddyProfile:
             raise InputError.single("", "argument picture", what, did_you_mean(str(picture), get_args(Picture)))
         if picture == "threshold":
             points = {each: (outcome.ratio, outcome.overflow) for each, outcome in self.sweep.items()}
-            return draw.plot_thresholds(points, chosen=self.threshold, best=self.best_ratio, title=title)
+            return draw.plot_thresholds(points, chosen=self.threshold, best=self.by_mean.ratio, title=title)
         if picture == "drift":
             return draw.plot_drift({each.label: each.overflow for each in self.drift}, self.final.ratio, title=title)
         found = self.heat_map()
@@ -202,7 +207,7 @@ class BuddyProfile:
                 {"threshold": each, "ratio": outcome.ratio, "overflow": outcome.overflow}
                 for each, outcome in self.sweep.items()
             ],
-            "best_ratio": self.best_ratio,
+            "by_mean_size": {"ratio": self.by_mean.ratio, "overflow": self.by_mean.overflow},
             "snapshots": [_plain(each) for each in self.drift],
             "allocations": [_plain(each) for each in self.allocations],
         }
@@ -273,7 +278,6 @@ def profile_snapshots(
     known = snapshots.allocations
     chosen = partial(choose_targets, known, largest_ratio=largest_ratio)
     final = _outcome(known, chosen(threshold=threshold, mostly_zero=mostly_zero))
-    by_mean = targets_by_mean(known, largest_ratio)
     return BuddyProfile(
         snapshots=snapshots,
         threshold=threshold,
@@ -287,7 +291,7 @@ def profile_snapshots(
             each: _outcome(known, chosen(threshold=each, mostly_zero=mostly_zero))
             for each in sorted({*SWEPT, threshold})
         },
-        best_ratio=compression_ratio(known, by_mean),
+        by_mean=_outcome(known, targets_by_mean(known, mostly_zero=mostly_zero, largest_ratio=largest_ratio)),
         allocations=tuple(_in_final(each, target) for each, target in zip(known, final.targets, strict=True)),
         drift=tuple(_moment(snapshots, number, final.targets) for number in range(len(snapshots.labels))),
     )
@@ -347,11 +351,8 @@ def _moment(snapshots: Snapshots, number: int, targets: Sequence[int]) -> Moment
 
 
 def _allocation_row(each: AllocationOutcome) -> tuple[str, ...]:
-    between = f"{share_text(each.least_overflow)} to {share_text(each.most_overflow)}"
-    if each.least_overflow == each.most_overflow:
-        between = share_text(each.most_overflow)
     own, target = ratio_text(each.optimistic_ratio), target_text(each.target)
-    return (each.name, format_bytes(each.bytes), own, target, share_text(each.overflow), between)
+    return (each.name, format_bytes(each.bytes), own, target, share_text(each.overflow))
 
 
 def _plain(each: AllocationOutcome | Moment) -> dict[str, Any]:

@@ -7,7 +7,7 @@ live here: where the histograms come from (`simgpu.buddy.snapshots`), or the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -169,44 +169,47 @@ def choose_targets(
         for allocation in known
     ]
     if mostly_zero:
-        _keep_zeros_small(known, chosen, threshold, largest_ratio)
+        zero = [all(overflow_share(counts, MOSTLY_ZERO) <= threshold for counts in each.histograms) for each in known]
+        _keep_zeros_small(known, chosen, zero, largest_ratio)
     return tuple(chosen)
 
 
-def targets_by_mean(allocations: Iterable[Allocation], largest_ratio: float = LARGEST_RATIO) -> tuple[int, ...]:
+def targets_by_mean(
+    allocations: Iterable[Allocation], *, mostly_zero: bool = True, largest_ratio: float = LARGEST_RATIO
+) -> tuple[int, ...]:
     """For each allocation the target of the largest ratio not above its own mean ratio, however much overflows.
 
     That is how we read the best achievable ratio of figure 9, which puts no limit on accesses of the buddy memory: an
-    allocation of alternating sizes reaches it although most of its entries overflow. Means are of the eight sizes.
+    allocation of alternating sizes reaches it although most of its entries overflow. Where few large entries overflow,
+    a threshold may go beyond it. Means are of the eight sizes, over all snapshots; the rest as in `choose_targets`.
 
     >>> striped = Allocation("striped", 1280, ((2, 0, 0, 0, 0, 8, 0, 0),))
     >>> targets_by_mean([striped]), choose_targets([striped])
     ((64,), (96,))
     """
+    known = tuple(allocations)
     _check(THRESHOLD, largest_ratio)
     allowed = tuple(target for target in TARGETS if ENTRY_BYTES / target <= largest_ratio)
-    return tuple(_target_of_ratio(_ratio([allocation], ENTRY_SIZES), allowed) for allocation in allocations)
+    ratios = [optimistic_ratio([allocation]) for allocation in known]
+    chosen = [_target_of_ratio(ratio, allowed) for ratio in ratios]
+    if mostly_zero:
+        _keep_zeros_small(known, chosen, [ratio >= ENTRY_BYTES / MOSTLY_ZERO for ratio in ratios], largest_ratio)
+    return tuple(chosen)
 
 
 def _keep_zeros_small(
-    allocations: Sequence[Allocation], chosen: list[int], threshold: float, largest_ratio: float
+    allocations: Sequence[Allocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
 ) -> None:
-    """Gives mostly-zero allocations their target, in place, as far as the whole program's ratio allows."""
+    """Gives those that are mostly zero their target, in place, as far as the whole program's ratio allows."""
     everything = sum(allocation.entries for allocation in allocations) * ENTRY_BYTES
     device = device_bytes(allocations, chosen)
-    for gain, index in _gains(allocations, chosen, threshold):
-        if everything <= largest_ratio * (device - gain):
-            device -= gain
-            chosen[index] = MOSTLY_ZERO
-
-
-def _gains(allocations: Sequence[Allocation], chosen: Sequence[int], threshold: float) -> Iterator[tuple[int, int]]:
-    """Of each mostly-zero allocation the device bytes saved and its position, in the order in which they are taken."""
-    gains = [allocation.entries * (chosen[index] - MOSTLY_ZERO) for index, allocation in enumerate(allocations)]
+    gains = [
+        allocation.entries * (target - MOSTLY_ZERO) for allocation, target in zip(allocations, chosen, strict=True)
+    ]
     for index in sorted(range(len(gains)), key=lambda index: (-gains[index], allocations[index].name)):
-        histograms = allocations[index].histograms
-        if gains[index] and all(overflow_share(counts, MOSTLY_ZERO) <= threshold for counts in histograms):
-            yield gains[index], index
+        if zero[index] and everything <= largest_ratio * (device - gains[index]):
+            device -= gains[index]
+            chosen[index] = MOSTLY_ZERO
 
 
 def _share(allocation: Allocation, target: int) -> float:

@@ -29,6 +29,8 @@ COMMANDS = {
     "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
     "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
     "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
+    "buddy": ("simgpu.cli.buddy:buddy", "Compress memory: how small it gets, and what overflows."),
+    "solver": ("simgpu.cli.solver:solver", "Run small HPC solvers: arrays to profile, traces to run."),
     "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),
 }
 

@@ -1,0 +1,146 @@
+"""``simgpu buddy profile``: ratio and overflow of arrays under Buddy Compression, by design.
+
+Does not live here: what is found (`simgpu.buddy.profile`), or its files (`simgpu.experiments.profile_outputs`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.buddy.profile import (
+    ALLOCATION_HEADINGS,
+    DESIGN_HEADINGS,
+    BuddyProfile,
+    counted,
+    profile_files,
+    ratio_text,
+    share_text,
+    target_text,
+)
+from simgpu.buddy.targets import THRESHOLD, mean_overflow
+from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.errors import InputError
+from simgpu.experiments.profile_outputs import check_profile_outputs, profile_document, write_profile
+from simgpu.shipped import shipped_folder, shipped_names
+from simgpu.units import format_bytes
+
+#: Rows of the allocations that a terminal gets; files have all.
+_ROWS = 12
+_SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.option(
+    "--threshold",
+    default=f"{THRESHOLD:.0%}",
+    show_default=True,
+    metavar="SHARE",
+    help="Largest share of an allocation's entries that may overflow, e.g. 30% or 0.3.",
+)
+@click.option("--no-mostly-zero", is_flag=True, help="Leave the 16x target of mostly-zero allocations out.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def profile(
+    files: tuple[str, ...], threshold: str, no_mostly_zero: bool, output: Path | None, as_json: bool, quiet: bool
+) -> None:
+    """Compress memory and find targets: ratio and overflowing entries, naive, per allocation and in the final design.
+
+    FILES are .npy files, an allocation each, and those of the same name its snapshots in order; or folders of them, or
+    .npz archives, a snapshot each; or one folder with a folder for each snapshot; or a trace, by its folder or its
+    shipped name. -o also draws where memory compresses (Buddy Compression, figure 6), other thresholds (figure 9) and,
+    of several snapshots, how much overflows in each (figure 8).
+
+    \b
+    simgpu buddy profile weights.npy relu1.npy
+    simgpu buddy profile dumps/ --threshold 20% -o profile
+    """
+    share = _share(threshold)
+    if output is not None:
+        check_profile_outputs(output)
+    with progress(quiet) as say:
+        found = profile_files(
+            [_path(file) for file in files], threshold=share, mostly_zero=not no_mostly_zero, progress=say
+        )
+        if output is not None:
+            say("writing the outputs")
+            write_profile(found, output, about={"simgpu": __version__})
+    if as_json:
+        click.echo(json.dumps(profile_document(found, {"simgpu": __version__}), indent=2, allow_nan=False))
+        return
+    show_profile(Screen(), found)
+    if output is not None:
+        click.echo(f"\nwritten to {output}")
+
+
+def show_profile(screen: Screen, found: BuddyProfile) -> None:
+    """What was profiled, the columns of figure 7, other thresholds (figure 9), and the targets of the final design."""
+    screen.print(Text(found.snapshots.name, style="bold"))
+    screen.print(facts(_facts(found)))
+    screen.print()
+    screen.print(table(DESIGN_HEADINGS, found.rows()))
+    screen.print()
+    screen.print(table(("threshold", "ratio", "overflow"), _sweep_rows(found)))
+    screen.print()
+    screen.print(table(("target", "allocations", "size", "overflow"), _target_rows(found)))
+    screen.print()
+    shown = found.allocation_rows(_ROWS)
+    screen.print(table(ALLOCATION_HEADINGS, shown))
+    if len(shown) < len(found.allocations):
+        screen.print(Text(f"the {len(shown)} largest of {len(found.allocations)} allocations; -o writes all"))
+    for note in found.snapshots.notes:
+        screen.print(Text(note))
+
+
+def _facts(found: BuddyProfile) -> Iterator[tuple[str, str]]:
+    taken, labels = found.snapshots, found.snapshots.labels
+    if taken.about:
+        yield "origin", taken.about
+    size = f"{format_bytes(taken.bytes)} in {taken.entries} entries of 128 B"
+    yield "memory", f"{counted(len(found.allocations), 'allocation')}, {size}"
+    yield "snapshots", f"{len(labels)}, {labels[0]} to {labels[-1]}" if len(labels) > 1 else "1"
+    yield "threshold", f"{100 * found.threshold:.4g}% of an allocation's entries may overflow"
+    yield "eight sizes", f"{ratio_text(found.optimistic_ratio)} if each entry took its own size"
+    if len(labels) > 1:
+        shares = [moment.overflow for moment in found.drift]
+        yield (
+            "drift",
+            f"{share_text(min(shares))} to {share_text(max(shares))} overflow in a snapshot, at fixed targets",
+        )
+
+
+def _sweep_rows(found: BuddyProfile) -> Iterator[tuple[str, ...]]:
+    for threshold, outcome in found.sweep.items():
+        yield f"{100 * threshold:.4g}%", ratio_text(outcome.ratio), share_text(outcome.overflow)
+    yield "by mean size", ratio_text(found.by_mean.ratio), share_text(found.by_mean.overflow)
+
+
+def _target_rows(found: BuddyProfile) -> Iterator[tuple[str, ...]]:
+    """How many allocations have each target, and how much of them overflows."""
+    for target in sorted(set(found.final.targets)):
+        held = [each for each in found.snapshots.allocations if found.targets[each.name] == target]
+        overflow = share_text(mean_overflow(held, [target] * len(held)))
+        yield target_text(target), str(len(held)), format_bytes(sum(each.bytes for each in held)), overflow
+
+
+def _share(text: str) -> float:
+    """A share written as one, or in percent."""
+    match = _SHARE.fullmatch(text)
+    share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(-1)
+    if not 0 <= share <= 1:
+        raise InputError.single("--threshold", "", f"{text!r} is not a share from 0% to 100%", "write 30% or 0.3")
+    return float(share)
+
+
+def _path(text: str) -> Path:
+    """A trace's shipped name, or a path."""
+    return shipped_folder("traces") / text if text in shipped_names("traces") else Path(text).expanduser()
