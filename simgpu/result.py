@@ -10,16 +10,20 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.parallel import Together
 from simgpu.program.instructions import Program
-from simgpu.timeline.model import Timeline
+from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.model import Phase, TraceInfo
 from simgpu.units import format_bytes, format_time
@@ -32,15 +36,15 @@ if TYPE_CHECKING:
 class Result:
     """What happened when a trace ran on a node under a policy.
 
-    budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the
-    last two iterations were equal in time and in memory; the metrics are those of the last one either way.
-    ideal_ns: the iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes
-    of device memory needed, holes included. retired: instructions executed over all iterations. epoch: of training,
-    which sparsity depends on. label: the policy
-    with the parameters that are not its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
-    graph: the tasks that ran, as the program changed them. together: of several GPUs that trained together, what else
-    is known; then trace and budget are those of the whole batch and of each GPU, and ideal_ns is of one GPU's share.
-    notes: what the policy and the run have to say about themselves.
+    budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the last
+    two iterations were equal in time and in memory; the metrics are those of the last one either way. ideal_ns: the
+    iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory
+    needed, holes included; buddy_peak: of the buddy memory, owned by live blocks. retired: instructions executed over
+    all iterations. epoch: of training, which sparsity depends on. label: the policy with the parameters that are not
+    its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the tasks that ran, as the
+    program changed them. together: of several GPUs that trained together, what else is known; then trace and budget are
+    those of the whole batch and of each GPU, and ideal_ns is of one GPU's share. notes: what the policy and the run
+    have to say about themselves.
     """
 
     trace: TraceInfo
@@ -55,6 +59,7 @@ class Result:
     steady: bool | None
     ideal_ns: int
     high_water: int
+    buddy_peak: int
     retired: int
     program: Program
     timeline: Timeline
@@ -79,6 +84,27 @@ class Result:
             single_ideal_ns=self.together.single_ideal_ns if self.together else None,
             alone_ns=self.together.alone_ns if self.together else None,
             power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.dtype) if self._work else None,
+            compression=self._compression,
+        )
+
+    @cached_property
+    def _compression(self) -> Compression | None:
+        """What compressed memory did; None where nothing is allocated as compressed."""
+        memory, graph = self.graph.compressed, self.graph
+        if memory is None or all(target == ENTRY_BYTES for target in memory.targets):
+            return None
+        start, end = self.timeline.window(-1)
+        kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
+        ran = self.timeline.name[kernels & (self.timeline.start_ns >= start) & (self.timeline.start_ns < end)].tolist()
+        blocks = graph.blocks[: len(memory.targets)]
+        entries = sum(-(-block.bytes // ENTRY_BYTES) for block in blocks)
+        return Compression(
+            ratio=sum(block.bytes for block in blocks) / sum(graph.sizes[: len(blocks)]),
+            overflow_share=sum(memory.overflowing) / entries,
+            buddy_peak_bytes=self.buddy_peak,
+            read_bytes=sum(memory.demands[k].read for k in ran),
+            written_bytes=sum(memory.demands[k].written for k in ran),
+            hit_rate=1 - memory.misses / memory.visits if memory.visits else 1.0,
         )
 
     @cached_property

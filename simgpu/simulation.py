@@ -199,7 +199,7 @@ class _Shared:
         verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
         ran = transformed(self.graph, program.transforms)
         if program.gpus == 1:
-            notes = (*notes, *on_compute(self.graph, ran))
+            notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
         pool = self._pool(program)
         run = run_program(program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool)
         return Result(
@@ -215,6 +215,7 @@ class _Shared:
             steady=run.steady,
             ideal_ns=uncompressed(self.graph).ideal_ns(),
             high_water=run.high_water,
+            buddy_peak=run.buddy_peak,
             retired=run.retired,
             program=program,
             timeline=run.timeline,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.analysis.breakdown import Breakdown, breakdown
+from simgpu.analysis.compression import Compression
 from simgpu.analysis.power import Power
 from simgpu.hardware.spec import Duplex, LinkSpec
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
@@ -36,18 +37,19 @@ class Metrics:
     With several GPUs the iteration lasts until all of them have their new weights, the breakdown is that of GPU 0,
     bytes are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
 
-    samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown:
-    iteration over ideal, 1 or more. bytes_out, bytes_in: of the copies that start in the iteration's window.
-    link_utilisation_out, link_utilisation_in: those bytes over what the link could carry that way in the
-    window; may pass 1 where the last copy ends after the window. device_peak_bytes, device_mean_bytes
-    (rounded down): live bytes in the window. swapping_ns: copies and codecs that start in the window, hidden or
-    not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part of
-    it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live
-    bytes over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to
-    the highest byte ever used that peak use leaves in holes; None where the pool gives no addresses. power: energy and
-    power, None where nothing is known of them. Of several GPUs only: speedup, against the ideal iteration of the whole
-    batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share (the
-    exchange of gradients, and links that are shared), negative where it is shorter.
+    samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown: iteration
+    over ideal, 1 or more, and less only where compressed memory makes kernels faster. bytes_out, bytes_in: of the
+    copies that start in the iteration's window. link_utilisation_out, link_utilisation_in: those bytes over what the
+    link could carry that way in the window; may pass 1 where the last copy ends after the window. device_peak_bytes,
+    device_mean_bytes (rounded down): live bytes in the window. swapping_ns: copies and codecs that start in the window,
+    hidden or not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part
+    of it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live bytes
+    over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to the highest
+    byte ever used that peak use leaves in holes; None where the pool gives no addresses. power: energy and power, None
+    where nothing is known of them. compression: of device memory, None where nothing is compressed. Of several GPUs
+    only: speedup, against the ideal iteration of the whole batch on one GPU; together_ns, by how much the iteration is
+    longer than that of one GPU alone on its share (the exchange of gradients, and links that are shared), negative
+    where it is shorter.
     """
 
     iteration_ns: int
@@ -69,6 +71,7 @@ class Metrics:
     power: Power | None = None
     speedup: float | None = None
     together_ns: int | None = None
+    compression: Compression | None = None
 
     def rows(self) -> tuple[MetricRow, ...]:
         """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""
@@ -105,6 +108,7 @@ class Metrics:
             *_power_rows(self.power),
             *([("speedup", self.speedup, "")] if self.speedup is not None else []),
             *([("together_ns", self.together_ns, "ns")] if self.together_ns is not None else []),
+            *(self.compression.rows() if self.compression else []),
         ]
         return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
 
@@ -119,14 +123,15 @@ def measure(
     power: Power | None = None,
     single_ideal_ns: int | None = None,
     alone_ns: int | None = None,
+    compression: Compression | None = None,
     iteration: int = -1,
 ) -> Metrics:
     """The numbers of one iteration (the last one by default).
 
     batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. power: of the
-    same iteration, where it is known. single_ideal_ns, alone_ns: of several GPUs, the ideal iteration of the whole
-    batch on one GPU, and one GPU's on its share without the others. A half-duplex link is measured against its one
-    shared capacity. Errors as in `breakdown`.
+    same iteration, where it is known; likewise compression. single_ideal_ns, alone_ns: of several GPUs, the ideal
+    iteration of the whole batch on one GPU, and one GPU's on its share without the others. A half-duplex link is
+    measured against its one shared capacity. Errors as in `breakdown`.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
     >>> import numpy as np
@@ -169,6 +174,7 @@ def measure(
         power=power,
         speedup=None if single_ideal_ns is None else _ratio(single_ideal_ns, end - start),
         together_ns=None if alone_ns is None else end - start - alone_ns,
+        compression=compression,
     )
 
 

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TypeVar
 
 from simgpu.buddy.streams import Counts, Walk, misses_of, side_by_side, walks_of
-from simgpu.buddy.targets import RAW, Allocation, choose_targets
+from simgpu.buddy.targets import RAW, Allocation, choose_targets, overflowing
 from simgpu.buddy.traffic import Moved, demand_of, moved_by
 from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
@@ -148,6 +148,10 @@ def _compressed(
         targets,
         carved=tuple(count * (ENTRY_BYTES - target) for count, target in zip(entries, targets, strict=True)),
         overflow=tuple(beyond),
+        overflowing=tuple(
+            0 if found is None or target == RAW else overflowing(found, target)
+            for found, target in zip(counts, targets, strict=True)
+        ),
         hidden=round(how.buddy.overlap * MILLION),
         visits=sum(found.visits for found in metadata),
         misses=sum(found.misses for found in metadata),

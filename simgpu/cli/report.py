@@ -17,6 +17,7 @@ from simgpu.units import format_bytes, format_energy, format_power, format_time
 
 if TYPE_CHECKING:
     from simgpu.analysis.breakdown import CopyTime
+    from simgpu.analysis.compression import Compression
     from simgpu.analysis.metrics import Metrics
     from simgpu.analysis.power import Power
     from simgpu.experiments.compare import Comparison, Run
@@ -180,8 +181,25 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[str]]]:
         yield line("  peak with padding", lambda found: format_bytes(found.device_peak_used_bytes))
     if any(found and found.fragmentation is not None for found in metrics):
         yield line("  fragmentation", lambda found: _share(found.fragmentation))
+    yield from _compression_lines([found.compression if found else None for found in metrics])
     yield line("host memory, peak", lambda found: format_bytes(found.host_peak_bytes))
     yield from _power_lines([found.power if found else None for found in metrics])
+
+
+def _compression_lines(found: Sequence[Compression | None]) -> Iterator[tuple[str, list[str]]]:
+    """What compressed memory saved, and what lies beside it; nothing where no run compresses."""
+
+    def line(name: str, cell: Callable[[Compression], str]) -> tuple[str, list[str]]:
+        return name, [cell(each) if each else _ABSENT for each in found]
+
+    if not any(found):
+        return
+    yield line("  compressed", lambda each: f"{each.ratio:.2f}x")
+    yield line("  metadata hits", lambda each: f"{each.hit_rate:.1%}")
+    yield line("buddy memory, peak", lambda each: format_bytes(each.buddy_peak_bytes))
+    yield line("  entries overflow", lambda each: f"{each.overflow_share:.1%}")
+    yield line("  read by kernels", lambda each: format_bytes(each.read_bytes))
+    yield line("  written", lambda each: format_bytes(each.written_bytes))
 
 
 def _power_lines(powers: Sequence[Power | None]) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ they come from (`simgpu.buddy`), or how kernels and copies share the link (`simg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,9 +59,10 @@ class CompressedMemory:
 
     plain: the same tasks without compression. how: the transform that compressed them. demands: of each kernel;
     device_ns: its time on the device, without the link. carved: bytes of the buddy memory that belong to each block,
-    overflow: bytes of its value that lie there. Blocks and kernels that other transforms have appended since are not
-    compressed and have no row. hidden: in millionths of its time on the device, the part at its end beside which a
-    kernel's bytes pass the link. visits, misses: of the metadata cache, in an iteration.
+    overflow: bytes of its value that lie there, overflowing: how many of its entries do not fit their target. Blocks
+    and kernels that other transforms have appended since are not compressed and have no row. hidden: in millionths of
+    its time on the device, the part at its end beside which a kernel's bytes pass the link. visits, misses: of the
+    metadata cache, in an iteration.
     """
 
     plain: TaskGraph
@@ -71,6 +72,7 @@ class CompressedMemory:
     targets: tuple[int, ...]
     carved: tuple[int, ...]
     overflow: tuple[int, ...]
+    overflowing: tuple[int, ...]
     hidden: int
     visits: int = 0
     misses: int = 0
@@ -101,6 +103,7 @@ class CompressedMemory:
             targets=tuple(128 if b is None else self.targets[b] for b in known),
             carved=tuple(0 if b is None else self.carved[b] for b in known),
             overflow=tuple(0 if b is None else self.overflow[b] for b in known),
+            overflowing=tuple(0 if b is None else self.overflowing[b] for b in known),
         )
 
     @property
@@ -131,3 +134,15 @@ def uncompressed(graph: TaskGraph) -> TaskGraph:
         return graph
     plain = graph.compressed.plain
     return plain if plain.exchanged == graph.exchanged else replace(plain, exchanged=graph.exchanged)
+
+
+def carved_by(graph: TaskGraph, blocks: Iterable[int]) -> int:
+    """Bytes of buddy memory that belong to these blocks; none to what is no part of the compressed memory.
+
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.trace.chain import chain
+    >>> carved_by(TaskGraph.of(chain([5], [7], [100])), [0])
+    0
+    """
+    carved = () if graph.compressed is None else graph.compressed.carved
+    return sum(carved[b] for b in blocks if b < len(carved))

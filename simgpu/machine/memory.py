@@ -25,7 +25,7 @@ class Memory:
     sizes are filled in when the curve is drawn: a run writes it at every kernel.
     """
 
-    __slots__ = ("_requests", "changes", "name", "pool", "times", "waiting")
+    __slots__ = ("_carved", "_requests", "changes", "name", "pool", "times", "waiting")
 
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
@@ -34,10 +34,15 @@ class Memory:
         self.times: list[int] = []
         self.changes: list[int] = []
         self._requests: list[Request] = []
+        self._carved: list[int] = []
 
-    def number(self, request: Request) -> int:
-        """The number of a request in the log; the number after it stands for giving it back."""
+    def number(self, request: Request, carved: int = 0) -> int:
+        """The number of a request in the log; the number after it stands for giving it back.
+
+        carved: bytes of buddy memory that its blocks own.
+        """
         self._requests.append(request)
+        self._carved.append(carved)
         return 2 * len(self._requests) - 2
 
     def log(self, now: int, number: int) -> None:
@@ -58,3 +63,11 @@ class Memory:
             np.cumsum(used[which] * sign),
             self.pool.capacity,
         )
+
+    def buddy_peak(self) -> int:
+        """Bytes of buddy memory that blocks in this memory owned at most."""
+        if not any(self._carved):
+            return 0
+        changes = np.array(self.changes, dtype=np.int64)
+        owned = np.array(self._carved, dtype=np.int64)[changes >> 1] * (1 - 2 * (changes & 1))
+        return int(np.cumsum(owned).max(initial=0))

@@ -1,0 +1,38 @@
+"""What compressed memory did in an iteration, as numbers.
+
+Lives here: `Compression`. Does not live here: how they come about (`simgpu.result`), or what compresses
+(`simgpu.buddy`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """Compressed memory with a buddy memory (Buddy Compression, sections 3 and 4).
+
+    ratio: bytes of all blocks over their bytes in device memory. overflow_share: share of their memory-entries that do
+    not fit there, so that a part lies in buddy memory. buddy_peak_bytes: of buddy memory that live blocks owned at
+    most, used or not. read_bytes, written_bytes: that kernels moved from and to it in the iteration. hit_rate: share of
+    the visits to compressed entries that found their metadata in the cache.
+    """
+
+    ratio: float
+    overflow_share: float
+    buddy_peak_bytes: int
+    read_bytes: int
+    written_bytes: int
+    hit_rate: float
+
+    def rows(self) -> list[tuple[str, int | float | None, str]]:
+        """Keys, values and units, as `simgpu.analysis.metrics.Metrics.rows` lists them."""
+        return [
+            ("compression_ratio", self.ratio, ""),
+            ("overflow_share", self.overflow_share, ""),
+            ("buddy_peak_bytes", self.buddy_peak_bytes, "B"),
+            ("buddy_read_bytes", self.read_bytes, "B"),
+            ("buddy_written_bytes", self.written_bytes, "B"),
+            ("metadata_hit_rate", self.hit_rate, ""),
+        ]
