@@ -31,19 +31,19 @@ a single one                    00011, its place, 5 bits             10
 any other                       1, 31 bits                           32
 =============================== ================================== ====
 
-Where several fit, the first in the table does. Public implementations agree in all lengths and differ in three things
-that the lengths leave open, or that change them little. Words are signed here, as in the simulator that two of the
-authors published (others take them as unsigned, which changes the highest two planes). A plane that is zero comes
-before a single one and two, as there, which is shorter (one implementation has them after). The four codes of five bits
-are given out as in the table, as by two implementations with decoders and "EBPC" (Cavigelli et al., 2019); the authors'
-simulator, which only counts, names another order. The bits of a code go into bytes from the highest down, places count
-from the first difference, and numbers are written with their highest bit first.
+Where several fit, the first in the table does. Public implementations agree in all lengths, and differ where these say
+nothing, or change them little. Words are signed here, as in the simulator that two of the authors published; another
+takes them as unsigned, which changes the highest two planes. A plane that is zero comes before a single one and two, as
+there, which is shorter; another has it after. The four prefixes of five bits are given out as in the table by "EBPC"
+(Cavigelli et al., 2019) and by an implementation with a decoder; the authors' simulator, which only counts, names
+another order. The bits of a code go into bytes from the highest down, places count from the first difference, and
+numbers are written with their highest bit first.
 
 The payload here is what memory keeps, not the bare codes: for each entry 4 bits of metadata, which of the eight sizes
 of `simgpu.codecs.entries` it takes (the first entry in the low half of a byte; eight values of sixteen are used), then
 the entries, each filled up with zeros to that size. One of 0 bytes is all zeros, one of 128 is kept as it is, as is any
-whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the metadata: 256 times for
-zeros, 0.4% more for noise. What the last entry lacks is zeros. No compression window cuts an entry, so the window
+whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the metadata, which a
+trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. What the last entry lacks is zeros. No compression window cuts an entry, so the window
 changes nothing.
 
 Two implementations give the same bytes: NumPy's, and one that numba compiles where it is installed (extra ``fast``),

@@ -49,10 +49,11 @@ def test_names_and_numbers_are_told_apart() -> None:
     assert len({codec.number for codec in found}) == len(found)
 
 
-def test_neither_libraries_nor_compilers_load_for_a_size() -> None:
+@pytest.mark.parametrize("name", ["zvc", "bpc"])
+def test_neither_libraries_nor_compilers_load_for_a_size(name: str) -> None:
     program = (
         "import sys, numpy as np; from simgpu.codecs.registry import make_codec;"
-        "make_codec('zvc').compressed_size(np.zeros(100, np.float32));"
+        f"make_codec('{name}').compressed_size(np.zeros(100, np.float32));"
         "print(sorted({'numba', 'lz4', 'rich', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

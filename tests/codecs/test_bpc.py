@@ -182,7 +182,7 @@ class TestForms:
         assert Bpc().encode(array)[HEADER_BYTES:].tobytes() == plain
         assert Bpc().compressed_size(array) == len(plain)
 
-    @pytest.mark.parametrize("bytes", [0, 4, 128, 132, 5000 * 128 + 36])
+    @pytest.mark.parametrize("bytes", [0, 4, 128, 132, 2100 * 128 + 36])
     @pytest.mark.parametrize("dtype", ["f4", "f2", "i1", "u1", "u2", ml_dtypes.bfloat16])
     def test_both_forms_give_the_same(self, form: ModuleType, dtype: str, bytes: int) -> None:
         array = _varied(bytes).view(dtype)
@@ -310,6 +310,11 @@ class TestDamage:
     def test_the_entry_is_named(self, form: ModuleType) -> None:
         good, bad = self.coded("000 01.11110 00011.00000")[1:], self.coded("000 01.11110 00011.11111")[1:]
         self.refused(bytes([0x01, 0x17, 0x01]) + good + bytes(128) + good + bad, 640, "entry 4: its 8 bytes do not")
+
+    def test_the_entry_is_named_however_many_come_before(self, form: ModuleType) -> None:
+        metadata = bytes(550) + b"\x01"
+        bad = self.coded("000 01.11110 00011.11111")[1:]
+        self.refused(metadata + bad, 128 * 1101, "entry 1100: its 8 bytes do not")
 
     def test_what_lies_behind_the_elements_is_zero(self, form: ModuleType) -> None:
         self.refused(self.coded("001.0111 01.11111"), 100, "entry 0: it goes on where the elements have ended")
