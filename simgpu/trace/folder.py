@@ -33,6 +33,8 @@ _TABLES: dict[str, Table[Any]] = {
 #: Takes the place of an unreadable trace.yaml, so that the tables are still checked; never returned.
 _STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
 _NEEDED = ("kernels", "blocks")
+#: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.buddy.stored`). Goes with the trace.
+ENTRIES = "entries.npz"
 _FILES = (FILE, *(table.file for table in _TABLES.values()))
 #: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.3 to 8.5
 #: on the shipped traces, which tests hold to it; more where the rows are short.
@@ -143,14 +145,14 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
     problems = check_trace(trace)
     if problems:
         raise InputError(problems)
-    with whole_folder(folder, _strangers) as part:
+    with whole_folder(folder, strangers) as part:
         _write_files(trace, part)
 
 
-def _strangers(folder: Path) -> str:
-    """Files that no trace has, and that replacing the folder would lose."""
-    strangers = sorted(entry.name for entry in folder.iterdir() if entry.name not in _FILES)
-    return f"files that are not from a trace, such as '{strangers[0]}'" if strangers else ""
+def strangers(folder: Path) -> str:
+    """Says that there are files that no trace has, and that replacing the folder would lose; empty where none are."""
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, ENTRIES))
+    return f"files that are not from a trace, such as '{found[0]}'" if found else ""
 
 
 def _write_files(trace: Trace, folder: Path) -> None:

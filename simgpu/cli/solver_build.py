@@ -1,0 +1,113 @@
+"""``simgpu solver build``: runs a solver, measures its arrays, and writes one of its steps as a trace.
+
+Does not live here: solvers and their traces (`simgpu.trace.solvers`), or how entries compress
+(`simgpu.codecs.entries`).
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import numpy as np
+
+from simgpu.buddy.snapshots import Seen, Snapshots, classes_of, collect
+from simgpu.buddy.stored import FILE, save_entries
+from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
+from simgpu.codecs.entries import ENTRY_SIZES
+from simgpu.trace.folder import strangers, write_trace
+from simgpu.trace.model import Trace
+from simgpu.trace.solvers.catalogue import solver_of
+from simgpu.trace.solvers.solver import SNAPSHOTS, Solver, State
+from simgpu.trace.solvers.tracing import NODE, solver_trace
+from simgpu.trace.stats import trace_stats
+from simgpu.units import format_bytes, format_time
+from simgpu.whole import whole_folder
+
+
+@click.command("build")
+@click.argument("solver")
+@folder_options
+@click.option("--size", type=int, help="Size of the run that is measured; the usual one where left out.")
+@click.option(
+    "--snapshots", type=int, default=SNAPSHOTS, show_default=True, help="How often its memory is measured in the run."
+)
+@click.option(
+    "--arrays",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the measured arrays too: a folder for each snapshot with a .npy file for each allocation.",
+)
+def build(solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None) -> None:
+    """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
+
+    The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
+    whose kind it is, and how compressible they are is measured in the run. entries.npz, beside the trace, has the size
+    of each memory-entry of the run: simgpu buddy profile draws them.
+
+    \b
+    simgpu solver build cg -o my-cg
+    simgpu solver build seismic -o my-seismic --size 64 --arrays my-arrays
+    simgpu buddy profile my-arrays
+    """
+    with progress(quiet=False) as say:
+        chosen = solver_of(solver, size)
+        moments = chosen.moments(snapshots)
+        refuse_another(output, force)
+        seen: list[dict[str, Seen]] = []
+        with ExitStack() as folders:
+            kept = None if arrays is None else folders.enter_context(whole_folder(arrays, _anything))
+            for step, state in zip(moments, chosen.snapshots(snapshots), strict=True):
+                say(f"step {step} of {chosen.steps}")
+                seen.append({name: Seen(array.nbytes, classes_of(array)) for name, array in state.items()})
+                if kept is not None:
+                    _save(state, kept / f"step-{step:0{len(str(chosen.steps))}}")
+            found = collect(chosen.name, [f"step {step}" for step in moments], seen, _about(chosen))
+            trace = solver_trace(chosen, _histograms(found))
+            say(f"writing {output}")
+            part = folders.enter_context(whole_folder(output, strangers))
+            write_trace(trace, part)
+            save_entries(found, part / FILE)
+    Screen().print(facts(_facts(chosen, trace)))
+    if arrays is not None:
+        click.echo(f"\narrays written to {arrays}")
+    show_written(output, NODE)
+
+
+def _anything(folder: Path) -> str:
+    return "files"
+
+
+def _save(state: State, folder: Path) -> None:
+    folder.mkdir()
+    for name, array in state.items():
+        np.save(folder / f"{name}.npy", array)
+
+
+def _histograms(found: Snapshots) -> list[dict[str, dict[int, int]]]:
+    return [
+        {
+            each.name: dict(zip(ENTRY_SIZES, each.snapshots[0], strict=True))
+            for each in found.in_snapshot(number).values()
+        }
+        for number in range(len(found.labels))
+    ]
+
+
+def _about(solver: Solver) -> str:
+    return f"simgpu solver {solver.name}, run at {solver.scale}"
+
+
+def _facts(solver: Solver, trace: Trace) -> list[tuple[str, str]]:
+    stats = trace_stats(trace)
+    return [
+        *trace.facts(),
+        ("what", solver.what),
+        ("kind of", f"{solver.like}, none of whose code is here"),
+        ("measured", f"{solver.scale}, {format_bytes(solver.bytes)}, {solver.steps} steps"),
+        ("modelled", f"{solver.reference().scale}, {format_bytes(solver.reference().bytes)}"),
+        ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),
+        ("step", f"{format_time(stats.compute_ns)} of compute, by the time model"),
+    ]

@@ -1,0 +1,29 @@
+"""``simgpu solver list``: the solvers, and their memory.
+
+Does not live here: the solvers (`simgpu.trace.solvers.catalogue`).
+"""
+
+from __future__ import annotations
+
+import click
+
+from simgpu.cli.screen import Screen, table
+from simgpu.trace.solvers.catalogue import SOLVERS
+from simgpu.trace.solvers.solver import Solver
+from simgpu.units import format_bytes
+
+
+@click.command("list")
+def list_() -> None:
+    """List the solvers: of which benchmark's kind, usual size of the run, its memory, and that of the trace.
+
+    \b
+    simgpu solver list
+    """
+    headings = ("solver", "kind of", "run", "memory", "trace", "what")
+    Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), whole=(0, 1)))
+
+
+def _row(solver: Solver) -> tuple[str, ...]:
+    memory, reference = (format_bytes(each.bytes) for each in (solver, solver.reference()))
+    return solver.name, solver.like, solver.scale, memory, reference, solver.what
