@@ -43,8 +43,8 @@ The payload here is what memory keeps, not the bare codes: for each entry 4 bits
 of `simgpu.codecs.entries` it takes (the first entry in the low half of a byte; eight values of sixteen are used), then
 the entries, each filled up with zeros to that size. One of 0 bytes is all zeros, one of 128 is kept as it is, as is any
 whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the metadata, which a
-trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. What the last entry lacks is zeros. No compression window cuts an entry, so the window
-changes nothing.
+trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. What the last entry lacks is zeros. No
+compression window cuts an entry, so the window changes nothing.
 
 Two implementations give the same bytes: NumPy's, and one that numba compiles where it is installed (extra ``fast``),
 which takes about two seconds in every process, and which sizes of arrays below 64 MiB do without.
