@@ -183,6 +183,9 @@ class _Shared:
         if self.pool == "counting" and program.pool == "addressed":
             what = f"policy {self.policy.name} plans addresses, which the counting pool does not have"
             raise InputError.single("", "pool", what, "leave it out, or ask for addressed")
+        if self.pool == "addressed" and program.residency is not None:
+            what = f"blocks that policy {self.policy.name} does not move have no addresses in a pool"
+            raise InputError.single("", "pool", what, "leave it out, or ask for counting")
         return self.pool or program.pool or "counting"
 
     def run(self, program: Program) -> Result:
@@ -201,7 +204,15 @@ class _Shared:
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
         pool = self._pool(program)
-        run = run_program(program, self.graph, self.node, budget=self.budget, iterations=self.iterations, pool=pool)
+        run = run_program(
+            program,
+            self.graph,
+            self.node,
+            budget=self.budget,
+            iterations=self.iterations,
+            pool=pool,
+            reclaim=self.policy.reclaim,
+        )
         return Result(
             trace=self.trace.info,
             trace_name=self.trace.name,
@@ -222,7 +233,7 @@ class _Shared:
             label=policy_label(self.policy),
             phases={kernel.id: kernel.phase for kernel in ran.kernels},
             graph=ran,
-            notes=notes,
+            notes=(*notes, *run.notes),
             epoch=self.epoch,
         )
 

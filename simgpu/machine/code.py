@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.memory import Memory
 from simgpu.memory.pool import Request
@@ -22,10 +23,12 @@ from simgpu.program.instructions import (
     Instruction,
     Launch,
     Program,
+    Provide,
     Release,
     Signal,
     Space,
 )
+from simgpu.program.paging import Paged
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 
@@ -56,12 +59,16 @@ WORK = 16
 Op = tuple[Any, ...]
 
 
-class SharedLink(Protocol):
-    """The link to buddy memory where kernels do not have it to themselves."""
+class Driver(Protocol):
+    """What begins kernels that take more than their recorded duration."""
 
     def launch(self, kernel: int) -> Callable[[Any], None] | None:
-        """What begins that kernel, given its stream; None for one that does not use the link."""
+        """What begins that kernel, given its stream; None for one that takes its recorded duration."""
         ...
+
+
+class SharedLink(Driver, Protocol):
+    """The link to buddy memory where kernels do not have it to themselves."""
 
     def overflow(self, block: int) -> int:
         """Bytes of a block that lie in buddy memory."""
@@ -105,18 +112,25 @@ def translate(
     host: Memory,
     demands: Sequence[int] | None = None,
     shared: SharedLink | None = None,
+    *,
+    driver: Driver | None = None,
+    streams: tuple[StreamId, ...] | None = None,
 ) -> MachineCode:
     """The machine code of a program; `graph` has the program's transforms applied.
 
     devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
-    depend on it. shared: of kernels that share the link to buddy memory.
+    depend on it. shared: of kernels that share the link to buddy memory. driver: of kernels whose blocks the program
+    does not move. streams: the program's, and others that the machine shows things on.
     """
-    streams = program.streams
+    streams = streams or program.streams
     linked = shared is not None
     code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None, linked=linked)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
-    translator = _Translator(graph, host, events, code.signal_work, repeats, demands, shared)
+    provides = isinstance(program.residency, Paged)
+    translator = _Translator(
+        graph, host, events, code.signal_work, repeats, demands, shared, driver or shared, provides
+    )
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
@@ -147,9 +161,14 @@ class _Translator:
         repeats: Sequence[int],
         demands: Sequence[int] | None,
         shared: SharedLink | None,
+        driver: Driver | None,
+        provides: bool,
     ) -> None:
         self.demands = demands
         self.shared = shared
+        self.driver = driver
+        # Whether a value that is provided takes memory, as far as there is any.
+        self.provides = provides
         self.graph = graph
         self.host = host
         self.events = events
@@ -165,18 +184,18 @@ class _Translator:
             if isinstance(instruction, Launch):
                 kernel = instruction.kernel
                 duration = durations[kernel]
-                begin = None if self.shared is None else self.shared.launch(kernel)
+                begin = None if self.driver is None else self.driver.launch(kernel)
                 if begin is not None:
                     ops.append((DRIVEN_LAUNCH, begin, 0 if demands is None else demands[kernel]))
                 else:
                     ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
                 works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
-            elif isinstance(instruction, Acquire):
-                memory, request = self._request(instruction, instruction.offsets, device)
-                ops.append((ACQUIRE, memory, request, memory.number(request)))
+            elif isinstance(instruction, Acquire) or (isinstance(instruction, Provide) and self.provides):
+                memory, request = self._request(instruction, device)
+                ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(instruction))))
             elif isinstance(instruction, Release):
-                memory, request = self._request(instruction, None, device)
-                ops.append((RELEASE, memory, request, memory.number(request) + 1))
+                memory, request = self._request(instruction, device)
+                ops.append((RELEASE, memory, request, memory.number(request, self._carved(instruction)) + 1))
             elif isinstance(instruction, Signal):
                 event = self.events[instruction.event][0]
                 self.signal_work[event] = works[-1] if works else -1
@@ -201,18 +220,22 @@ class _Translator:
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
 
+    def _carved(self, instruction: Acquire | Release | Provide) -> int:
+        """Bytes of buddy memory that its blocks own."""
+        on_device = instruction.space is not Space.HOST
+        return carved_by(self.graph, instruction.blocks) if on_device and self.graph.compressed else 0
+
     def _copy(self, direction: int, block: int) -> Op:
         op = (COPY, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
         overflow = 0 if self.shared is None else self.shared.overflow(block)
         return (*op, overflow) if overflow else op
 
-    def _request(
-        self, instruction: Acquire | Release, offsets: tuple[int, ...] | None, device: Memory
-    ) -> tuple[Memory, Request]:
+    def _request(self, instruction: Acquire | Release | Provide, device: Memory) -> tuple[Memory, Request]:
         memory, sizes = device, self.graph.sizes
         if instruction.space is Space.HOST:
             memory, sizes = self.host, self.graph.copy_sizes
         blocks = instruction.blocks
+        offsets = instruction.offsets if isinstance(instruction, Acquire) else None
         return memory, memory.pool.prepare(blocks, [sizes[b] for b in blocks], offsets)
 
     def _await(self, instruction: Await, index: int) -> Op:

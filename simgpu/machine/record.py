@@ -6,6 +6,8 @@ start and end belong to the k-th timed instruction of its program; nothing needs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,10 +19,11 @@ from simgpu.timeline.model import Column, SpanKind, Timeline
 Flags = NDArray[np.bool_]
 
 
-def timeline_of(executor: Executor, graph: TaskGraph) -> Timeline:
-    """The timeline of a finished run."""
+def timeline_of(executor: Executor, graph: TaskGraph, noted: Sequence[int] = ()) -> Timeline:
+    """The timeline of a finished run. noted: further rows, as `simgpu.machine.lanes.Lanes` has them."""
     columns = [_work_columns(executor, graph, rank) for rank in range(len(executor.streams))]
     columns.append(_stall_columns(executor, graph))
+    columns.append(_columns(noted, graph))
     parts = (np.concatenate(column) for column in zip(*columns, strict=True))
     stream, kind, name, start, end, size, cause, iteration = parts
     # A stable sort keeps each stream's own order, in which what takes no time stands before the wait that follows it.
@@ -115,6 +118,11 @@ def _stall_columns(executor: Executor, graph: TaskGraph) -> tuple[Column, ...]:
         else:
             kind = SpanKind.STALL_ENGINE
         rows += (stream, kind, work, begin, end, 0, cause, iteration)
+    return _columns(rows, graph)
+
+
+def _columns(rows: Sequence[int], graph: TaskGraph) -> tuple[Column, ...]:
+    """Columns of rows that give a work for a name."""
     streams, kinds, works, begins, ends, sizes, causes, iterations = np.array(rows, dtype=np.int64).reshape(-1, 8).T
     return streams, kinds, _names(works, graph), begins, ends, sizes, causes, iterations
 

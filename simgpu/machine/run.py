@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import simpy
 
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
+from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
@@ -22,7 +23,9 @@ from simgpu.machine.executor import Executor
 from simgpu.machine.memory import Memory
 from simgpu.machine.record import timeline_of
 from simgpu.machine.stream import Stream
+from simgpu.machine.unmoved import unmoved_blocks
 from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.paged import Reclaim, least_recently_touched
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.instructions import (
     Acquire,
@@ -52,13 +55,16 @@ class Run:
 
     steady: whether the last two iterations were equal in time and left the pool of each GPU equal, None where only one
     was run. high_water: bytes of device memory that the pool of the neediest GPU needed, holes included.
-    retired: instructions executed, over all iterations.
+    retired: instructions executed, over all iterations. notes: what the machine has to say of the last one.
+    buddy_peak: bytes of buddy memory that live blocks owned at most, of the GPU whose blocks owned most.
     """
 
     timeline: Timeline
     steady: bool | None
     high_water: int
     retired: int
+    buddy_peak: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def run_program(
@@ -69,8 +75,10 @@ def run_program(
     budget: int | None,
     iterations: int = 3,
     pool: str = "counting",
+    reclaim: Reclaim = least_recently_touched,
 ) -> Run:
-    """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited.
+    """Execute a verified program. budget: bytes of each GPU's memory, None for unlimited. reclaim: picks what leaves
+    where blocks are on demand; these have pages in place of a `pool`.
 
     A program for one GPU has GPU 0 with its link to itself; with several, copies also share the node's switches.
 
@@ -91,7 +99,7 @@ def run_program(
     gpus = program.gpus
     if gpus > node.gpus:
         raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
-    devices = [
+    devices: list[Memory] = [
         Memory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
         for gpu in range(gpus)
     ]
@@ -99,8 +107,15 @@ def run_program(
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
     demands = None if cdma is None else dram_demands(graph, cdma)
-    code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
+    unmoved = unmoved_blocks(program, graph, node, env, limit, reclaim)
+    if unmoved is None:
+        code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
+    else:
+        graph, devices = unmoved.graph, [unmoved.memory]
+        code = translate(program, graph, devices, host, driver=unmoved, streams=unmoved.lanes.streams)
     executor = Executor(env, code, node, (*devices, host), iterations)
+    if unmoved:
+        unmoved.settled = executor.settle_if_last
     for holding in program.holdings:
         sizes, memory = (graph.copy_sizes, host) if holding.gpu is None else (graph.sizes, devices[holding.gpu])
         _take_residents(holding.blocks, graph, sizes, memory)
@@ -110,11 +125,23 @@ def run_program(
         raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
     if not all(stream.finished for stream in executor.streams):
         raise _stopped(executor, program, graph)
-    timeline = timeline_of(executor, graph)
+    timeline = timeline_of(executor, graph, unmoved.lanes.rows if unmoved else ())
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
-    return Run(timeline, _steady(timeline, executor), max(memory.pool.high_water for memory in devices), retired)
+    high_water = max(memory.pool.high_water for memory in devices)
+    notes = unmoved.notes(iterations - 1) if unmoved else ()
+    carved = max(memory.buddy_peak() for memory in devices)
+    _check_carve_out(carved, node)
+    return Run(timeline, _steady(timeline, executor), high_water, retired, notes=notes, buddy_peak=carved)
+
+
+def _check_carve_out(carved: int, node: NodeSpec) -> None:
+    """Blocks own their places in buddy memory for as long as they live, used or not."""
+    buddy = node.gpu.buddy
+    size = 0 if buddy is None else buddy.carve_out * node.gpu.memory
+    if carved > size:
+        raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
 def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: Memory) -> None:
@@ -125,7 +152,7 @@ def _take_residents(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int
         what = "what is persistent, before the first kernel,"
         hole = memory.pool.largest_hole
         raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, tuple(held))
-    memory.log(0, memory.number(request))
+    memory.log(0, memory.number(request, carved_by(graph, blocks) if sizes is graph.sizes else 0))
 
 
 def _steady(timeline: Timeline, executor: Executor) -> bool | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.memory.paged import Chunk, Residents, least_recently_touched
 from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
 
@@ -96,6 +97,14 @@ class Policy(ABC):
     @abstractmethod
     def plan(self, context: PlanContext) -> Program:
         """The program for one iteration."""
+
+    def reclaim(self, residents: Residents) -> Chunk:
+        """Which chunk leaves the device memory, where a program leaves blocks on demand; asked while it runs.
+
+        residents: the chunks there are, in the order of last touches and in that of arrivals, oldest first. By
+        default the least recently touched leaves.
+        """
+        return least_recently_touched(residents)
 
     def fits(self, context: PlanContext) -> bool | None:
         """Whether any program of this policy fits the budget; None where a run alone tells, as it does here.

@@ -27,6 +27,7 @@ _BUILT_IN = {
     "oracle": "simgpu.policies.oracle:Oracle",
     "cdma": "simgpu.policies.cdma:Cdma",
     "buddy": "simgpu.policies.buddy:Buddy",
+    "um": "simgpu.policies.unified:UnifiedMemory",
     "modnn": "simgpu.policies.modnn.policy:Modnn",
     "superneurons": "simgpu.policies.superneurons:SuperNeurons",
     "capuchin": "simgpu.policies.capuchin.policy:Capuchin",

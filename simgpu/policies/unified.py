@@ -1,0 +1,80 @@
+"""`um`: Unified Memory, which moves pages when kernels touch them, or lets kernels reach the host's memory.
+
+What Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with, after the published
+driver (NVIDIA's open kernel modules, nvidia-uvm) and studies of it (Zheng et al., HPCA 2016; Ganguly et al., ISCA
+2019).
+
+Readings of what is not published, or differs between systems:
+
+* One fault brings one page. The driver's prefetcher makes that anything from 4 KiB to 2 MiB, by how much of a chunk
+  is there already; a larger `page` stands for it.
+* A kernel that faults stands still until its batch has come, and what leaves does so before anything comes.
+* What is persistent lies on the GPU when the first iteration begins, as far as it fits.
+* A framework keeps what it frees (caching allocators do), so that a value made in free memory needs no fault, and what
+  a block leaves behind when it is let go of is copied nowhere.
+* Recorded lifetimes and nothing compressed, as with `none`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simgpu.errors import InputError
+from simgpu.memory.paged import Chunk, Residents
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.plain import plain_framework
+from simgpu.program.instructions import Program
+from simgpu.program.paging import CHUNK, FAULT_BATCH, FAULT_LATENCY_NS, PAGE, Paged
+from simgpu.program.residency import in_host_memory, on_demand
+
+
+@dataclass(frozen=True)
+class UnifiedMemory(Policy):
+    """Nobody plans: pages come by faults and leave when there is no room, or everything stays in host memory."""
+
+    name = "um"
+    summary = "Unified Memory: pages come by faults and leave when there is no room, or kernels reach host memory"
+    source = "Choukse et al., ISCA 2020 (Buddy Compression), sections 2.3 and 4.3"
+
+    access: Literal["migrate", "pinned"] = parameter(
+        "migrate", "migrate: pages move to the GPU that touches them; pinned: all stays in host memory, reached by link"
+    )
+    page: int = parameter(PAGE, "bytes that one fault brings in, a multiple of 128")
+    chunk: int = parameter(CHUNK, "bytes that leave together, a multiple of the page")
+    fault_batch: int = parameter(FAULT_BATCH, "faults that the driver serves together")
+    fault_latency_ns: int = parameter(
+        FAULT_LATENCY_NS, "nanoseconds from a batch's faults to the first byte that moves"
+    )
+    bandwidth: int = parameter(0, "of migrations each way, bytes per second, where less than the link's; 0: the link's")
+    eviction: Literal["touched", "arrived"] = parameter(
+        "touched",
+        "the chunk that leaves: least recently touched (LRU), or least recently faulted on, as the driver, which hears "
+        "of faults alone",
+    )
+    write_back: Literal["all", "dirty"] = parameter(
+        "all", "what is copied out of a chunk that leaves: all of it, as the driver does, or only what was written"
+    )
+
+    def plan(self, context: PlanContext) -> Program:
+        """The recorded iteration, no block of which is moved by the program.
+
+        Raises `InputError` for parameters that no such memory has, and for several GPUs.
+        """
+        paged = Paged(
+            self.page,
+            self.chunk,
+            self.fault_batch,
+            self.fault_latency_ns,
+            self.bandwidth or None,
+            write_back_clean=self.write_back == "all",
+        )
+        if context.together is not None:
+            what = "um is of one GPU: who has a page that several touch is not modelled"
+            raise InputError.single("", "data_parallel", what, "run it on one GPU, or take another policy")
+        program = plain_framework(context.graph)
+        return in_host_memory(program) if self.access == "pinned" else on_demand(program, paged)
+
+    def reclaim(self, residents: Residents) -> Chunk:
+        """The oldest by `eviction`."""
+        return next(iter(residents.arrived if self.eviction == "arrived" else residents.touched))
