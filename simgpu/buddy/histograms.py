@@ -14,6 +14,7 @@ from simgpu.buddy.stored import FILE as STORED
 from simgpu.buddy.targets import Allocation
 from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
 from simgpu.errors import InputError, Problem
+from simgpu.trace.compressibility.entries import apportioned
 from simgpu.trace.model import CompressedSize, Trace
 from simgpu.units import format_bytes
 
@@ -84,8 +85,9 @@ def _wrong_sum(size: int, counted: int) -> str:
 def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     """Snapshots of a trace's blocks: those kept beside it, else the epochs of which its table tells.
 
-    stored: which entry had which size at some times of the recording. Raises `InputError` for a trace that tells of no
-    block and has nothing beside it, for what is kept of anything but its blocks, and as `trace_histograms`.
+    stored: which entry had which size at some times of the recording, or of a smaller run by which the trace's table
+    was filled. Raises `InputError` for a trace that tells of no block and has nothing beside it, for what is kept of
+    anything but its blocks, and as `trace_histograms`.
 
     >>> from simgpu.shipped import find
     >>> from simgpu.trace.folder import read_trace
@@ -112,17 +114,29 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     measured = {allocation.name for allocation in found.allocations}
     rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
     note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
-    return replace(found, notes=(note,)) if rest else found
+    whole = sum(block.bytes for block in trace.blocks if block.id in measured)
+    smaller = (
+        f"entries are those of a smaller run: its {format_bytes(found.bytes)} are {format_bytes(whole)} in the trace"
+    )
+    return replace(found, notes=(*([smaller] if found.bytes != whole else []), *([note] if rest else [])))
+
+
+def _fills(allocation: Allocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:
+    """Whether what is known of a block of another size is the allocation's snapshots, scaled to that size."""
+    entries = -(-size // ENTRY_BYTES)
+    return [tuple(apportioned(counts, entries)) for counts in allocation.snapshots] == list(known.values())
 
 
 def _check_stored(trace: Trace, stored: Snapshots) -> None:
     sizes = {block.id: block.bytes for block in trace.blocks}
+    known = trace_histograms(trace)
     problems = []
     for allocation in stored.allocations:
-        if allocation.name not in sizes:
+        size = sizes.get(allocation.name)
+        if size is None:
             what = "is no block of this trace"
-        elif sizes[allocation.name] != allocation.bytes:
-            what = f"has {allocation.bytes} bytes, and {sizes[allocation.name]} bytes in blocks.csv"
+        elif size != allocation.bytes and not _fills(allocation, size, known.get(allocation.name, {})):
+            what = f"has {allocation.bytes} bytes, and {size} bytes in blocks.csv"
         else:
             continue
         problems.append(Problem(STORED, f"allocation {allocation.name}", what, "keep it beside the trace it is of"))
