@@ -67,8 +67,9 @@ def save_entries(snapshots: Snapshots, path: str | Path) -> None:
         "snapshots": np.array(snapshots.labels, np.str_),
         "seen": seen,
     }
-    with whole_file(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **head, **arrays)
+    with whole_file(path) as part, zipfile.ZipFile(part, "w") as archive:
+        for name, array in {**head, **arrays}.items():
+            _write(archive, name, array)
 
 
 def load_entries(path: str | Path) -> Snapshots:
@@ -78,7 +79,7 @@ def load_entries(path: str | Path) -> Snapshots:
     """
     file = Path(path)
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as archive:
             arrays: dict[str, NDArray[Any]] = dict(archive.items())
     except FileNotFoundError:
         raise InputError.single(file, "", "no such file", "check the path") from None
@@ -94,6 +95,14 @@ def load_entries(path: str | Path) -> Snapshots:
         observed.append(Observed(Allocation(name, int(arrays["bytes"][index]), counts), at, tuple(classes)))
     name = file.resolve().parent.name if file.name == FILE else file.stem
     return Snapshots(name, tuple(arrays["snapshots"].tolist()), tuple(observed), str(arrays["about"]))
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    """An array as `numpy.savez_compressed` writes it, but of the same date and system wherever and whenever."""
+    member = zipfile.ZipInfo(f"{name}.npy")
+    member.compress_type, member.create_system = zipfile.ZIP_DEFLATED, 3
+    with archive.open(member, "w", force_zip64=array.nbytes >= 2**30) as stream:
+        np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
 def _mistake(arrays: Mapping[str, NDArray[Any]]) -> str:
