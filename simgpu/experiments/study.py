@@ -176,6 +176,10 @@ class StudyResult:
                 "energy_nj": cell.energy_nj,
                 "average_power": cell.average_power,
                 "largest_power": cell.largest_power,
+                "peak_bytes": cell.peak_bytes,
+                "compression_ratio": cell.ratio,
+                "overflow": cell.overflow,
+                "metadata_hits": cell.metadata_hits,
                 "steady": cell.steady,
                 "policy": policy_label(make_policy(*runs[run].on(trace)[0])),
                 "node": runs[run].node.name,
@@ -184,7 +188,7 @@ class StudyResult:
             }
             for (trace, run), cell in self.cells.items()
         ]
-        whole = [f"{part}_ns" for part in PARTS] + ["bytes_moved", "energy_nj", "budget_bytes"]
+        whole = [f"{part}_ns" for part in PARTS] + ["bytes_moved", "energy_nj", "budget_bytes", "peak_bytes"]
         return pd.DataFrame(rows).astype(dict.fromkeys(whole, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:
@@ -280,6 +284,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
         "budget_bytes": run.budget,
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
         "sweep": run.sweep,
+        "oversubscription": run.oversubscribed,
         "for_trace": {
             trace: {
                 "policy": policy and policy.name,

@@ -6,8 +6,9 @@ Lives here: `Cell`, the numbers of a run, and `MEASURES`. Does not live here: wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from simgpu.analysis.breakdown import PARTS
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 class Cell:
     """One trace under one run.
 
-    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy
-    refused the trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks
-    that leave compressed, of each epoch. steady: whether the last two iterations were equal in every epoch.
-    limited: whether memory has an end. bytes_moved: over the links, out and in, of all epochs' iterations together.
-    energy_nj: of these iterations, average_power and largest_power: shares of the limit of the GPUs that ran; None
-    where nothing is known of them. batch: samples in an iteration. parts: nanoseconds of all epochs' iterations by what
-    they went to (`simgpu.analysis.breakdown.PARTS`), of GPU 0 where there are several.
+    samples_per_s: over all epochs, each weighted equally; None when the run was out of memory or the policy refused the
+    trace, of which out_of_memory and refused tell. iteration_ns: of each epoch. compressed: blocks that leave
+    compressed, of each epoch. steady: whether the last two iterations were equal in every epoch. limited: whether
+    memory has an end. bytes_moved: over the links, out and in, of all epochs' iterations together. energy_nj: of these
+    iterations, average_power and largest_power: shares of the limit of the GPUs that ran; None where nothing is known
+    of them. batch: samples in an iteration. parts: nanoseconds of all epochs' iterations by what they went to
+    (`simgpu.analysis.breakdown.PARTS`), of GPU 0 where there are several. peak_bytes: of device memory, the largest of
+    all epochs. ratio, overflow, metadata_hits: of compressed memory, as `simgpu.analysis.compression` has them, means
+    over the epochs; None where nothing is compressed.
     """
 
     samples_per_s: float | None
@@ -43,6 +46,10 @@ class Cell:
     largest_power: float | None = None
     batch: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    ratio: float | None = None
+    overflow: float | None = None
+    metadata_hits: float | None = None
 
     @property
     def failure(self) -> str:
@@ -58,6 +65,8 @@ class Cell:
         steady = [result.steady for result in results]
         metrics = [result.metrics for result in results]
         power = [each.power for each in metrics if each.power is not None]
+        found = [each.compression for each in metrics if each.compression is not None]
+        compressed = found if len(found) == len(results) else []
         known = power if len(power) == len(results) else []
         drawn, time_ns = sum(each.energy_nj for each in known), sum(each.duration_ns for each in known)
         limit_w = known[0].limit_mw / 1000 if known else 0
@@ -72,8 +81,17 @@ class Cell:
             average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
             largest_power=max(each.largest_w for each in known) / limit_w if limit_w else None,
             batch=training.trace.batch,
+            peak_bytes=max(each.device_peak_bytes for each in metrics),
+            ratio=_mean(each.ratio for each in compressed),
+            overflow=_mean(each.overflow_share for each in compressed),
+            metadata_hits=_mean(each.hit_rate for each in compressed),
             parts={name: sum(each.breakdown.parts[name] for each in metrics) for name in PARTS},
         )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
 
 
 def _over(ours: float | None, theirs: float | None) -> float | None:
@@ -216,6 +234,14 @@ MEASURES: Mapping[str, Measure] = {
         quotient_of="largest_batch",
     ),
     **{name: Measure(title, name, _share(name), share=True, alone=True) for name, title in _PARTS.items()},
+    "peak_memory": Measure("peak of device memory", "peak memory", lambda a, _: a.peak_bytes, size=True, alone=True),
+    "compression_ratio": Measure("compression ratio", "compression ratio", lambda a, _: a.ratio, alone=True),
+    "overflow": Measure(
+        "share of the memory-entries that overflow", "entries overflow", lambda a, _: a.overflow, share=True, alone=True
+    ),
+    "metadata_hits": Measure(
+        "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hits, share=True, alone=True
+    ),
     "memory": Measure("ideal memory over it", "ideal memory over it", lambda a, b: None, alone=True),
     "memory_saved": Measure("ideal memory saved", "ideal memory saved", lambda a, b: None, share=True, alone=True),
 }

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,8 +74,7 @@ class _Loading(Reading):
             what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
             self.tell("largest_batch", what, "give every trace one batch, with which the search begins")
         nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
-        batches = tuple(trace.info.batch for trace in traces.values())
-        runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], batches)) if file else ()
+        runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], traces)) if file else ()
         self._check_unique(runs)
         published = self._check_labels(file, runs) if file is not None else ()
         if self.problems or file is None:
@@ -163,12 +164,15 @@ class _Loading(Reading):
             return self.node(self.values.get("node"), "node", sections)
         return self.node(run["node"], f"{place}.node", sections)
 
-    def _runs(self, label: str, file: StudyFile, node: NodeSpec | None, batches: tuple[int, ...]) -> Iterator[StudyRun]:
+    def _runs(
+        self, label: str, file: StudyFile, node: NodeSpec | None, traces: Mapping[str, Trace]
+    ) -> Iterator[StudyRun]:
         """A run, or each of the runs of a sweep; nothing where its node could not be read."""
         section, written, place = file.runs[label], self.values["runs"][label], f"runs.{label}"
         self.budget(section.budget, written.get("budget"), f"{place}.budget", node)
         for number, size in enumerate(section.budgets):
             self.budget(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
+        batches = tuple(trace.info.batch for trace in traces.values())
         how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
         for trace, change in section.for_trace.items():
             at = f"{place}.for_trace.{trace}"
@@ -179,10 +183,19 @@ class _Loading(Reading):
         if node is None:
             return
         run = StudyRun(label, section.policy, node, section.budget, how, changed=self._changed(section))
-        if not section.budgets:
+        if not section.budgets and not section.oversubscription:
             yield run
+        for text, share in zip(written.get("oversubscription") or (), section.oversubscription, strict=True):
+            changed = {name: (self._policy_on(run, name), _shrunk(trace, share)) for name, trace in traces.items()}
+            for name, (_, size) in changed.items():
+                at = f"{place}.oversubscription"
+                self.budget(size, f"{name}'s peak, of which {text} is too much,", at, node)
+            yield replace(run, label=_point(label, text), sweep=label, oversubscribed=share, changed=changed)
         for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
             yield replace(run, label=_point(label, text), budget=size, sweep=label)
+
+    def _policy_on(self, run: StudyRun, trace: str) -> PolicyChoice | None:
+        return run.changed.get(trace, (None, None))[0]
 
     def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
         """What differs on traces by their labels; what is written of one batch wins over what is of all."""
@@ -201,7 +214,10 @@ class _Loading(Reading):
         """No two runs of the same label, and no run that is called as a sweep."""
         taken = Counter(run.label for run in runs)
         for run in dict.fromkeys(run.sweep for run in runs if taken[run.label] > 1 and run.sweep):
-            self.tell(f"runs.{run}.budgets", "two runs have the same label", "give each budget once, or another label")
+            key = (
+                "budgets" if any(each.budget is not None for each in runs if each.sweep == run) else "oversubscription"
+            )
+            self.tell(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
     def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
         """Baselines and published numbers of runs and traces that there are."""
@@ -248,8 +264,8 @@ class _Loading(Reading):
 
     def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
         """What is compared with a sweep needs a run of the same budget in it."""
-        theirs = {run.budget for run in runs if run.sweep == over}
-        ours = {run.budget for run in runs if label in (run.label, run.sweep)}
+        theirs = {run.point for run in runs if run.sweep == over}
+        ours = {run.point for run in runs if label in (run.label, run.sweep)}
         if over and theirs and not theirs.issuperset(ours):
             what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
             self.tell(f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run")
@@ -264,9 +280,19 @@ def _point(label: str, at: object) -> str:
     return f"{label} {str(at).strip()}"
 
 
+def _shrunk(trace: Trace, share: float) -> int:
+    """The memory that the trace's peak is so much more than, rounded up; by recorded lifetimes where they are known."""
+    from simgpu.trace.stats import trace_stats
+
+    stats = trace_stats(trace)
+    peak = stats.peak_recorded or stats.peak_needed
+    return 0 if peak is None else ceil(peak.bytes / (1 + Fraction(str(share))))
+
+
 def _swept(label: str, entry: object) -> list[str]:
     """What the traces or runs of a sweep are called, as it is written; nothing for what is no sweep."""
-    points = entry.get("batches", entry.get("budgets")) if isinstance(entry, dict) else None
+    keys = ("batches", "budgets", "oversubscription")
+    points = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
     return [_point(label, at) for at in points] if isinstance(points, list) else []
 
 

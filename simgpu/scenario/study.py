@@ -19,7 +19,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import DataParallelSection, PolicyChoice, PolicyEntry
 from simgpu.scenario.modelled import WrittenSweep
 from simgpu.trace.model import Origin
-from simgpu.validation import FileModel, Size
+from simgpu.validation import FileModel, Share, Size
 
 if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
@@ -43,7 +43,17 @@ Relative = Literal[
 #: Parts of a run's time, as shares of all of it.
 Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
 #: What is told of a run alone.
-Alone = Literal["samples_per_s", "largest_batch", "average_power", "largest_power", Part]
+Alone = Literal[
+    "samples_per_s",
+    "largest_batch",
+    "average_power",
+    "largest_power",
+    "peak_memory",
+    "compression_ratio",
+    "overflow",
+    "metadata_hits",
+    Part,
+]
 OfRun = Literal[Relative, Alone]
 #: What is told of all batches of a sweep together.
 OfSweep = Literal["best_throughput", "largest_batch", "batch_gain"]
@@ -56,7 +66,7 @@ Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms
 Table = Literal[OfRun, "moved", "breakdown"]
 #: Shares of something; the first ones never of all of it.
 _SAVED = ("time_saved", "memory_saved")
-_SHARES = (*_SAVED, *get_args(Part))
+_SHARES = (*_SAVED, "overflow", "metadata_hits", *get_args(Part))
 Label = Annotated[str, Field(min_length=1, max_length=24)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -84,6 +94,11 @@ class RunSection(FileModel):
     budgets: list[Size] = Field(
         default=[], description="a sweep: one run for each of these budgets, called '<label> <budget>'"
     )
+    oversubscription: list[Share] = Field(
+        default=[],
+        description="a sweep: one run for each of these shares, by which the recorded peak is more than the device "
+        "memory that it may use; called '<label> <share>'",
+    )
     data_parallel: DataParallelSection | None = Field(default=None, description="several GPUs; without: one")
     for_trace: dict[str, ChangedSection] = Field(default={}, description="what differs on a trace, by its label")
 
@@ -91,8 +106,12 @@ class RunSection(FileModel):
     def _has_one_budget(self) -> RunSection:
         if self.budgets and self.budget is not None:
             raise ValueError("a run has a budget or a sweep of budgets: drop one of them")
-        if self.budgets and any(change.budget is not None for change in self.for_trace.values()):
-            raise ValueError("a sweep of budgets has the same budgets on every trace: drop the one of for_trace")
+        if self.oversubscription and (self.budgets or self.budget is not None):
+            raise ValueError("a run has budgets or shares of oversubscription: drop one of them")
+        if (self.budgets or self.oversubscription) and any(
+            change.budget is not None for change in self.for_trace.values()
+        ):
+            raise ValueError("a sweep has its own budgets on every trace: drop the one of for_trace")
         return self
 
 
@@ -181,7 +200,9 @@ class StudyRun:
     """One column: a policy on a node.
 
     budget: bytes of device memory, None for all that the node has. sweep: the label in the file of which this is one
-    budget, else empty. changed: policy and budget on some traces, None where they are the run's own.
+    budget, else empty. oversubscribed: by how much the recorded peak is more than the budget on each trace, None where
+    that is not how it is given; `changed` has these budgets. changed: policy and budget on some traces, None where they
+    are the run's own.
     """
 
     label: str
@@ -190,7 +211,13 @@ class StudyRun:
     budget: int | None = None
     data_parallel: DataParallel | None = None
     sweep: str = ""
+    oversubscribed: float | None = None
     changed: Mapping[str, tuple[PolicyChoice | None, int | None]] = field(default_factory=dict)
+
+    @property
+    def point(self) -> tuple[int | None, float | None]:
+        """Where in a sweep it is."""
+        return self.budget, self.oversubscribed
 
     def on(self, trace: str) -> tuple[PolicyChoice, int | None]:
         """Policy and budget on a trace, by its label."""
@@ -199,7 +226,7 @@ class StudyRun:
 
     @property
     def at(self) -> str:
-        """The budget of this run of a sweep, as it is written; empty outside a sweep."""
+        """The budget or share of this run of a sweep, as it is written; empty outside a sweep."""
         return self.label.removeprefix(self.sweep).strip() if self.sweep else ""
 
 
@@ -267,7 +294,7 @@ class Study:
 
     def compared(self, run: StudyRun, over: str) -> StudyRun | None:
         """The run that this one is told over: of a sweep the one with the same budget, None where it has none."""
-        return next((each for each in self.members(over) if not each.sweep or each.budget == run.budget), None)
+        return next((each for each in self.members(over) if not each.sweep or each.point == run.point), None)
 
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""

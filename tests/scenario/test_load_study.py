@@ -18,6 +18,7 @@ from simgpu.scenario.study import Published
 from simgpu.shipped import shipped_names
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
+from simgpu.trace.stats import trace_stats
 
 GOOD = """\
 schema: simgpu.study/1
@@ -238,7 +239,7 @@ def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -
         (
             "[1 GB, 2 GB]}",
             "[1 GB, 2 GB], for_trace: {AlexNet: {budget: 1 GB}}}",
-            "line 12, runs.sweep: a sweep of budgets has the same budgets on every trace",
+            "line 12, runs.sweep: a sweep has its own budgets on every trace",
         ),
         ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.for_trace.VGG11: there is no trace 'VGG11'; did you mean"),
         ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.for_trace.VGG-11.budget: 30 GB is more than the"),
@@ -432,3 +433,41 @@ def test_the_json_schema_knows_its_parts() -> None:
     assert {"overlap", "swapping", "largest_batch", "best_throughput"} <= set(measures["enum"])
     assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
     assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)
+
+
+OVERSUBSCRIBED = """\
+schema: simgpu.study/1
+node: laptop-2gb
+traces: {VGG: vgg11-cifar-cpu, ResNet: resnet20-cifar-cpu}
+runs:
+  all: {policy: none}
+  less: {policy: vdnn, oversubscription: [0%, 0.1, 50%]}
+baseline: all
+"""
+
+
+def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, OVERSUBSCRIBED))
+    assert [run.label for run in study.runs] == ["all", "less 0%", "less 0.1", "less 50%"]
+    assert [run.label for run in study.members("less")] == ["less 0%", "less 0.1", "less 50%"]
+    for label, trace in study.traces.items():
+        peak = trace_stats(trace).peak_recorded
+        assert peak is not None
+        budgets = [run.on(label)[1] for run in study.runs]
+        assert budgets == [None, peak.bytes, -(-peak.bytes * 10 // 11), -(-peak.bytes * 2 // 3)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("50%]", "150%]", "line 6, runs.less.oversubscription[2]: '150%' is not a share"),
+        ("50%]", "0%]", "line 6, runs.less.oversubscription: two runs have the same label"),
+        ("[0%, 0.1, 50%]", "[0%], budget: 1 GB", "line 6, runs.less: a run has budgets or shares of oversubscription"),
+        ("node: laptop-2gb", "node: laptop-2gb\noverrides: {node.gpu.memory: 40 MB}", "line 7, runs.less.oversubsc"),
+    ],
+)
+def test_a_mistake_about_oversubscription_is_told_at_its_place(
+    old: str, new: str, expected: str, tmp_path: Path
+) -> None:
+    told = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
