@@ -28,6 +28,7 @@ from simgpu.machine.memory import Memory
 from simgpu.machine.stream import Stream
 from simgpu.machine.visits import tours_of, visits_of
 from simgpu.memory.paged import Batch, NoRoomError, PagedPool, Reclaim
+from simgpu.memory.pool import CountingPool, Pool
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.paging import Paged
 from simgpu.timeline.model import MemoryCurve
@@ -36,35 +37,39 @@ from simgpu.timeline.model import MemoryCurve
 class _Levels(list[int]):
     """Bytes in use after each change; the number of the change does not matter. live: the same without padding."""
 
-    def __init__(self, pool: PagedPool) -> None:
+    def __init__(self, memory: PagedMemory) -> None:
         super().__init__()
-        self.pool = pool
+        self.memory = memory
         self.live: list[int] = []
 
     def append(self, _: int) -> None:
-        super().append(self.pool.used)
-        self.live.append(self.pool.live)
+        live, used = self.memory.level()
+        super().append(used)
+        self.live.append(live)
 
 
 class PagedMemory(Memory):
-    """A memory of pages. Requests do not tell how much is in use, so its log holds the levels themselves."""
+    """A memory whose requests do not tell how much is in use, so that its log holds the levels themselves.
 
-    __slots__ = ("levels", "pages")
+    level: bytes in use now, without and with padding.
+    """
 
-    def __init__(self, name: str, pages: PagedPool) -> None:
-        super().__init__(name, pages)
-        self.pages = pages
-        self.changes = self.levels = _Levels(pages)
+    __slots__ = ("level", "levels")
+
+    def __init__(self, name: str, pool: Pool, level: Callable[[], tuple[int, int]]) -> None:
+        super().__init__(name, pool)
+        self.level = level
+        self.changes = self.levels = _Levels(self)
 
     def note(self, now: int) -> None:
         """Log what is in use, where that is another level than before."""
-        if not self.levels or self.levels[-1] != self.pages.used:
+        if not self.levels or self.levels[-1] != self.level()[1]:
             self.log(now, 0)
 
     def curve(self) -> MemoryCurve:
         """The use over time."""
         times, live, used = (np.array(column, dtype=np.int64) for column in (self.times, self.levels.live, self.levels))
-        return MemoryCurve(times, live, used, self.pages.capacity)
+        return MemoryCurve(times, live, used, self.pool.capacity)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,8 +112,11 @@ class Faults:
             write_back_clean=how.write_back_clean,
             reclaim=reclaim,
         )
-        self.paged = PagedMemory("device", self.pages)
-        self.memory: Memory = self.paged
+        pages = self.pages
+        self.device = PagedMemory("device", pages, lambda: (pages.live, pages.used))
+        self.away = PagedMemory("host", CountingPool(None), lambda: (pages.away, pages.away))
+        self.memory: Memory = self.device
+        self.host: Memory = self.away
         ways = node.link.d2h_bandwidth, node.link.h2d_bandwidth
         self.rates = ways if how.bandwidth is None else (min(ways[0], how.bandwidth), min(ways[1], how.bandwidth))
         self.latency_ns = node.link.latency_ns
@@ -132,11 +140,16 @@ class Faults:
             return ()
         return (f"{pages:,} page faults in {batches:,} batches in the last iteration",)
 
+    def _note(self) -> None:
+        now = int(self.env.now)
+        self.device.note(now)
+        self.away.note(now)
+
     def _go_on(self, kernel: _Kernel) -> None:
         """It visits pages until some must come, or computes if all have been visited."""
         now = int(self.env.now)
         batch = next(kernel.walk, None)
-        self.paged.note(now)
+        self._note()
         if batch is None:
             kernel.stream.starts.append(now)
             kernel.stream.arm(self.graph.durations[kernel.number])
@@ -181,7 +194,7 @@ class Faults:
         if not kernel.batch:
             self.lanes.wait(stream, kernel.since, now, wanted)
             return 0
-        self.paged.note(now)
+        self._note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
         faults += sum(absent.bit_count() for absent, _ in kernel.batch.values())
         self.counts[stream.iteration] = batches + 1, faults

@@ -49,6 +49,7 @@ class RemoteAccess:
         # In host memory blocks are as they are, not as a copy makes them.
         self.graph = replace(graph, copy_sizes=graph.sizes)
         self.memory = Memory("device", CountingPool(capacity))
+        self.host = Memory("host", CountingPool(node.host.pinned_memory))
         self.lanes = lanes
         self.settled: Callable[[], None] = _nobody
         self.link = node.link

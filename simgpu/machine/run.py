@@ -111,7 +111,7 @@ def run_program(
     if unmoved is None:
         code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
     else:
-        graph, devices = unmoved.graph, [unmoved.memory]
+        graph, devices, host = unmoved.graph, [unmoved.memory], unmoved.host
         code = translate(program, graph, devices, host, driver=unmoved, streams=unmoved.lanes.streams)
     executor = Executor(env, code, node, (*devices, host), iterations)
     if unmoved:

@@ -94,9 +94,9 @@ class PagedPool:
     """The pages of all blocks in a memory of `capacity` bytes, None for unlimited.
 
     sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; write_back_clean: as in
-    `simgpu.program.paging.Paged`. reclaim: the hook. live, used: bytes of device memory, without and with padding.
-    As a `Pool` it never makes anybody wait: acquiring blocks gives them their values, in free memory or else on the
-    host, and releasing them lets go of their pages anywhere.
+    `simgpu.program.paging.Paged`. reclaim: the hook. live, used: bytes of device memory, without and with padding;
+    away: bytes whose values are on the host alone. As a `Pool` it never makes anybody wait: acquiring blocks gives them
+    their values, in free memory or else on the host, and releasing them lets go of their pages anywhere.
 
     >>> pool = PagedPool([150, 100], 200, page=100, chunk=100, fault_batch=1)
     >>> def moved(b):
@@ -135,6 +135,7 @@ class PagedPool:
         self.residents = Residents(OrderedDict(), OrderedDict())
         self.live = 0
         self.used = 0
+        self.away = 0
         self.high_water = 0
         self._chunks: dict[int, list[Chunk]] = {}
 
@@ -262,7 +263,9 @@ class PagedPool:
         back: Parts = []
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
-            _append(back, chunk.block, self.bytes_of(chunk, pages & chunk.stored))
+            brought = self.bytes_of(chunk, pages & chunk.stored)
+            self.away -= brought
+            _append(back, chunk.block, brought)
         return Migration(out, back)
 
     def arrive(self, batch: Batch) -> None:
@@ -276,6 +279,7 @@ class PagedPool:
         """A chunk's pages leave; returns how many bytes are copied for that."""
         copied = self.bytes_of(chunk, chunk.here if self.write_back_clean else chunk.dirty)
         chunk.stored |= chunk.here
+        self.away += self.bytes_of(chunk, chunk.here)
         self._drop(chunk)
         return copied
 
@@ -313,16 +317,19 @@ class PagedPool:
         for b, _ in request[2]:
             for chunk in self.chunks(b):
                 absent = chunk.full & ~chunk.here
+                self.away -= self.bytes_of(chunk, absent & chunk.stored)
                 chunk.stored &= ~absent
                 taken, left = self._split(chunk, absent, absent.bit_count()) if absent else (0, 0)
                 self._visit(chunk, chunk.here, taken, written=True)
                 chunk.stored |= left
+                self.away += self.bytes_of(chunk, left)
         return True
 
     def release(self, request: Request) -> None:
         """Let go of all pages of blocks, here and on the host; their values are lost."""
         for b, _ in request[2]:
             for chunk in self._chunks.pop(b, ()):
+                self.away -= self.bytes_of(chunk, chunk.stored & ~chunk.here)
                 if chunk.here:
                     self._drop(chunk)
 

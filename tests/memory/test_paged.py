@@ -1,0 +1,237 @@
+"""Pages come by faults and leave by chunks; against a plain implementation, and in closed form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import ProgramError
+from simgpu.memory.paged import Chunk, Migration, NoRoomError, PagedPool, Reclaim, Residents, least_recently_touched
+from tests.machine.paged_reference import PlainPages
+
+
+def first_to_arrive(residents: Residents) -> Chunk:
+    return next(iter(residents.arrived))
+
+
+def pool_of(
+    sizes: Sequence[int],
+    capacity: int,
+    *,
+    page: int = 10,
+    chunk: int = 10,
+    fault_batch: int = 1,
+    write_back_clean: bool = True,
+    reclaim: Reclaim = least_recently_touched,
+) -> PagedPool:
+    return PagedPool(
+        sizes,
+        capacity,
+        page=page,
+        chunk=chunk,
+        fault_batch=fault_batch,
+        write_back_clean=write_back_clean,
+        reclaim=reclaim,
+    )
+
+
+def touch(pool: PagedPool, b: int, *, written: bool = False) -> list[Migration]:
+    """What moves when all of a block is visited in order."""
+    return [*moving(pool, pool.whole(b, written=written))]
+
+
+def moving(pool: PagedPool, visits: Iterator[tuple[Chunk, int, bool]]) -> Iterator[Migration]:
+    for batch in pool.walk(visits):
+        yield pool.serve(batch)
+        pool.arrive(batch)
+
+
+def give(pool: PagedPool, *blocks: int) -> None:
+    assert pool.acquire(pool.prepare(blocks, [pool.sizes[b] for b in blocks]))
+
+
+def let_go(pool: PagedPool, *blocks: int) -> None:
+    pool.release(pool.prepare(blocks, [pool.sizes[b] for b in blocks]))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[PagedPool, PlainPages, list[tuple[str, int, list[tuple[int, bool]]]]]:
+    """Two equal memories, and what happens to their blocks."""
+    page, per_chunk, batch = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))
+    # Any batch fits.
+    capacity = draw(st.integers(batch * page, max(sum(sizes), batch * page)))
+    clean, by_arrival = draw(st.booleans()), draw(st.booleans())
+    pool = pool_of(
+        sizes,
+        capacity,
+        page=page,
+        chunk=page * per_chunk,
+        fault_batch=batch,
+        write_back_clean=clean,
+        reclaim=first_to_arrive if by_arrival else least_recently_touched,
+    )
+    plain = PlainPages(sizes, capacity, page, per_chunk, batch, clean, by_arrival)
+    one = st.tuples(st.sampled_from(["whole", "whole", "pages", "give", "let go"]), st.integers(0, len(sizes) - 1))
+    events = []
+    for what, b in draw(st.lists(one, max_size=15)):
+        pages = len(plain.pages(b))
+        few = st.lists(st.tuples(st.integers(0, pages - 1), st.booleans()), max_size=12) if pages else st.just([])
+        events.append((what, b, draw(few) if what == "pages" else [(0, draw(st.booleans()))]))
+    return pool, plain, events
+
+
+@settings(deadline=None, max_examples=400)
+@given(histories())
+def test_agrees_with_the_plain_implementation_page_by_page(
+    history: tuple[PagedPool, PlainPages, list[tuple[str, int, list[tuple[int, bool]]]]],
+):
+    pool, plain, events = history
+    for what, b, visits in events:
+        if what == "give":
+            give(pool, b)
+            plain.give(b)
+        elif what == "let go":
+            let_go(pool, b)
+            plain.forget(b)
+        else:
+            if what == "whole":
+                written = visits[0][1]
+                expected = plain.kernel([(page, written) for page in plain.pages(b)])
+                found = touch(pool, b, written=written)
+            else:
+                expected = plain.kernel([((b, page), written) for page, written in visits])
+                chunks, each = pool.chunks(b), pool.pages_of_chunk
+                single = ((chunks[page // each], 1 << page % each, written) for page, written in visits)
+                found = [*moving(pool, single)]
+            assert [tuple(map(_by_block, migration)) for migration in found] == [
+                tuple(_by_block([(page[0], plain.size(page)) for page in pages]) for pages in moved)
+                for moved in expected
+            ]
+        assert pool.used == plain.used <= plain.capacity
+        assert pool.away == sum(map(plain.size, plain.stored - plain.here))
+        assert [(chunk.block, chunk.index) for chunk in pool.residents.touched] == plain.touched
+        assert [(chunk.block, chunk.index) for chunk in pool.residents.arrived] == plain.arrived
+        for order in pool.residents:
+            for chunk in order:
+                pages = [(chunk.block, chunk.index * plain.per_chunk + bit) for bit in range(plain.per_chunk)]
+                assert chunk.here == sum((page in plain.here) << bit for bit, page in enumerate(pages))
+                assert chunk.dirty == sum((page in plain.dirty) << bit for bit, page in enumerate(pages))
+
+
+def _by_block(parts: Sequence[tuple[int, int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for b, size in parts:
+        total[b] += size
+    return +total
+
+
+@settings(deadline=None)
+@given(st.integers(2, 12), st.data())
+def test_lru_misses_every_page_of_a_cyclic_walk_that_is_one_page_too_long(pages: int, data: st.DataObject):
+    room = data.draw(st.integers(1, pages - 1))
+    pool = pool_of([10 * pages], 10 * room)
+    touch(pool, 0, written=True)
+    for _ in range(3):
+        moved = touch(pool, 0)
+        assert len(moved) == pages
+        assert moved == [Migration([(0, 10)], [(0, 10)])] * pages
+
+
+def test_a_walk_that_fits_faults_never_again():
+    pool = pool_of([100], 100)
+    give(pool, 0)
+    assert touch(pool, 0) == touch(pool, 0, written=True) == []
+
+
+def test_what_the_hook_picks_leaves():
+    """Block 0 came first and is touched again: LRU keeps it, first in first out does not."""
+    left = {}
+    for name, hook in (("lru", least_recently_touched), ("fifo", first_to_arrive)):
+        pool = pool_of([10, 10, 10], 20, reclaim=hook)
+        give(pool, 0, 1)
+        touch(pool, 0)
+        left[name] = touch(pool, 2)
+    assert left == {"lru": [Migration([(1, 10)], [])], "fifo": [Migration([(0, 10)], [])]}
+
+
+def test_a_hook_that_picks_what_is_not_there_is_refused():
+    pool = pool_of([10, 10], 10, reclaim=lambda residents: Chunk(5, 0, 1))
+    give(pool, 0)
+    with pytest.raises(ProgramError, match="not in device memory"):
+        touch(pool, 1)
+
+
+def test_a_chunk_leaves_as_a_whole_and_its_pages_come_one_by_one():
+    pool = pool_of([40, 20], 40, chunk=40, fault_batch=2)
+    give(pool, 0)
+    assert touch(pool, 1) == [Migration([(0, 40)], [])]
+    # Blocks 1's pages and two of block 0's fit; the second batch lets block 1 go.
+    assert touch(pool, 0) == [Migration([], [(0, 20)]), Migration([(1, 20)], [(0, 20)])]
+
+
+def test_clean_pages_are_copied_out_unless_told_otherwise():
+    moved = {}
+    for clean in (True, False):
+        pool = pool_of([10, 10], 10, write_back_clean=clean)
+        give(pool, 0)
+        touch(pool, 1)
+        touch(pool, 0)
+        moved[clean] = touch(pool, 1) + touch(pool, 0, written=True) + touch(pool, 1)
+    there_and_back = [Migration([(0, 10)], [(1, 10)]), Migration([(1, 10)], [(0, 10)]), Migration([(0, 10)], [(1, 10)])]
+    assert moved[True] == there_and_back
+    assert moved[False] == [Migration([], [(1, 10)]), Migration([], [(0, 10)]), Migration([(0, 10)], [(1, 10)])]
+
+
+def test_values_are_made_in_free_memory_without_a_fault_and_need_no_bytes():
+    pool = pool_of([30, 20], 40, fault_batch=8)
+    assert touch(pool, 0, written=True) == []
+    # One of two pages finds free memory, the other makes the oldest of block 0 leave.
+    assert touch(pool, 1, written=True) == [Migration([(0, 10)], [])]
+
+
+def test_what_is_let_go_of_is_copied_nowhere_and_fresh_when_it_returns():
+    pool = pool_of([20, 20], 20)
+    touch(pool, 0, written=True)
+    let_go(pool, 0)
+    assert pool.used == 0
+    assert touch(pool, 1, written=True) == []
+    touch(pool, 0, written=True)
+    let_go(pool, 1)
+    assert touch(pool, 1, written=True) == [Migration([(0, 10)], []), Migration([(0, 10)], [])]
+
+
+def test_a_batch_larger_than_the_memory_is_refused():
+    pool = pool_of([30, 50], 30, fault_batch=4)
+    give(pool, 0, 1)  # block 1 is left on the host
+    with pytest.raises(NoRoomError) as caught:
+        touch(pool, 1)
+    assert caught.value.need == 40
+
+
+def test_blocks_are_packed_and_padding_is_told_apart():
+    pool = PagedPool([25, 7], 100, 4, page=10, chunk=20, fault_batch=1)
+    give(pool, 0, 1)
+    assert (pool.live, pool.used, pool.high_water) == (32, 36, 36)
+    let_go(pool, 0)
+    assert (pool.live, pool.used, pool.high_water) == (7, 8, 36)
+
+
+def test_equal_states_have_the_same_pages_in_the_same_orders():
+    def state(*order: int) -> object:
+        pool = pool_of([10, 10], 40)
+        give(pool, 0, 1)
+        for b in order:
+            touch(pool, b)
+        return pool.state()
+
+    assert state(0, 1) == state() != state(1, 0)
+
+
+def test_offsets_are_refused():
+    with pytest.raises(ProgramError, match="offsets"):
+        pool_of([10], 10).prepare([0], [10], [0])
