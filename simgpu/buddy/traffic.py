@@ -9,7 +9,7 @@ Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how
   lies as it is, and only the sectors asked for move. Entries that are all zero are told by their metadata alone.
 * Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
   device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other
-  walk moves a whole sector for each.
+  walk moves a whole sector for each that it needs.
 * A write of some sectors of a compressed entry has to read it first.
 * Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
 """
@@ -17,6 +17,7 @@ Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import comb
 from typing import NamedTuple
 
 from simgpu.buddy.streams import Walk
@@ -27,12 +28,15 @@ from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
 from simgpu.memory.transfer import stream_ns
 from simgpu.trace.model import AccessOrder
 
+#: What a visit moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
+_PARTS = 12
+
 
 class Moved(NamedTuple):
-    """Bytes of a walk, and how many of its visits wait longer.
+    """Bytes of a walk, and for how many of those asked its visits wait longer.
 
     asked: without compression. device: to or from device memory. read, written: from and to buddy memory.
-    decompressed: visits that read a compressed entry; far: visits that read buddy memory.
+    decompressed: asked by visits that read a compressed entry; far: asked by visits that read buddy memory.
     """
 
     asked: int = 0
@@ -50,51 +54,63 @@ class Moved(NamedTuple):
 def moved_by(walk: Walk, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY) -> Moved:
     """What a walk through a block moves; parts of an entry are rounded up for the whole walk.
 
-    counts: the block's entries by size, None where nothing is known of it; target: bytes of device memory to an entry.
+    counts: the block's entries by size; where nothing is known of it, None, which counts as incompressible. target:
+    bytes of device memory to an entry.
 
     >>> dense = Walk(0, 10, False, AccessOrder.SEQUENTIAL, 4, visits=10)
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
-    Moved(asked=1280, device=512, read=256, written=0, decompressed=4, far=4)
+    Moved(asked=1280, device=512, read=256, written=0, decompressed=512, far=512)
     """
     asked = SECTOR_BYTES * walk.sectors * walk.visits
-    if counts is None or (target == RAW and mode is BuddyMode.CAPACITY):
+    if target == RAW and (counts is None or mode is BuddyMode.CAPACITY):
         return Moved(asked, asked)
+    if counts is None:
+        counts = (*(0 for _ in ENTRY_SIZES[1:]), walk.entries)
     once = [_of_class(walk, size, sectors, target, mode) for size, sectors in zip(ENTRY_SIZES, SECTORS, strict=True)]
     sums = [sum(count * each[part] for count, each in zip(counts, once, strict=True)) for part in range(1, 6)]
-    # `once` counts in quarters: of an entry that does not compress, a sector asked for may be any of the four.
-    return Moved(asked, *(-(-total * walk.visits // (4 * walk.entries)) for total in sums))
+    return Moved(asked, *(-(-total * walk.visits // (_PARTS * walk.entries)) for total in sums))
 
 
 def _of_class(walk: Walk, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
-    """One visit to an entry of one size, everything times four."""
-    asked, in_part = walk.sectors, walk.sectors < 4
+    """One visit to an entry of one size, everything times `_PARTS`."""
+    asked, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
+    reads = not walk.write or in_part
     if mode is BuddyMode.BANDWIDTH_ONLY:
         if size == ENTRY_BYTES:
-            return Moved(0, 4 * SECTOR_BYTES * asked)
+            return Moved(0, asked)
         times = 2 if walk.write and in_part else 1
-        reads = not walk.write or in_part
-        return Moved(0, 4 * SECTOR_BYTES * max(sectors, 1) * times, decompressed=4 if reads else 0)
+        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=asked if reads else 0)
     if size == 0:
         return Moved()
     if size == ENTRY_BYTES:
-        near = asked * target
-        beyond = 4 * SECTOR_BYTES * asked - near
-        near = _from_device(near, walk, target)
-        # Of the sectors asked for, any may be one beyond the target.
-        far = min(4, -(-asked * (ENTRY_BYTES - target) // SECTOR_BYTES))
-        return Moved(0, near, 0, beyond) if walk.write else Moved(0, near, beyond, 0, 0, far)
-    near = _from_device(4 * min(SECTOR_BYTES * sectors, target), walk, target)
-    beyond = 4 * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
-    far = 4 if beyond else 0
+        return _of_incompressible(walk, target)
+    near = _PARTS * min(SECTOR_BYTES * sectors, target)
+    if _alone(walk, target):
+        near = _PARTS * SECTOR_BYTES
+    beyond = _PARTS * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
+    far = asked if beyond else 0
     if not walk.write:
-        return Moved(0, near, beyond, 0, 4, far)
-    return Moved(0, 2 * near, beyond, beyond, 4, far) if in_part else Moved(0, near, 0, beyond)
+        return Moved(0, near, beyond, 0, asked, far)
+    return Moved(0, 2 * near, beyond, beyond, asked, far) if in_part else Moved(0, near, 0, beyond)
 
 
-def _from_device(near: int, walk: Walk, target: int) -> int:
-    """Bytes, times four, that come from device memory for `near` of them that lie there."""
-    whole = target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
-    return 4 * SECTOR_BYTES if whole else near
+def _of_incompressible(walk: Walk, target: int) -> Moved:
+    """One visit to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
+    asked = _PARTS * SECTOR_BYTES * walk.sectors
+    near = asked * target // ENTRY_BYTES
+    beyond = asked - near
+    if _alone(walk, target):
+        # Only the first sector has a part in device memory.
+        near = asked // 4
+    if walk.write:
+        return Moved(0, near, 0, beyond)
+    within = target // SECTOR_BYTES
+    return Moved(0, near, beyond, 0, 0, asked - asked * comb(within, walk.sectors) // comb(4, walk.sectors))
+
+
+def _alone(walk: Walk, target: int) -> bool:
+    """Whether a visit has nobody beside it for the others that share its sector of device memory."""
+    return target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
 
 
 def demand_of(
@@ -122,19 +138,14 @@ def demand_of(
     waits = moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
     if visits:
         waits += -(-moved.far * misses * latency // visits)
-    entries = -(-moved.asked // ENTRY_BYTES)
+    without = moved.asked * latency
     return Demand(
-        max(stream_ns(moved.asked, dram), _waiting_ns(entries * latency, buddy)),
-        max(stream_ns(moved.device + metadata, dram), _waiting_ns(entries * latency + waits, buddy)),
+        max(stream_ns(moved.asked, dram), -(-without // buddy.in_flight)),
+        max(stream_ns(moved.device + metadata, dram), -(-(without + waits) // buddy.in_flight)),
         moved.read,
         moved.written,
         link_ns(moved.read, moved.written, link),
     )
-
-
-def _waiting_ns(waits: int, buddy: BuddySpec) -> int:
-    """Time for visits that together wait so long, as many at once as fit in flight."""
-    return -(-waits * ENTRY_BYTES // buddy.in_flight)
 
 
 def link_ns(read: int, written: int, link: LinkSpec) -> int:
