@@ -82,13 +82,11 @@ def heat_map(snapshots: Snapshots) -> HeatMap | None:
     there = np.zeros(taken.shape)
     bands = []
     for (name, classes), place in zip(known, places, strict=True):
-        first, offset = divmod(place, row_entries)
-        sizes = np.pad(
-            _mean_sizes(classes), (offset, -(offset + classes[0].size) % row_entries), constant_values=np.nan
-        )
-        folded = sizes.reshape(-1, per_row, PAGE_ENTRIES)
-        taken[first : first + len(folded)] += np.nansum(folded, axis=1)
-        there[first : first + len(folded)] += np.isfinite(folded).sum(axis=1)
+        first, before = divmod(place, row_entries)
+        around = (before, -(before + classes[0].size) % row_entries)
+        sums = _by_row(np.pad(_summed_sizes(classes), around), per_row)
+        taken[first : first + len(sums)] += sums / len(classes)
+        there[first : first + len(sums)] += _by_row(np.pad(np.ones(classes[0].size, np.uint32), around), per_row)
         bands.append(Band(name, place / row_entries, classes[0].size / row_entries))
     rows = np.full(taken.shape, np.nan)
     np.divide(taken, there, out=rows, where=there > 0)
@@ -106,10 +104,15 @@ def _places(sizes: Sequence[int]) -> Iterator[int]:
         free = at + size
 
 
-def _mean_sizes(classes: tuple[Classes, ...]) -> NDArray[np.float32]:
-    """Compressed bytes of each entry, mean over its snapshots."""
+def _summed_sizes(classes: tuple[Classes, ...]) -> NDArray[np.uint32]:
+    """Compressed bytes of each entry, summed over its snapshots."""
     sizes = np.array(ENTRY_SIZES, np.uint32)
     taken = np.zeros(classes[0].size, np.uint32)
     for each in classes:
         taken += sizes[each]
-    return (taken / len(classes)).astype(np.float32)
+    return taken
+
+
+def _by_row(entries: NDArray[np.uint32], pages: int) -> NDArray[np.uint64]:
+    """Sums over the pages of each row, for each entry of a page: whole numbers, so that no order of adding shows."""
+    return np.asarray(entries.reshape(-1, pages, PAGE_ENTRIES).sum(axis=1, dtype=np.uint64))
