@@ -51,7 +51,7 @@ def spheres(side: int, solid: float) -> Fluid:
     Spheres overlap and have a seventh of the side as diameter, at least four sites.
 
     >>> round(float(spheres(16, 0.3).mean()), 3)
-    0.698
+    0.696
     """
     radius = max(2.0, side / 14)
     fluid = np.ones((side,) * 3, bool)

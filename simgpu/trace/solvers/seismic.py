@@ -30,8 +30,6 @@ _EARTH = ((0.35, 1800.0, 900.0, 2000.0), (0.7, 2500.0, 1400.0, 2200.0), (1.0, 33
 _SPACING = 10.0
 #: Time step as a share of the longest stable one.
 _COURANT = 0.9
-#: Points of the slowest P wave to a wave length at the source's frequency.
-_POINTS = 10
 #: Of a derivative: difference, memory variable, their sum.
 _DERIVATIVE_FLOPS = 1 + 3 + 1
 
@@ -40,8 +38,10 @@ _DERIVATIVE_FLOPS = 1 + 3 + 1
 class Seismic(Solver):
     """Elastic waves in a cube of `size` points a side.
 
-    border: points of the absorbing layer on every side; 0 makes the walls reflect. earth: layers from the top, each the
-    share of the depth at which it ends, its P and S speeds in m/s and density in kg/m3.
+    border: points of the absorbing layer on every side; 0 makes the walls reflect. steps_per_point: how long it runs,
+    in time steps for each point of a side; in 2 the fastest P wave crosses the cube about once. points: in a wave
+    length of the slowest P wave at the source's frequency. earth: layers from the top, each the share of the depth at
+    which it ends, its P and S speeds in m/s and density in kg/m3.
 
     >>> solver = Seismic(size=16)
     >>> first, last = solver.snapshots(2)
@@ -58,6 +58,8 @@ class Seismic(Solver):
 
     size: int = usual_size
     border: int = 5
+    steps_per_point: int = 2
+    points: int = 10
     earth: tuple[tuple[float, float, float, float], ...] = _EARTH
 
     def __post_init__(self) -> None:
@@ -65,8 +67,8 @@ class Seismic(Solver):
 
     @property
     def steps(self) -> int:
-        """Time steps: twice as many as points a side, in which the fastest P wave crosses the cube about once."""
-        return 2 * self.size
+        """Time steps."""
+        return self.steps_per_point * self.size
 
     @property
     def dt(self) -> float:
@@ -76,7 +78,7 @@ class Seismic(Solver):
     @property
     def frequency(self) -> float:
         """Hertz of the source."""
-        return min(layer[1] for layer in self.earth) / (_POINTS * _SPACING)
+        return min(layer[1] for layer in self.earth) / (self.points * _SPACING)
 
     @property
     def source(self) -> tuple[int, int, int]:
@@ -128,7 +130,7 @@ class Seismic(Solver):
         Neighbouring planes come from the L2 cache, which holds several of each array. Thread blocks take whole planes
         and run side by side, so that memory sees all planes visited in step: strides of one plane.
         """
-        kernels = [self._kernel("normal_stresses", elastic.NORMAL, ("lambda", "mu"), 5 + 3 * 5)]
+        kernels = [self._kernel("normal_stresses", elastic.NORMAL, ("lambda", "mu"), 3 + 3 * 5)]
         kernels += [self._kernel(f"stress_{name}", (name,), ("mu",), 4) for name in ("sxy", "sxz", "syz")]
         kernels += [self._kernel(f"velocity_{name}", (name,), ("buoyancy",), 5) for name in elastic.VELOCITIES]
         return tuple(kernels)
