@@ -6,6 +6,7 @@ Loads matplotlib, so import it only where something is drawn.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,6 +30,8 @@ _LABEL_SHARE = 0.019
 #: An allocation that takes less of the height is not told apart from its neighbours.
 _LEAST_SHARE = 0.004
 _LONGEST_LABEL = 34
+#: Of a title, that an inch holds.
+_TITLE_CHARACTERS = 12
 #: Axes of shares reach at least this, so that next to nothing looks like it.
 _LEAST_TOP = 0.01
 _BAR, _CHOSEN, _LINE = "#99BBDD", "#4477AA", "#222222"
@@ -73,7 +76,7 @@ def plot_heatmap(
     bar = figure.colorbar(image, ax=ax, ticks=_NAMED_BYTES, fraction=0.04, pad=0.02)
     bar.set_label(f"compressed bytes of an entry{f', mean of {of}' if of else ''}", fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _head(figure, title)
     return figure
 
 
@@ -117,7 +120,7 @@ def plot_thresholds(
         _write(lower, at, share, f"{share:.2%}")
     for ax in (upper, lower):
         _plain(ax)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _head(figure, title)
     return figure
 
 
@@ -148,7 +151,7 @@ def plot_drift(shares: Mapping[str, float], ratio: float, *, title: str) -> RunF
     ax.set_xlabel(f"snapshot, at the constant ratio {ratio:.2f}x")
     ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.02), frameon=False, fontsize=8, borderaxespad=0.0)
     _plain(ax)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _head(figure, title)
     return figure
 
 
@@ -169,6 +172,12 @@ def _short(label: str) -> str:
 
 def _write(ax: Axes, x: float, y: float, text: str, ink: str = "black") -> None:
     ax.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=ink)
+
+
+def _head(figure: RunFigure, title: str) -> None:
+    """The title above everything, in as many lines as it takes."""
+    wide = int(_TITLE_CHARACTERS * figure.get_figwidth())
+    figure.suptitle(textwrap.fill(title, wide), x=0.01, ha="left", fontsize=10)
 
 
 def _plain(ax: Axes) -> None:

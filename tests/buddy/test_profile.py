@@ -245,6 +245,15 @@ def test_pictures_say_what_they_show(profile: BuddyProfile) -> None:
     assert all(profile.plot(picture).get_suptitle() == profile.caption for picture in ("heatmap", "threshold", "drift"))
 
 
+def test_a_long_title_is_broken_into_lines() -> None:
+    about = " ".join(["where it comes from"] * 10)
+    found = profile_snapshots(collect("a program", ["now"], [{"a": entries((10, 0))}], about))
+    for picture in ("heatmap", "threshold", "drift"):
+        title = found.plot(picture).get_suptitle()
+        assert " ".join(title.split()) == found.caption
+        assert max(map(len, title.splitlines())) <= 96
+
+
 def test_pictures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> None:
     with pytest.raises(InputError, match="no picture 'heat'; did you mean 'heatmap'"):
         profile.plot("heat")  # type: ignore[arg-type]
