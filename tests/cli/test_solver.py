@@ -1,0 +1,110 @@
+"""``simgpu solver``: what it lists, what it builds and tells, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simgpu.buddy.stored import load_entries
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Origin
+from simgpu.trace.solvers.catalogue import SOLVERS
+from tests.cli.cli_helpers import simgpu
+
+
+def built(out: Path, *more: object, solver: str = "ep") -> tuple[int, str, str]:
+    done = simgpu("solver", "build", solver, "--size", 64, "-o", out, *more)
+    return done.exit_code, " ".join(done.stdout.split()), done.stderr
+
+
+def test_list_names_every_solver_and_of_whose_kind_it_is() -> None:
+    done = simgpu("solver", "list")
+    assert done.exit_code == 0
+    told = " ".join(done.stdout.split())
+    for name, solver in SOLVERS.items():
+        assert f"{name} {solver.like}" in told
+
+
+def test_build_writes_a_trace_with_its_entries(tmp_path: Path) -> None:
+    code, told, _ = built(tmp_path / "out")
+    assert code == 0
+    trace, entries = read_trace(tmp_path / "out"), load_entries(tmp_path / "out" / "entries.npz")
+    assert (trace.info.model, trace.info.origin) == ("ep", Origin.MODELLED)
+    assert {row.epoch for row in trace.compressibility} == set(range(10))
+    assert [each.name for each in entries.allocations] == [block.id for block in trace.blocks]
+    assert entries.labels == tuple(f"step {step}" for step in range(4, 41, 4))
+    assert "352.ep, none of whose code is here" in told and "measured 64 threads" in told
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert built(tmp_path / name)[0] == 0
+    for file in ("trace.yaml", "kernels.csv", "blocks.csv", "compressibility.csv", "entries.npz"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
+    arrays = tmp_path / "arrays"
+    code, told, _ = built(tmp_path / "out", "--snapshots", 2, "--arrays", arrays)
+    assert code == 0 and f"arrays written to {arrays}" in told
+    assert sorted(folder.name for folder in arrays.iterdir()) == ["step-20", "step-40"]
+    assert np.load(arrays / "step-40" / "tally0.npy").sum() > np.load(arrays / "step-20" / "tally0.npy").sum()
+    of_arrays, of_trace = (simgpu("buddy", "profile", path, "-q") for path in (arrays, tmp_path / "out"))
+    assert of_arrays.exit_code == of_trace.exit_code == 0
+    tables = [done.stdout.partition("design")[2].partition("entries are those")[0] for done in (of_arrays, of_trace)]
+    assert tables[0].strip() == tables[1].strip() != ""
+    assert "entries are those of a smaller run" in " ".join(of_trace.stdout.split())
+
+
+def test_entries_of_another_run_are_refused(tmp_path: Path) -> None:
+    assert built(tmp_path / "one")[0] == built(tmp_path / "two", "--snapshots", 3)[0] == 0
+    (tmp_path / "one" / "entries.npz").write_bytes((tmp_path / "two" / "entries.npz").read_bytes())
+    done = simgpu("buddy", "profile", tmp_path / "one")
+    assert done.exit_code == 2
+    assert "allocation seeds" in done.stderr
+
+
+def test_another_trace_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert built(out)[0] == 0
+    code, _, error = built(out, "--snapshots", 2)
+    assert code == 2 and "holds another trace" in error
+    assert built(out, "--snapshots", 2, "--force")[0] == 0
+    assert len(load_entries(out / "entries.npz").labels) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("cgg", "-o", "x"), "did you mean 'cg'"),
+        (("cg", "-o", "x", "--size", 1), "give at least 32"),
+        (("multigrid", "-o", "x", "--size", 20), "give a multiple of 32, at least 8"),
+        (("ep", "-o", "x", "--size", 64, "--snapshots", 41), "41 snapshots of a run of 40 steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_writes_nothing(
+    arguments: tuple[object, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = simgpu("solver", "build", *arguments)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.split())
+    assert not any(tmp_path.iterdir())
+
+
+def test_files_that_are_there_are_not_lost(tmp_path: Path) -> None:
+    arrays = tmp_path / "arrays"
+    arrays.mkdir()
+    (arrays / "mine.txt").write_text("mine")
+    code, _, error = built(tmp_path / "out", "--arrays", arrays)
+    assert code == 2 and "arrays" in error
+    assert [entry.name for entry in arrays.iterdir()] == ["mine.txt"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shipped_traces_run() -> None:
+    done = simgpu("run", "--trace", "hpc-cg", "--policy", "ideal", "--node", "p100", "-q")
+    assert done.exit_code == 0
+    assert simgpu("trace", "show", "hpc-cg").exit_code == 0
