@@ -16,6 +16,7 @@ from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.buddy.drift import overflow_over
 from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
@@ -105,6 +106,7 @@ class Result:
             read_bytes=sum(memory.demands[k].read for k in ran),
             written_bytes=sum(memory.demands[k].written for k in ran),
             hit_rate=1 - memory.misses / memory.visits if memory.visits else 1.0,
+            drift=overflow_over(graph),
         )
 
     @cached_property

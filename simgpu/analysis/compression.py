@@ -16,7 +16,8 @@ class Compression:
     ratio: bytes of all blocks over their bytes in device memory. overflow_share: share of their memory-entries that do
     not fit there, so that a part lies in buddy memory. buddy_peak_bytes: of buddy memory that live blocks owned at
     most, used or not. read_bytes, written_bytes: that kernels moved from and to it in the iteration. hit_rate: share of
-    the visits to compressed entries that found their metadata in the cache.
+    the visits to compressed entries that found their metadata in the cache. drift: of the entries in live blocks, the
+    share that overflows in each tenth of the iteration.
     """
 
     ratio: float
@@ -25,6 +26,7 @@ class Compression:
     read_bytes: int
     written_bytes: int
     hit_rate: float
+    drift: tuple[float, ...] = ()
 
     def rows(self) -> list[tuple[str, int | float | None, str]]:
         """Keys, values and units, as `simgpu.analysis.metrics.Metrics.rows` lists them."""

@@ -30,7 +30,7 @@ class Cell:
     of them. batch: samples in an iteration. parts: nanoseconds of all epochs' iterations by what they went to
     (`simgpu.analysis.breakdown.PARTS`), of GPU 0 where there are several. peak_bytes: of device memory, the largest of
     all epochs. ratio, overflow, metadata_hits: of compressed memory, as `simgpu.analysis.compression` has them, means
-    over the epochs; None where nothing is compressed.
+    over the epochs, and drift, of all epochs one after another; None and empty where nothing is compressed.
     """
 
     samples_per_s: float | None
@@ -50,6 +50,7 @@ class Cell:
     ratio: float | None = None
     overflow: float | None = None
     metadata_hits: float | None = None
+    drift: tuple[float, ...] = ()
 
     @property
     def failure(self) -> str:
