@@ -82,13 +82,16 @@ class WithFootprints:
             found = _named(self.profiled, block.id) or ()
             snapshots = tuple(scaled_counts(each, entries) for each in found)
             allocations.append(Allocation(block.id, block.bytes, snapshots))
-        return choose_targets(
+        chosen = choose_targets(
             allocations,
             threshold=buddy.threshold,
             granularity=buddy.granularity.value,
             mostly_zero=buddy.mostly_zero,
             largest_ratio=1 + buddy.carve_out,
         )
+        # A block of which whole entries would take more than its own bytes, such as a scalar, stays as it is.
+        known = zip(allocations, chosen, strict=True)
+        return tuple(target if each.entries * target < each.bytes else RAW for each, target in known)
 
     def _counts(self, graph: TaskGraph, b: int) -> Histogram | None:
         block = graph.blocks[b]
