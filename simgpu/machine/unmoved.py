@@ -26,8 +26,8 @@ from simgpu.program.paging import Paged
 class Unmoved(Protocol):
     """Drives the kernels of such a program.
 
-    graph: as the machine runs it. memory: the GPU's; host: the host's, as far as blocks lie there. lanes: what moves for
-    kernels. settled: must be set, and is called after every event that no stream hears of.
+    graph: as the machine runs it. memory: the GPU's; host: the host's, as far as blocks lie there. lanes: what moves
+    for kernels. settled: must be set, and is called after every event that no stream hears of.
     """
 
     graph: TaskGraph

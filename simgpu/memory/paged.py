@@ -12,8 +12,9 @@ blocks take no more memory together than in a pool. A page is
 * *here*, with the only good copy (*dirty*) or one that is as good on the host;
 * *stored* on the host alone.
 
-A visit to a page that is here touches its chunk. Pages that are not wait in a *batch* until it is full or the kernel
-has visited everything; then chunks leave until there is room, one at a time and each chosen by the policy's hook, and
+A visit to a page that is here touches its chunk. Pages that are not, and that are visited one after the other, wait in
+a *batch*; it ends when it is full, or with the next page that is here, since a kernel goes no further than the first
+page that it waits for. Then chunks leave until there is room, one at a time and each chosen by the policy's hook, and
 the pages of the batch come. Chunks of the batch that have pages here are touched before that, and all of them when it
 has come.
 """
@@ -179,17 +180,26 @@ class PagedPool:
         for chunk, pages, written in visits:
             rest = pages
             while rest:
-                entry = batch.get(chunk)
-                waiting = entry[0] if entry else 0
-                if entry and written:
-                    entry[1] |= rest & waiting
-                absent = rest & ~chunk.here & ~waiting
-                fresh, faulting = self._split(chunk, absent, room) if absent else (0, 0)
-                room -= faulting.bit_count()
-                # What lies behind the page that fills a batch is visited when the batch has come.
-                reached = rest if room else rest & ((1 << faulting.bit_length()) - 1)
-                self._visit(chunk, reached & chunk.here, fresh, written)
-                if faulting:
+                here = rest & chunk.here
+                if rest & -rest & here:
+                    if batch:
+                        # It may leave for what it waits for; so it is looked at anew.
+                        yield batch
+                        batch, room = {}, self.fault_batch
+                        continue
+                    reached = _before(rest, rest & ~here)
+                    self._visit(chunk, reached, written)
+                else:
+                    run = _before(rest, here)
+                    entry = batch.get(chunk)
+                    waiting = run & entry[0] if entry else 0
+                    fresh, faulting = self._split(chunk, run & ~waiting, room)
+                    room -= faulting.bit_count()
+                    # What lies behind the page that fills a batch is visited when the batch has come.
+                    reached = run if room else run & ((1 << faulting.bit_length()) - 1)
+                    if entry and written:
+                        entry[1] |= waiting & reached
+                    self._make(chunk, fresh)
                     self._add(batch, chunk, faulting, written)
                 rest &= ~reached
                 if not room:
@@ -220,21 +230,25 @@ class PagedPool:
                 room -= 1
         return taken, faulting
 
-    def _visit(self, chunk: Chunk, present: int, fresh: int, written: bool) -> None:
-        """Touch pages that are here, and give memory to fresh ones."""
+    def _visit(self, chunk: Chunk, present: int, written: bool) -> None:
+        """Touch pages that are here."""
+        if present:
+            self.residents.touched.move_to_end(chunk)
+            if written:
+                chunk.dirty |= present
+
+    def _make(self, chunk: Chunk, fresh: int) -> None:
+        """Give memory to pages that get a value."""
         if fresh:
             self._enter(chunk, fresh)
             chunk.here |= fresh
             chunk.dirty |= fresh
             self._came(chunk)
-        elif present:
-            self.residents.touched.move_to_end(chunk)
-        if written:
-            chunk.dirty |= present
 
     def _add(self, batch: Batch, chunk: Chunk, faulting: int, written: bool) -> None:
-        before, dirty = batch.pop(chunk, (0, 0))
-        batch[chunk] = [before | faulting, dirty | faulting if written else dirty]
+        if faulting:
+            before, dirty = batch.pop(chunk, (0, 0))
+            batch[chunk] = [before | faulting, dirty | faulting if written else dirty]
 
     # --- batches --------------------------------------------------------------------------------------------
 
@@ -319,8 +333,9 @@ class PagedPool:
                 absent = chunk.full & ~chunk.here
                 self.away -= self.bytes_of(chunk, absent & chunk.stored)
                 chunk.stored &= ~absent
-                taken, left = self._split(chunk, absent, absent.bit_count()) if absent else (0, 0)
-                self._visit(chunk, chunk.here, taken, written=True)
+                taken, left = self._split(chunk, absent, absent.bit_count())
+                self._visit(chunk, chunk.here, written=True)
+                self._make(chunk, taken)
                 chunk.stored |= left
                 self.away += self.bytes_of(chunk, left)
         return True
@@ -348,6 +363,15 @@ class PagedPool:
         )
         touched = tuple((chunk.block, chunk.index, chunk.here, chunk.dirty) for chunk in self.residents.touched)
         return touched, tuple((chunk.block, chunk.index) for chunk in self.residents.arrived), tuple(stored)
+
+
+def _before(pages: int, others: int) -> int:
+    """The pages in front of the first of the others, all if there is none.
+
+    >>> bin(_before(0b110110, 0b001000)), bin(_before(0b110110, 0))
+    ('0b110', '0b110110')
+    """
+    return pages & ((others & -others) - 1) if others else pages
 
 
 def _lowest(pages: int, count: int) -> int:

@@ -49,6 +49,9 @@ class PlainPages:
         moved = []
         batch: dict[Page, bool] = {}
         for page, written in visits:
+            if page in self.here and batch:
+                moved.append(self.serve(batch))
+                batch = {}
             if page in self.here:
                 self.last(self.touched, self.chunk(page))
                 if written:

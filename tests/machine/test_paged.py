@@ -1,0 +1,336 @@
+"""Unified Memory over time: in closed form, against the plain pages, and what must hold of any run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.analysis.breakdown import breakdown
+from simgpu.buddy.streams import Walk, seed_of, stream_of
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.machine.run import Run, run_program
+from simgpu.memory.paged import Chunk, Residents, least_recently_touched
+from simgpu.memory.transfer import stream_ns
+from simgpu.program.instructions import Launch, Provide, Release
+from simgpu.program.lowering import lower
+from simgpu.program.paging import Paged
+from simgpu.program.placement import Placement
+from simgpu.program.residency import on_demand
+from simgpu.program.verify import verify
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Access, AccessOrder
+from tests.machine.paged_reference import Page, PlainPages
+from tests.semantics.hand_made import GB, block, graph, held, kernel, node, times
+from tests.semantics.random_traces import traces
+
+#: One page to a chunk and to a batch: at 1 GB/s a page takes 128 ns each way.
+SINGLE = Paged(page=128, chunk=128, fault_batch=1, fault_latency_ns=1000)
+FAULT, OUT, IN = SpanKind.STALL_DEVICE_MEMORY, SpanKind.COPY_OUT, SpanKind.COPY_IN
+
+
+def run(
+    tasks: TaskGraph, how: Paged, budget: int | None, *, on: NodeSpec | None = None, iterations: int = 3, **more: object
+) -> Run:
+    program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
+    verify(program, tasks, capacity=budget)
+    return run_program(program, tasks, on or node(), budget=budget, iterations=iterations, **more)  # type: ignore[arg-type]
+
+
+def lasted(result: Run) -> list[int]:
+    """Nanoseconds of each iteration."""
+    windows = (result.timeline.window(i) for i in range(len(result.timeline.iteration_ends_ns)))
+    return [end - start for start, end in windows]
+
+
+def two_blocks() -> TaskGraph:
+    """Kernels that use one block each."""
+    return graph([kernel("k1", 10, "x"), kernel("k2", 20, "y")], [held("x", 128), held("y", 128)])
+
+
+def test_a_fault_takes_its_latency_then_what_leaves_passes_and_then_what_comes():
+    result = run(two_blocks(), SINGLE, 128, iterations=2)
+    assert times(result) == {
+        "k1": (0, 10),
+        "out:x": (1010, 1138),
+        "in:y": (1138, 1266),
+        "k2": (1266, 1286),
+    }
+    assert lasted(result) == [1286, 2 * (1000 + 256) + 30]
+    waits = [(s.kind, s.cause, s.start_ns, s.end_ns) for s in result.timeline if s.kind.is_stall and not s.iteration]
+    assert waits == [
+        (FAULT, "", 10, 1010),
+        (SpanKind.STALL_EVENT, "d2h", 1010, 1138),
+        (SpanKind.STALL_EVENT, "h2d", 1138, 1266),
+    ]
+
+
+def test_the_time_lost_is_told_by_what_it_was_lost_to():
+    parts = breakdown(run(two_blocks(), SINGLE, 128).timeline)
+    assert (parts.compute, parts.stalled_memory) == (30, 2000)
+    assert (parts.stalled_copy_out, parts.stalled_copy_in, parts.stalled_other) == (256, 256, 0)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 40), st.integers(1, 8), st.data())
+def test_lru_makes_a_cyclic_walk_miss_every_page_of_a_working_set_that_is_too_large(
+    pages: int, batch: int, data: st.DataObject
+):
+    """Each of N pages comes and another leaves, as many at a time as fit into a batch and are too many for memory."""
+    room = data.draw(st.integers(-(-pages // 2), pages - 1))
+    tasks = graph([kernel("k", 10, "x")], [held("x", 128 * pages)])
+    result = run(tasks, replace(SINGLE, fault_batch=batch), 128 * room, iterations=4)
+    together = min(batch, pages - room)
+    assert lasted(result)[-1] == 10 + -(-pages // together) * 1000 + 2 * 128 * pages
+    assert sum(s.bytes for s in result.timeline if s.kind is IN and s.iteration == 3) == 128 * pages
+
+
+def test_pages_of_a_value_that_is_being_made_move_no_bytes():
+    tasks = graph([kernel("k1", 10, "x", "y"), kernel("k2", 10, "y")], [held("x", 128), block("y", 128)])
+    result = run(tasks, SINGLE, 128, iterations=2)
+    # k1: x leaves for y, which is new. In the next iteration y is gone, x comes, and leaves again for y.
+    assert lasted(result) == [1000 + 128 + 20, 1000 + 128 + 1000 + 128 + 20]
+    assert [(s.name, s.bytes) for s in result.timeline if s.kind is IN] == [("x", 128)]
+
+
+def test_what_moves_is_shown_block_by_block_and_adds_up():
+    tasks = graph([kernel("k1", 10, "a b"), kernel("k2", 10, "c d")], [held(name, 192) for name in "abcd"])
+    result = run(tasks, replace(SINGLE, fault_batch=4), 384, on=node(out=3 * GB, back=7 * GB), iterations=1)
+    moved = [(s.kind, s.name, s.start_ns, s.end_ns, s.bytes) for s in result.timeline if s.kind in (OUT, IN)]
+    start, between, end = 1010, 1010 + 128, 1010 + 128 + 55
+    assert moved == [
+        (OUT, "a", start, start + 64, 192),
+        (OUT, "b", start + 64, between, 192),
+        (IN, "c", between, between + 27, 192),
+        (IN, "d", between + 27, end, 192),
+    ]
+
+
+def test_migrations_may_be_slower_than_the_link():
+    fast = lasted(run(two_blocks(), SINGLE, 128))[-1]
+    slow = lasted(run(two_blocks(), replace(SINGLE, bandwidth=GB // 2), 128))[-1]
+    assert slow - fast == 4 * 128
+    assert lasted(run(two_blocks(), replace(SINGLE, bandwidth=9 * GB), 128))[-1] == fast
+
+
+def test_every_migration_waits_for_the_latency_of_the_link():
+    assert lasted(run(two_blocks(), SINGLE, 128, on=node(latency=50)))[-1] == 2 * (1000 + 256 + 100) + 30
+
+
+def test_a_batch_that_is_larger_than_the_memory_is_out_of_memory():
+    tasks = graph([kernel("k1", 10, "x y")], [held("x", 256), held("y", 128)])
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(tasks, replace(SINGLE, fault_batch=3), 100)
+    error = caught.value
+    assert (error.requested, error.capacity, error.kernel) == (384, 100, "k1")
+    assert error.holders == (("x", 256), ("y", 128))
+
+
+def test_what_does_not_fit_lies_on_the_host():
+    result = run(two_blocks(), SINGLE, 128)
+    assert set(result.timeline.device_memory.used.tolist()) == set(result.timeline.host_memory.used.tolist()) == {128}
+    assert result.high_water == 128
+
+
+def test_the_hook_picks_what_leaves():
+    """k1 touches x, which came first, so that LRU keeps it for k3."""
+    blocks = [held("x", 128), held("y", 128), held("z", 128)]
+    tasks = graph([kernel("k1", 10, "x"), kernel("k2", 10, "z"), kernel("k3", 10, "x")], blocks)
+    left = []
+    for hook in (None, lambda residents: next(iter(residents.arrived))):
+        result = run(tasks, SINGLE, 256, iterations=1, **({"reclaim": hook} if hook else {}))
+        left.append([s.name for s in result.timeline if s.kind is OUT])
+    assert left == [["y"], ["x", "y"]]
+
+
+def test_iterations_are_steady_when_memory_is_the_same_too():
+    assert [run(two_blocks(), SINGLE, 128, iterations=n).steady for n in (1, 2, 3)] == [None, False, True]
+    one = graph([kernel("k1", 10, "x")], [held("y", 128), held("x", 128)])
+    # Nothing moves, yet x becomes the last touched.
+    assert [run(one, SINGLE, 256, iterations=n).steady for n in (2, 3)] == [True, True]
+
+
+@pytest.mark.parametrize("order", AccessOrder)
+def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder):
+    """16 entries are 4 pages of 4 entries; two of them fit."""
+    plain = graph([kernel("k", 10, "x")], [held("x", 2048)])
+    walk = Access("k", "x", False, order, 4, entries=16, stride=4)
+    tasks = TaskGraph.of(replace(plain.trace, accesses=(walk,)))
+    result = run(tasks, replace(SINGLE, page=512, chunk=512), 1024, iterations=4)
+    missed = (lasted(result)[-1] - 10) // (1000 + 1024)
+    # Strided: pages 0 1 2 3 four times over, none of which stays. Sequential: each once, as without a walk.
+    # Random: a page is there with the chance of two in four.
+    expected = {
+        AccessOrder.SEQUENTIAL: range(4, 5),
+        AccessOrder.STRIDED: range(16, 17),
+        AccessOrder.RANDOM: range(3, 14),
+    }
+    assert missed in expected[order]
+    assert lasted(result)[-1] == 10 + missed * (1000 + 1024)
+
+
+def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_last_visits():
+    plain = graph([kernel("k", 10, "x"), kernel("l", 10, "y")], [held("x", 2048), held("y", 128)])
+    tasks = TaskGraph.of(replace(plain.trace, accesses=(Access("k", "x", False, AccessOrder.RANDOM, 1, entries=40),)))
+    seen: list[list[tuple[int, int]]] = []
+
+    def look(residents: Residents) -> Chunk:
+        seen.append([(chunk.block, chunk.index) for chunk in residents.touched])
+        return least_recently_touched(residents)
+
+    run(tasks, SINGLE, 2048, iterations=1, reclaim=look)
+    walk = Walk(0, 16, False, AccessOrder.RANDOM, 1, visits=40, seed=seed_of("k", "x"))
+    last = {page: place for place, page in enumerate(stream_of([walk], 1).lines.tolist())}
+    never = [page for page in range(16) if page not in last]
+    assert seen[0] == [(0, page) for page in [*never, *sorted(last, key=last.__getitem__)]]
+
+
+# --- several compute streams --------------------------------------------------------------------------------
+
+
+def test_batches_of_several_streams_are_served_one_after_the_other():
+    tasks = graph(
+        [kernel("k1", 10, "x"), kernel("k2", 20, "y", stream=1)],
+        [held("a", 128), held("b", 128), held("x", 128), held("y", 128)],
+    )
+    result = run(tasks, SINGLE, 256, iterations=1)
+    step = 1000 + 256
+    assert times(result) == {
+        "out:a": (1000, 1128),
+        "in:x": (1128, step),
+        "k1": (step, step + 10),
+        "out:b": (step + 1000, step + 1128),
+        "in:y": (step + 1128, 2 * step),
+        "k2": (2 * step, 2 * step + 20),
+    }
+    assert {s.stream for s in result.timeline if s.kind is OUT} == {"d2h", "d2h1"}
+
+
+def test_what_another_stream_has_brought_meanwhile_need_not_come_again():
+    tasks = graph(
+        [kernel("k1", 10, "x"), kernel("k2", 20, "x", stream=1)], [held("a", 128), held("b", 128), held("x", 128)]
+    )
+    result = run(tasks, SINGLE, 256, iterations=1)
+    assert [s.name for s in result.timeline if s.kind is IN] == ["x"]
+    assert times(result)["k1"][0] == times(result)["k2"][0] == 1000 + 256
+
+
+# --- any trace ----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=150)
+@given(traces(streams=2))
+def test_with_memory_to_spare_it_is_a_plain_framework_to_the_nanosecond(trace):  # type: ignore[no-untyped-def]
+    tasks = TaskGraph.of(trace)
+    plain = run_program(lower(tasks, Placement(), recorded_lifetimes=True), tasks, node(), budget=None)
+    paged = run(tasks, SINGLE, plain.high_water)
+    for ours, its in zip(paged.timeline.device_memories, plain.timeline.device_memories, strict=True):
+        assert ours.used.max() == its.used.max()
+    assert paged.timeline.iteration_ends_ns == plain.timeline.iteration_ends_ns
+    assert not any(s.kind.is_stall and s.kind is not SpanKind.STALL_EVENT for s in paged.timeline)
+
+
+def budgets(tasks: TaskGraph, how: Paged, data: st.DataObject) -> int:
+    """From a single batch to everything."""
+    return data.draw(st.integers(how.page * how.fault_batch, max(sum(tasks.sizes), how.page * how.fault_batch)))
+
+
+@st.composite
+def paged(draw: st.DrawFn) -> Paged:
+    page = draw(st.sampled_from([128, 256]))
+    return Paged(
+        page,
+        page * draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 50)),
+        draw(st.sampled_from([None, GB // 3])),
+        draw(st.booleans()),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(traces(), paged(), st.data())
+def test_a_run_takes_what_its_kernels_and_the_plain_pages_say(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+    tasks = TaskGraph.of(trace)
+    budget = budgets(tasks, how, data)
+    on = node(out=data.draw(st.integers(1, 3 * GB)), back=data.draw(st.integers(1, 3 * GB)), latency=3)
+    result = run(tasks, how, budget, on=on)
+    assert list(result.timeline.iteration_ends_ns) == ends(tasks, how, budget, on)
+    assert max(curve.used.max() for curve in result.timeline.device_memories) <= result.high_water <= budget
+
+
+def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
+    """When compute of three iterations ends, by the plain pages."""
+    program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
+    pages = PlainPages(
+        list(tasks.sizes), budget, how.page, how.chunk // how.page, how.fault_batch, how.write_back_clean
+    )
+    for b in program.resident:
+        pages.give(b)
+    now, found = 0, []
+    for _ in range(3):
+        end = now
+        (segment,) = program.segments
+        (code,) = segment.streams.values()
+        for instruction in code:
+            if isinstance(instruction, Release | Provide):
+                for b in instruction.blocks:
+                    (pages.forget if isinstance(instruction, Release) else pages.give)(b)
+            elif isinstance(instruction, Launch):
+                k = instruction.kernel
+                order = dict.fromkeys((*tasks.reads[k], *tasks.writes[k]))
+                visits = [(page, b in tasks.writes[k]) for b in order for page in pages.pages(b)]
+                for out, back in pages.kernel(visits):
+                    now += how.fault_latency_ns
+                    for moved, link in ((out, on.link.d2h_bandwidth), (back, on.link.h2d_bandwidth)):
+                        now += passing(pages, moved, min(link, how.bandwidth or link), on.link.latency_ns)
+                end = now = now + tasks.durations[k]
+        found.append(end)
+    return found
+
+
+def passing(pages: PlainPages, moved: list[Page], rate: int, latency: int) -> int:
+    return latency + stream_ns(sum(map(pages.size, moved)), rate) if moved else 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(traces(), paged(), st.data(), st.sampled_from(Duplex))
+def test_a_faster_link_never_slows(trace, how: Paged, data: st.DataObject, duplex: Duplex):  # type: ignore[no-untyped-def]
+    tasks = TaskGraph.of(trace)
+    budget = budgets(tasks, how, data)
+    slow = data.draw(st.integers(1, 2 * GB))
+    fast = data.draw(st.integers(slow, 4 * GB))
+    slower, faster = (run(tasks, how, budget, on=node(out=at, back=at, duplex=duplex)) for at in (slow, fast))
+    assert all(map(int.__le__, lasted(faster), lasted(slower)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(traces(streams=3), paged(), st.data())
+def test_several_streams_keep_to_the_budget_and_every_nanosecond_is_accounted_for(
+    trace, how: Paged, data: st.DataObject
+):  # type: ignore[no-untyped-def]
+    tasks = TaskGraph.of(trace)
+    budget = budgets(tasks, how, data)
+    result = run(tasks, how, budget)
+    for memory in result.timeline.device_memories:
+        assert memory.used.max() <= budget
+    for iteration in range(3):
+        start, end = result.timeline.window(iteration)
+        parts = breakdown(result.timeline, iteration)
+        assert parts.total == end - start
+        busy = [s for s in result.timeline if s.kind is SpanKind.COMPUTE and s.iteration == iteration]
+        assert sum(s.end_ns - s.start_ns for s in busy) == sum(tasks.durations)
+
+
+def test_several_gpus_are_refused():
+    tasks = two_blocks()
+    code = on_demand(lower(tasks, Placement()), SINGLE)
+    (segment,) = code.segments
+    second = {stream._replace(gpu=1): instructions for stream, instructions in segment.streams.items()}
+    both = replace(code, segments=(replace(segment, streams={**segment.streams, **second}),))
+    with pytest.raises(ProgramError, match="one GPU"):
+        run_program(both, tasks, replace(node(), gpus=2), budget=None)
