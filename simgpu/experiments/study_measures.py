@@ -86,6 +86,7 @@ class Cell:
             ratio=_mean(each.ratio for each in compressed),
             overflow=_mean(each.overflow_share for each in compressed),
             metadata_hits=_mean(each.hit_rate for each in compressed),
+            drift=tuple(share for each in compressed for share in each.drift),
             parts={name: sum(each.breakdown.parts[name] for each in metrics) for name in PARTS},
         )
 
@@ -239,6 +240,20 @@ MEASURES: Mapping[str, Measure] = {
     "compression_ratio": Measure("compression ratio", "compression ratio", lambda a, _: a.ratio, alone=True),
     "overflow": Measure(
         "share of the memory-entries that overflow", "entries overflow", lambda a, _: a.overflow, share=True, alone=True
+    ),
+    "overflow_least": Measure(
+        "share of live entries that overflow, least over the iteration",
+        "least overflow",
+        lambda a, _: min(a.drift, default=None),
+        share=True,
+        alone=True,
+    ),
+    "overflow_most": Measure(
+        "share of live entries that overflow, most over the iteration",
+        "most overflow",
+        lambda a, _: max(a.drift, default=None),
+        share=True,
+        alone=True,
     ),
     "metadata_hits": Measure(
         "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hits, share=True, alone=True

@@ -51,6 +51,8 @@ Alone = Literal[
     "peak_memory",
     "compression_ratio",
     "overflow",
+    "overflow_least",
+    "overflow_most",
     "metadata_hits",
     Part,
 ]
@@ -66,7 +68,7 @@ Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms
 Table = Literal[OfRun, "moved", "breakdown"]
 #: Shares of something; the first ones never of all of it.
 _SAVED = ("time_saved", "memory_saved")
-_SHARES = (*_SAVED, "overflow", "metadata_hits", *get_args(Part))
+_SHARES = (*_SAVED, "overflow", "overflow_least", "overflow_most", "metadata_hits", *get_args(Part))
 Label = Annotated[str, Field(min_length=1, max_length=24)]
 Text = Annotated[str, Field(min_length=1)]
 
