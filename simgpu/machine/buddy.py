@@ -84,7 +84,7 @@ def shared_link(program: Program, graph: TaskGraph, node: NodeSpec) -> SharedBud
     what lies in buddy memory itself.
     """
     memory = graph.compressed
-    if memory is None or node.gpu.buddy is None or not memory.uses_link:
+    if memory is None or node.gpu.buddy is None:
         return None
     link = SharedBuddyLink(memory)
     copied = {
@@ -94,7 +94,8 @@ def shared_link(program: Program, graph: TaskGraph, node: NodeSpec) -> SharedBud
         for instruction in code
         if isinstance(instruction, CopyOut | CopyIn)
     }
-    same = node.gpu.buddy.link is None
-    if len(graph.compute_streams) > 1 or (same and (copied or program.gpus > 1)):
+    if any(map(link.overflow, copied)):
         return link
-    return link if any(map(link.overflow, copied)) else None
+    same = node.gpu.buddy.link is None
+    others = len(graph.compute_streams) > 1 or (same and (copied or program.gpus > 1))
+    return link if others and memory.uses_link else None

@@ -1,0 +1,393 @@
+"""Kernels that share a link with copies and with each other: by hand, against closed forms, and the second machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.buddy.traffic import link_ns
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand, Uncompressed
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.graph.updates import exchanging
+from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
+from simgpu.machine import run as machine
+from simgpu.machine.buddy import SharedBuddyLink, shared_link
+from simgpu.machine.run import run_program
+from simgpu.program.instructions import Acquire, CopyOut, Holding, Launch, Program, Release, Segment, Space
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.program.verify import verify
+from simgpu.tasks import task_graph
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import Kernel
+from tests.buddy.compressible import buddy_node, buddy_nodes, compressible, with_buddy
+from tests.machine.buddy_machine import BuddyMachine
+from tests.machine.test_against_reference import KIND
+from tests.semantics.hand_made import GB, graph, held, kernel, run, times
+from tests.semantics.networks import exchanges, moved, networks, on_all, several, switched_nodes
+from tests.semantics.random_traces import placements, traces
+
+HALF = LinkSpec("bus", GB, GB, 0, Duplex.HALF)
+FAST_HALF = LinkSpec("bus", 3 * GB, 3 * GB, 0, Duplex.HALF)
+FULL = LinkSpec("wire", GB, GB)
+HOST = Space.HOST
+
+many = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+
+def linked(
+    tasks: TaskGraph,
+    on: NodeSpec,
+    moves: Mapping[str, tuple[int, int]],
+    *,
+    overflow: Mapping[str, int] | None = None,
+    hidden: float = 0,
+) -> TaskGraph:
+    """The tasks, of which some kernels read and write so many bytes of buddy memory, and some blocks lie there."""
+    assert on.gpu.buddy is not None
+    link = on.gpu.buddy.link or on.link
+    demands = []
+    for each in tasks.kernels:
+        read, written = moves.get(each.id, (0, 0))
+        demands.append(Demand(0, 0, read, written, link_ns(read, written, link)) if read + written else NO_DEMAND)
+    beyond = tuple((overflow or {}).get(block.id, 0) for block in tasks.blocks)
+    count = len(tasks.blocks)
+    memory = CompressedMemory(
+        tasks,
+        Uncompressed(),
+        tuple(demands),
+        tasks.durations,
+        (128,) * count,
+        (0,) * count,
+        beyond,
+        (0,) * count,
+        int(hidden * 10**6),
+    )
+    alone = tuple(map(memory.alone_ns, range(len(tasks.kernels))))
+    return replace(tasks, durations=alone, compressed=memory)
+
+
+def in_turn(*kernels: Kernel) -> TaskGraph:
+    """Kernels that touch one block."""
+    return graph(kernels, [held("x", 100)])
+
+
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take the way of those that share a link, though nobody is beside them."""
+
+    def always(program: Program, tasks: TaskGraph, on: NodeSpec) -> SharedBuddyLink | None:
+        return None if tasks.compressed is None or on.gpu.buddy is None else SharedBuddyLink(tasks.compressed)
+
+    monkeypatch.setattr(machine, "shared_link", always)
+
+
+# --- a kernel alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize(
+    ("hidden", "moves", "end"),
+    [
+        (0, (300, 0), 400),
+        (0, (0, 300), 400),
+        (0, (300, 200), 400),
+        (0.5, (300, 0), 350),
+        (1, (300, 0), 300),
+        (1, (30, 0), 100),
+        (0.25, (30, 5), 105),
+        (0.25, (25, 5), 100),
+    ],
+)
+def test_a_kernel_ends_when_the_device_and_its_bytes_have(
+    monkeypatch: pytest.MonkeyPatch, hidden: float, moves: tuple[int, int], end: int, forced: bool
+):
+    """100 ns on the device; a byte takes a nanosecond, in each direction."""
+    on = buddy_node()
+    tasks = linked(in_turn(kernel("k", 100, "x"), kernel("l", 7, "x")), on, {"k": moves}, hidden=hidden)
+    if forced:
+        shared(monkeypatch)
+    assert times(run(lower(tasks, Placement()), tasks, on)) == {"k": (0, end), "l": (end, end + 7)}
+
+
+@pytest.mark.parametrize("own", [None, HALF, LinkSpec("odd", GB, GB + 1, 0, Duplex.HALF)])
+def test_on_a_half_duplex_link_both_directions_pass_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, own: LinkSpec | None
+):
+    on = buddy_node(link=own)
+    on = on if own else replace(on, link=HALF)
+    tasks = linked(in_turn(kernel("k", 100, "x")), on, {"k": (300, 200)})
+    assert times(run(lower(tasks, Placement()), tasks, on)) == {"k": (0, 600)}
+    shared(monkeypatch)
+    assert times(run(lower(tasks, Placement()), tasks, on))["k"][1] in (600, 601)
+
+
+@many
+@given(st.data(), st.sampled_from([0.0, 0.3, 1.0]))
+def test_a_kernel_alone_on_the_link_takes_the_closed_form_to_the_nanosecond(data: st.DataObject, overlap: float):
+    made = data.draw(compressible(traces()))
+    on = data.draw(buddy_nodes(overlap=overlap, mode=BuddyMode.CAPACITY))
+    tasks = task_graph(made, on)
+    assert tasks.compressed is not None
+    program = lower(tasks, Placement(), recorded_lifetimes=True)
+    link = on.gpu.buddy.link if on.gpu.buddy is not None and on.gpu.buddy.link else on.link
+    assert shared_link(program, tasks, on) is None
+    quick = times(run_program(program, tasks, on, budget=None, iterations=1))
+    with pytest.MonkeyPatch.context() as patch:
+        shared(patch)
+        slow = times(run_program(program, tasks, on, budget=None, iterations=1))
+    if link.duplex is Duplex.FULL:
+        assert slow == quick
+        return
+    # Two flows that share a link end on whole nanoseconds each, and share whole bytes a second.
+    for name, (start, end) in quick.items():
+        assert 0 <= (slow[name][1] - slow[name][0]) - (end - start) <= 2
+
+
+# --- beside copies --------------------------------------------------------------------------------------------------
+
+
+def copying(tasks: TaskGraph, on: NodeSpec, size: int, **more: object) -> dict[str, tuple[int, int]]:
+    """Kernels in turn on the compute stream; from the beginning a copy of block x out."""
+    x = tasks.block("x")
+    streams = {
+        StreamId(0, "compute"): tuple(Launch(k) for k in range(len(tasks.kernels))),
+        StreamId(0, "d2h"): (Acquire((x,), HOST), CopyOut(x), Release((x,), HOST)),
+    }
+    tasks = replace(tasks, copy_sizes=tuple(size if b == x else 0 for b in range(len(tasks.blocks))))
+    return times(run(Program((Segment(streams),), tuple(range(len(tasks.blocks)))), tasks, on))
+
+
+def test_a_kernel_that_writes_shares_the_way_out_with_a_copy():
+    """The copy is alone for 50 ns; then each has half; the copy ends, and the kernel passes its rest alone."""
+    on = buddy_node()
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (0, 100)})
+    assert copying(tasks, on, 100) == {"out:x": (0, 150), "k": (0, 200)}
+
+
+def test_a_kernel_that_reads_does_not_mind_a_copy_out_where_the_link_is_full_duplex():
+    on = buddy_node()
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (100, 0)})
+    assert copying(tasks, on, 100) == {"out:x": (0, 100), "k": (0, 150)}
+
+
+def test_on_a_half_duplex_link_reads_share_with_a_copy_out():
+    on = replace(buddy_node(), link=HALF)
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (100, 0)})
+    assert copying(tasks, on, 100) == {"out:x": (0, 150), "k": (0, 200)}
+
+
+def test_three_flows_on_a_half_duplex_link_have_a_third_each():
+    """At 3 B/ns: read, write and copy pass 30 B each to 30; then read and copy their 60 others at a half each."""
+    on = replace(buddy_node(overlap=1.0), link=FAST_HALF)
+    tasks = linked(in_turn(kernel("k", 10, "x")), on, {"k": (90, 30)}, hidden=1)
+    assert copying(tasks, on, 90) == {"out:x": (0, 70), "k": (0, 70)}
+
+
+def test_a_link_of_its_own_is_shared_with_no_copy():
+    on = buddy_node(link=FULL)
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (0, 100)})
+    assert copying(tasks, on, 100) == {"out:x": (0, 100), "k": (0, 150)}
+
+
+def test_a_copy_of_what_lies_in_buddy_memory_passes_its_link_too():
+    """100 B to the host in 100 ns, 250 of them from buddy memory over a link of its own in 250 ns."""
+    on = buddy_node(link=FULL)
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (10, 0)}, overflow={"x": 250})
+    # The kernel's 10 bytes share from 50 to 70.
+    assert copying(tasks, on, 100) == {"k": (0, 70), "out:x": (0, 260)}
+
+
+def test_over_the_node_s_link_such_a_copy_comes_in_and_goes_out():
+    on = buddy_node()
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (10, 0)}, overflow={"x": 40})
+    assert copying(tasks, on, 100) == {"k": (0, 60), "out:x": (0, 100)}
+
+
+def test_over_a_half_duplex_link_it_does_both_in_one_capacity():
+    """At 3 B/ns: 75 B each way to 50; a third each until the kernel's 30 have passed; 15 in by 90; then 180 out."""
+    on = replace(buddy_node(), link=FAST_HALF)
+    tasks = linked(in_turn(kernel("k", 50, "x")), on, {"k": (30, 0)}, overflow={"x": 120})
+    assert copying(tasks, on, 300) == {"k": (0, 80), "out:x": (0, 150)}
+
+
+def test_it_does_so_even_if_no_kernel_uses_the_link():
+    on = buddy_node(link=FULL)
+    assert copying(linked(in_turn(kernel("k", 50, "x")), on, {}, overflow={"x": 250}), on, 100)["out:x"] == (0, 250)
+
+
+def test_a_copy_waits_for_its_latency_and_the_kernel_does_not():
+    on = buddy_node()
+    on = replace(on, link=replace(on.link, latency_ns=30))
+    tasks = linked(in_turn(kernel("k", 10, "x")), on, {"k": (0, 100)})
+    # Alone from 10 to 30; 20 bytes gone; shared until the kernel's 80 others have passed at 190; the copy's rest alone.
+    assert copying(tasks, on, 100) == {"k": (0, 190), "out:x": (0, 210)}
+
+
+def test_a_copy_back_puts_what_overflows_into_buddy_memory():
+    on = buddy_node(link=FULL)
+    tasks = linked(
+        graph([kernel("k", 10, "x"), kernel("m", 5), kernel("l", 10, "x")], [held("x", 100)]),
+        on,
+        {"m": (1, 1)},
+        overflow={"x": 400},
+    )
+    found = times(run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, on))
+    assert found["out:x"] == (10, 410 + 1), "a byte of m comes in beside it"
+    assert found["in:x"] == (411, 811)
+    assert found["l"] == (811, 821)
+
+
+# --- beside each other ------------------------------------------------------------------------------------------------
+
+
+def test_kernels_on_two_streams_share_what_both_want():
+    tasks = graph(
+        [kernel("a", 10, "x"), kernel("b", 40, "y", stream=1), kernel("c", 5, "x")], [held("x", 8), held("y", 8)]
+    )
+    on = buddy_node()
+    tasks = linked(tasks, on, {"a": (100, 0), "b": (100, 0), "c": (0, 50)})
+    # a alone from 10 to 40 (30 B); then both at a half: a's 70 to 180; b has had 70; its 30 others alone to 210.
+    assert times(run(lower(tasks, Placement()), tasks, on)) == {"a": (0, 180), "b": (0, 210), "c": (180, 235)}
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("own", [None, FULL])
+def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_its_own(gpus: int, own: LinkSpec | None):
+    names = [f"x{gpu}" for gpu in range(gpus)]
+    on = with_buddy(several(gpus), link=own)
+    tasks = graph([kernel(f"k{name}", 20, name) for name in names], [held(name, 8) for name in names])
+    tasks = linked(tasks, on, {each.id: (100, 0) for each in tasks.kernels})
+    segment = Segment({StreamId(gpu, "compute"): (Launch(gpu),) for gpu in range(gpus)})
+    program = Program((segment,), (0,), elsewhere=tuple(Holding(gpu, (gpu,)) for gpu in range(1, gpus)))
+    ends = {end for _, end in times(run_program(program, tasks, on, budget=1000, iterations=1)).values()}
+    assert ends == {20 + 100 * (gpus if own is None else 1)}
+
+
+def test_beside_a_compressing_engine_kernels_still_take_their_bandwidth():
+    """The copy has what the running kernel leaves of memory, its time on the link included."""
+    engine = CdmaSpec("zvc", 10 * GB, buffer=10**6, latency_ns=1, kernel_bandwidth=0)
+    on = buddy_node(dram=10 * GB, link=FULL)
+    on = replace(on, gpu=replace(on.gpu, cdma=engine), link=LinkSpec("fast", 2 * GB, 2 * GB))
+    busy = replace(kernel("k", 100, "x"), dram_bytes=600 * 8)
+    tasks = linked(graph([busy], [held("x", 1000)]), on, {"k": (500, 0)})
+    assert tasks.durations == (600,)
+    # 8 bytes a nanosecond taken for 600 ns; the copy reads its 1000 B at 2 and sends 200 at 0.4: 500 ns.
+    assert copying(tasks, on, 200) == {"k": (0, 600), "out:x": (0, 500)}
+
+
+# --- against the second machine ---------------------------------------------------------------------------------------
+
+
+def compare(program: Program, tasks: TaskGraph, on: NodeSpec, budget: int | None, *, forced: bool = False) -> None:
+    ran = transformed(tasks, program.transforms)
+    reference = BuddyMachine(program, ran, on, budget=budget, iterations=3)
+    done = reference.run()
+    assert not reference.wrong
+    with pytest.MonkeyPatch.context() as patch:
+        if forced:
+            shared(patch)
+        try:
+            result = run_program(program, tasks, on, budget=budget, iterations=3)
+        except OutOfMemoryError as error:
+            assert not done
+            assert error.at_ns == reference.now
+            return
+    assert done
+    names = [block.id for block in ran.blocks], [each.id for each in ran.kernels]
+    expected = sorted((s, k, names[k == "Launch"][n], a, b, i) for s, k, n, a, b, i in reference.works)
+    found = sorted(
+        (span.stream, KIND[span.kind], span.name, span.start_ns, span.end_ns, span.iteration)
+        for span in result.timeline
+        if span.kind in KIND
+    )
+    assert found == expected
+    assert max(curve.used.max(initial=0) for curve in result.timeline.device_memories) == reference.peak
+
+
+def is_half(on: NodeSpec) -> bool:
+    """Whether a kernel's bytes in both directions share one capacity: the closed form rounds up once, flows twice."""
+    own = None if on.gpu.buddy is None else on.gpu.buddy.link
+    return (own or on.link).duplex is Duplex.HALF
+
+
+@many
+@given(st.data(), st.booleans(), st.booleans())
+def test_everything_happens_when_the_rules_say(data: st.DataObject, barrier: bool, tight: bool):
+    on = data.draw(buddy_nodes())
+    tasks = task_graph(data.draw(compressible(traces())), on)
+    program = lower(tasks, data.draw(placements(tasks, layer_barrier=barrier)))
+    verify(program, tasks)
+    budget = None
+    if tight:
+        unit = on.gpu.alignment
+        resident = sum(-(-tasks.sizes[b] // unit) * unit for b in program.resident)
+        budget = resident + data.draw(st.integers(0, sum(tasks.sizes)))
+    compare(program, tasks, on, budget, forced=is_half(on))
+
+
+@many
+@given(st.data(), st.integers(2, 3))
+def test_several_compute_streams_keep_to_the_rules(data: st.DataObject, streams: int):
+    on = data.draw(buddy_nodes())
+    tasks = task_graph(data.draw(compressible(traces(streams=streams))), on)
+    compare(lower(tasks, Placement()), tasks, on, None, forced=is_half(on))
+
+
+@many
+@given(st.data(), st.integers(2, 3), st.booleans())
+def test_several_gpus_keep_to_the_rules(data: st.DataObject, gpus: int, barrier: bool):
+    buddy = data.draw(buddy_nodes()).gpu
+    on = data.draw(switched_nodes(gpus))
+    on = replace(on, gpu=replace(on.gpu, dram_bandwidth=buddy.dram_bandwidth, buddy=buddy.buddy))
+    tasks = exchanging(task_graph(data.draw(compressible(networks())), on))
+    one = lower(tasks, data.draw(moved(tasks, layer_barrier=barrier)))
+    program = on_all(one, tasks, on, data.draw(exchanges(gpus)))
+    verify(program, tasks)
+    compare(program, tasks, on, None, forced=is_half(on))
+
+
+# --- when a link is shared --------------------------------------------------------------------------------------
+
+
+def test_only_where_somebody_else_may_use_the_link_is_it_shared():
+    own, nodes_link = buddy_node(link=FULL), buddy_node()
+    quiet = linked(in_turn(kernel("k", 1, "x"), kernel("m", 1), kernel("l", 1, "x")), own, {})
+    busy = linked(in_turn(kernel("k", 1, "x"), kernel("m", 1), kernel("l", 1, "x")), own, {"m": (1, 0)})
+    over = linked(
+        in_turn(kernel("k", 1, "x"), kernel("m", 1), kernel("l", 1, "x")), own, {"m": (1, 0)}, overflow={"x": 1}
+    )
+    stay, move = lower(busy, Placement()), lower(busy, Placement((Swap(0, 0, 2, 2),)))
+    assert shared_link(stay, busy, own) is shared_link(move, busy, own) is shared_link(stay, over, own) is None
+    assert shared_link(move, quiet, nodes_link) is None
+    assert shared_link(move, busy, nodes_link) is not None
+    assert shared_link(move, over, own) is not None
+
+
+def faster(on: NodeSpec, times: Fraction) -> NodeSpec:
+    def link(of: LinkSpec) -> LinkSpec:
+        return replace(of, d2h_bandwidth=int(of.d2h_bandwidth * times), h2d_bandwidth=int(of.h2d_bandwidth * times))
+
+    assert on.gpu.buddy is not None
+    own = on.gpu.buddy.link
+    buddy = replace(on.gpu.buddy, link=None if own is None else link(own))
+    return replace(on, link=link(on.link), gpu=replace(on.gpu, buddy=buddy))
+
+
+@many
+@given(st.data(), st.fractions(1, 5))
+def test_a_faster_link_never_slows_a_run_of_one_stream_without_copies(data: st.DataObject, times: Fraction):
+    on = data.draw(buddy_nodes())
+    made = data.draw(compressible(traces()))
+    found = []
+    for where in (on, faster(on, times)):
+        tasks = task_graph(made, where)
+        program = lower(tasks, Placement(), recorded_lifetimes=True)
+        found.append(run_program(program, tasks, where, budget=None, iterations=2).timeline.iteration_ends_ns)
+    assert all(fast <= slow for slow, fast in zip(*found, strict=True))
