@@ -92,6 +92,12 @@ class CompressedMemory:
         changed = replace(self, device_ns=(*self.device_ns[:k], device, *self.device_ns[k + 1 :]))
         return changed, changed.alone_ns(k)
 
+    def without(self, b: int) -> CompressedMemory:
+        """With block b, if it was compressed, stored as it is."""
+        blocks = range(len(self.targets))
+        kernels = range(len(self.demands))
+        return self.of(kernels, [len(self.targets) if other == b else other for other in blocks])
+
     def of(self, kernels: Sequence[int | None], blocks: Sequence[int]) -> CompressedMemory:
         """The facts of other numbers: those that each kernel and block had here, None for a new kernel."""
         count = len(self.targets)

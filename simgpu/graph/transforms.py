@@ -92,6 +92,7 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
         workspaces = [b for b in graph.writes[k] if blocks[b].kind is BlockKind.WORKSPACE]
         for b in workspaces:
             sizes[b] = choice.workspace_bytes if b == workspaces[0] else 0
+            compressed = None if compressed is None else compressed.without(b)
         if not workspaces and choice.workspace_bytes:
             block = Block(
                 f"workspace:{kernels[k].id}", choice.workspace_bytes, BlockKind.WORKSPACE, release=kernels[k].id
