@@ -1,0 +1,181 @@
+"""`um`: what it takes, what oversubscription costs, and what a faster link or another order of leaving changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import NodeSpec
+from simgpu.program.paging import Paged, Remote
+from simgpu.program.text import from_json, listing, to_json
+from simgpu.scenario.load import load_trace
+from simgpu.simulation import Result, simulate, task_graph
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+from tests.policies.contract import Parameters, PolicyContract
+from tests.semantics.hand_made import held, kernel, node, trace
+
+VGG16 = "vgg16-b128-v100"
+
+
+class TestUm(PolicyContract):
+    policy = "um"
+    pools = ("counting",)
+    parameter_sets: ClassVar[tuple[Parameters, ...]] = (
+        {},
+        {"page": 4096, "chunk": 65536, "fault_batch": 16},
+        {"write_back": "dirty", "bandwidth": 10**9},
+    )
+
+
+class TestUmPinned(PolicyContract):
+    policy = "um"
+    pools = ("counting",)
+    parameter_sets = ({"access": "pinned"},)
+
+    def test_every_block_that_leaves_comes_back(self, parameters: Parameters, trace_name: str):
+        """Blocks do not leave or come: kernels read what is in host memory, and write there."""
+        result = self.run(parameters, trace_name)
+        assert result.timeline.device_memory.live.max() == 0
+        read, written = (
+            {graph_block for k in getattr(result.graph, way) for graph_block in k if result.graph.sizes[graph_block]}
+            for way in ("reads", "writes")
+        )
+        spans = {kind: {s.name for s in result.timeline if s.kind is kind} for kind in SpanKind}
+        assert spans[SpanKind.COPY_IN] == {result.graph.blocks[b].id for b in read}
+        assert spans[SpanKind.COPY_OUT] == {result.graph.blocks[b].id for b in written}
+
+
+def run(where: NodeSpec | str = "v100", budget: int | None = None, of: Trace | None = None, **given: Any) -> Result:
+    on = load_node(where) if isinstance(where, str) else where
+    return simulate(of or load_trace(VGG16), on, "um", parameters=given, budget=budget, iterations=4)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Result:
+    """A framework that has all the memory it wants."""
+    return simulate(load_trace(VGG16), load_node("v100"), "none")
+
+
+def test_what_just_fits_takes_no_fault_and_no_nanosecond(plain: Result):
+    result = run(budget=plain.high_water)
+    assert result.timeline.iteration_ends_ns[:3] == plain.timeline.iteration_ends_ns
+    assert result.high_water == plain.high_water
+    assert result.metrics.bytes_out == result.metrics.bytes_in == 0
+
+
+def test_the_more_memory_is_oversubscribed_the_longer_it_takes(plain: Result):
+    """Buddy Compression, figure 12: footprint over memory from 1 to 1.5."""
+    slowdowns = [run(budget=plain.high_water * 10 // (10 + x)).metrics.slowdown for x in range(6)]
+    assert slowdowns == sorted(slowdowns) and slowdowns[0] == 1 < slowdowns[1]
+    assert slowdowns[-1] < run(access="pinned").metrics.slowdown
+
+
+def test_a_faster_link_makes_both_ways_faster(plain: Result):
+    slow, fast = load_node("v100"), load_node("v100-nvlink2-75")
+    for given in ({}, {"access": "pinned"}):
+        budget = plain.high_water * 2 // 3
+        assert run(fast, budget, **given).iteration_ns < run(slow, budget, **given).iteration_ns
+
+
+def test_a_solver_that_sweeps_its_arrays_thrashes_and_is_better_off_with_pinned_memory():
+    """Every page misses, and waits for what leaves before it; remote reads and writes pass both ways at once."""
+    size, sweeps = 64 * 2**20, 4
+    kernels = [kernel(f"sweep{i}", 1_000_000, "u", "v") for i in range(sweeps)]
+    solver = trace(kernels, [held("u", size), held("v", size)])
+    on = node(10**9, out=75 * 10**9, back=75 * 10**9)
+    migrating = run(on, budget=2 * size * 10 // 11, of=solver)
+    assert migrating.metrics.bytes_in == migrating.metrics.bytes_out == 2 * size * sweeps
+    assert migrating.iteration_ns > run(on, of=solver, access="pinned").iteration_ns
+
+
+def test_the_drivers_order_and_lru_differ_where_something_is_touched_and_does_not_fault():
+    """x stays for LRU; the driver does not hear that it is touched."""
+    kernels = [kernel(f"k{i}", 10, name) for i, name in enumerate(["x", "a", "x", "b", "x", "a"])]
+    small = trace(kernels, [held(name, 256) for name in "xab"])
+    brought = {
+        order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.bytes_in
+        for order in ("touched", "arrived")
+    }
+    # First in, first out lets x go for b, a for x, and b for a.
+    assert brought == {"touched": 2 * 256, "arrived": 3 * 256}
+
+
+def test_what_is_not_written_need_not_leave_where_the_host_keeps_its_copy():
+    kernels = [kernel("k1", 10, "x"), kernel("k2", 10, "y")]
+    small = trace(kernels, [held("x", 256), held("y", 256)])
+    metrics = [
+        run(node(), budget=256, of=small, page=256, chunk=256, write_back=how).metrics for how in ("all", "dirty")
+    ]
+    assert [(m.bytes_out, m.bytes_in) for m in metrics] == [(512, 512), (0, 512)]
+
+
+def test_latency_and_batch_decide_what_faults_cost(plain: Result):
+    budget = plain.high_water * 10 // 15
+    base = run(budget=budget)
+    free = run(budget=budget, fault_latency_ns=0)
+    assert free.metrics.breakdown.stalled_memory == 0
+    assert base.iteration_ns - free.iteration_ns == base.metrics.breakdown.stalled_memory > 0
+    assert run(budget=budget, fault_batch=16).iteration_ns > base.iteration_ns
+
+
+def test_the_run_tells_its_faults_and_where_values_are(plain: Result):
+    result = run(budget=plain.high_water * 10 // 15)
+    assert any("page faults in" in note for note in result.notes)
+    assert result.metrics.host_peak_bytes > 0
+    peak = result.metrics.device_peak_bytes + result.metrics.host_peak_bytes
+    assert result.metrics.device_peak_bytes <= result.budget <= peak
+
+
+def test_its_programs_move_nothing_and_can_be_written_down():
+    small = trace([kernel("k1", 10, "x", "y")], [held("x", 256), held("y", 256)])
+    for given, residency, first in (
+        ({"page": 4096}, Paged(page=4096), "on demand: pages of 4096 B"),
+        ({"access": "pinned"}, Remote(), "in host memory, where kernels reach it"),
+    ):
+        program = run(node(), of=small, **given).program
+        assert program.residency == residency
+        assert from_json(to_json(program)) == program
+        assert listing(program, task_graph(small, node())).splitlines()[0] == first
+
+
+def test_compressed_memory_is_left_alone():
+    """Pages move as they are, as with a plain framework."""
+    small = load_trace("vgg11-cifar-cpu")
+    buddy = load_node("buddy-gpu")
+    assert run(buddy, of=small).iteration_ns == simulate(small, buddy, "none").iteration_ns
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({"page": 100}, "page"),
+        ({"page": 0}, "page"),
+        ({"chunk": 65537}, "chunk"),
+        ({"fault_batch": 0}, "fault_batch"),
+        ({"fault_latency_ns": -1}, "fault_latency_ns"),
+        ({"bandwidth": -1}, "bandwidth"),
+    ],
+)
+def test_numbers_that_no_such_memory_has_are_refused(given: dict[str, int], place: str):
+    with pytest.raises(InputError) as caught:
+        run(node(), of=trace([kernel("k", 1, "x")], [held("x", 1)]), **given)
+    assert [problem.place for problem in caught.value.problems] == [f"parameters.{place}"]
+
+
+def test_several_faults_of_parameters_are_told_together():
+    with pytest.raises(InputError) as caught:
+        Paged(page=1, fault_batch=0, fault_latency_ns=-1, bandwidth=0)
+    assert len(caught.value.problems) == 4
+
+
+def test_several_gpus_and_pools_with_addresses_are_refused():
+    small = load_trace("vgg11-cifar-cpu")
+    with pytest.raises(InputError, match="um is of one GPU"):
+        simulate(small, replace(load_node("v100"), gpus=2), "um", gpus=2)
+    with pytest.raises(InputError, match="have no addresses"):
+        simulate(small, load_node("v100"), "um", pool="addressed")
