@@ -21,7 +21,7 @@ from simgpu.graph.compressed import MILLION, NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import traffic_of
 from simgpu.hardware.spec import BuddyMode, BuddySpec, NodeSpec
-from simgpu.trace.entry_counts import scaled_counts
+from simgpu.trace.compressibility.entries import apportioned
 from simgpu.trace.model import AccessOrder, BlockKind
 
 Histogram = tuple[int, ...]
@@ -80,7 +80,7 @@ class WithFootprints:
         for block in graph.blocks:
             entries = -(-block.bytes // ENTRY_BYTES)
             found = _named(self.profiled, block.id) or ()
-            snapshots = tuple(scaled_counts(each, entries) for each in found)
+            snapshots = tuple(tuple(apportioned(each, entries)) for each in found)
             allocations.append(Allocation(block.id, block.bytes, snapshots))
         chosen = choose_targets(
             allocations,
@@ -96,7 +96,7 @@ class WithFootprints:
     def _counts(self, graph: TaskGraph, b: int) -> Histogram | None:
         block = graph.blocks[b]
         found = _named(self.now, block.id)
-        return None if found is None else scaled_counts(found, -(-block.bytes // ENTRY_BYTES))
+        return None if found is None else tuple(apportioned(found, -(-block.bytes // ENTRY_BYTES)))
 
 
 def _named(table: Mapping[str, Row], block: str) -> Row | None:

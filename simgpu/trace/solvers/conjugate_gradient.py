@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from simgpu.trace.model import AccessOrder
 from simgpu.trace.solvers.random_matrix import SparseRows, expected_entries, random_matrix, room_for
 from simgpu.trace.solvers.solver import Solver, State, check_size
-from simgpu.trace.solvers.work import L2_BYTES, Array, Touch, Work, entries_of, once
+from simgpu.trace.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, Touch, Work, once
 from simgpu.trace.timemodel.operation import OperationKind
 
 #: Steps of conjugate gradients for one of inverse iteration, as in NAS.
@@ -101,8 +101,11 @@ class ConjugateGradient(Solver):
     def work(self) -> tuple[Work, ...]:
         """Product, d = p.q, both updates, rho = r.r, the next direction.
 
-        The product asks for a value of p for each entry of the matrix, at random: a sector of its own each, unless p's
-        part that the L2 cache can hold has it. What passes through that cache beside p is not counted against it.
+        In the product a thread works through a row, so that the threads of a warp are rows apart, and each asks for the
+        next sector of its own row: of 354.cg the paper tells that most accesses need one sector (section 4.2). Rows
+        under way at once take many times the L2 cache, which therefore does not keep the rest of an entry. And it asks
+        for a value of p for each entry of the matrix, at random: a sector of its own each, unless p's part that the L2
+        cache can hold has it. What passes through that cache beside p is not counted against it.
         """
         arrays, rows = self.arrays(), self.size
         entries = expected_entries(rows, self.nonzeros)
@@ -110,8 +113,8 @@ class ConjugateGradient(Solver):
         first = arrays["p"].bytes // 32  # each sector that is used at all is fetched at least once
         gathers = max(first, round(entries * (1 - held)))
         product = (
-            Touch("values", False, entries_of(8 * entries)),
-            Touch("columns", False, entries_of(4 * entries)),
+            _by_rows("values", 8 * entries, rows),
+            _by_rows("columns", 4 * entries, rows),
             *once(arrays, ["row_starts"]),
             Touch("p", False, gathers, AccessOrder.RANDOM, sectors=1),
             *once(arrays, writes=["q"]),
@@ -128,6 +131,12 @@ class ConjugateGradient(Solver):
     def reference(self) -> ConjugateGradient:
         """1.22 GB: as many rows as NAS's class D, with as many nonzeros as class S."""
         return ConjugateGradient(size=1_500_000, nonzeros=7, shift=self.shift, outer=self.outer)
+
+
+def _by_rows(array: str, size: int, rows: int) -> Touch:
+    """Each row's sectors one at a time, row beside row."""
+    stride = max(1, round(size / rows / ENTRY_BYTES))
+    return Touch(array, False, -(-size // SECTOR_BYTES), AccessOrder.STRIDED, sectors=1, stride=stride)
 
 
 def dot(left: NDArray[Any], right: NDArray[Any]) -> float:

@@ -29,14 +29,14 @@ from simgpu.trace.timemodel.model import TimeModel, time_model
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.units import format_bytes
 
-#: The node whose GPU durations are for: that of the paper's memory dumps (section 3.1).
-NODE = "p100"
+#: The node whose GPU durations are for: the one that the paper simulates (table 2), configured after a P100.
+NODE = "buddy-gpu"
 #: How much longer its chip takes for an operation in double precision (NVIDIA, Pascal P100 white paper).
 _DOUBLE = 2
 
 
 def solver_trace(solver: Solver, profile: Sequence[Mapping[str, Histogram]]) -> Trace:
-    """One step of a solver at its reference size, modelled for a P100; snapshots are its epochs.
+    """One step of a solver at its reference size, modelled for `NODE`; snapshots are its epochs.
 
     profile: for each snapshot of a run of `solver`, how many entries of each allocation have which compressed size, in
     bytes. They are scaled to the sizes of the reference's blocks by largest remainder.
