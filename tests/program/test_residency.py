@@ -1,0 +1,117 @@
+"""Programs that do not move their blocks: how they are written, and what `verify` holds them to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import ProgramError
+from simgpu.graph.encodings import EncodedForm
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    Acquire,
+    Await,
+    CopyOut,
+    Encode,
+    Holding,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.program.lowering import lower
+from simgpu.program.paging import Paged, Remote
+from simgpu.program.placement import Placement
+from simgpu.program.residency import in_host_memory, on_demand
+from simgpu.program.text import from_json, listing, to_json
+from simgpu.program.verify import verify
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import Trace
+from tests.semantics.hand_made import block, graph, held, kernel, program
+from tests.semantics.random_traces import traces
+
+OTHER = StreamId(0, "compute", 1)
+W, A, B = range(3)
+TASKS = graph(
+    [kernel("make", 1, "w", "a"), kernel("use", 1, "a", "b"), kernel("step", 1, "b w", "w")],
+    [held("w", 4), block("a", 8), block("b", 2)],
+)
+MAKE, USE, STEP = map(Launch, range(3))
+ALONE: list[Instruction] = [MAKE, USE, Release((A,)), STEP, Release((B,))]
+
+
+def paged(code: Sequence[Instruction], **others: Sequence[Instruction]) -> Program:
+    streams: dict[StreamId, Sequence[Instruction]] = {COMPUTE: code}
+    names = {"other": OTHER, "out": D2H}
+    streams |= {names[name]: more for name, more in others.items()}
+    return program(streams, [W], residency=Paged())
+
+
+def refused(code: Program, *words: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        verify(code, TASKS)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_launch_needs_no_memory_for_what_is_on_demand():
+    assert on_demand(lower(TASKS, Placement()), Paged()) == paged(ALONE)
+    # Nor need a kernel's blocks fit at once.
+    verify(paged(ALONE), TASKS, capacity=0)
+
+
+def test_what_is_on_demand_is_let_go_of_once_and_before_the_iteration_ends():
+    refused(paged(ALONE[:-1]), "leaves block b in device memory")
+    refused(paged([*ALONE, Release((A,))]), "block a holds no device memory")
+    refused(paged([Release((A,)), *ALONE]), "block a holds no device memory")
+
+
+def test_what_was_let_go_of_has_no_value_for_a_later_reader():
+    refused(paged([MAKE, Release((A,)), USE, Release((A, B)), STEP]), "block a holds no value")
+
+
+def test_persistent_blocks_are_not_let_go_of():
+    refused(paged([*ALONE, Release((W,))]), "loses block w")
+
+
+def test_a_program_does_not_move_blocks_that_are_not_its_own_to_move():
+    refused(paged([Acquire((A,)), *ALONE]), "block a is on demand")
+    refused(paged(ALONE, out=[CopyOut(A)]), "not its own to move")
+    tasks = replace(TASKS, encoded={B: EncodedForm(A, 1, 1)})
+    with pytest.raises(ProgramError, match="not its own to move"):
+        verify(paged([MAKE, Encode(A, B), USE, Release((A,)), STEP, Release((B,))]), tasks)
+
+
+def test_streams_still_have_to_wait_for_each_other():
+    signalled = paged([MAKE, Signal(0), Await(1), STEP, Release((B,))], other=[Await(0), USE, Release((A,)), Signal(1)])
+    verify(signalled, TASKS)
+    refused(paged([MAKE, Await(1), STEP, Release((B,))], other=[USE, Release((A,)), Signal(1)]), "block a")
+
+
+def test_in_host_memory_everything_is_taken_and_held_there():
+    code = in_host_memory(lower(TASKS, Placement()))
+    assert code.resident == () and code.elsewhere == (Holding(None, (W,)),)
+    assert code.residency == Remote()
+    spaces = {i.space for i in code.segments[0].streams[COMPUTE] if isinstance(i, Acquire | Release)}
+    assert spaces == {Space.HOST}
+    verify(code, TASKS, capacity=0)
+    refused(replace(code, residency=None), "device memory")
+
+
+@settings(deadline=None)
+@given(traces(streams=3), st.integers(1, 9))
+def test_every_trace_has_such_programs_and_they_can_be_written_down(trace: Trace, pages: int):
+    tasks = TaskGraph.of(trace)
+    plain = lower(tasks, Placement(), recorded_lifetimes=True)
+    for code in (on_demand(plain, Paged(page=128 * pages, chunk=128 * pages)), in_host_memory(plain)):
+        verify(code, tasks, capacity=0)
+        assert from_json(to_json(code)) == code
+        assert listing(code, tasks) != listing(plain, tasks)
