@@ -12,6 +12,7 @@ from functools import cache
 from simgpu.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.compressibility.entries import is_of_entries
 from simgpu.trace.epochs import standing_for
 from simgpu.trace.model import Trace
 
@@ -26,7 +27,7 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     graph = replace(
         TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(trace.at_batch(batch, own), node, epoch))
     )
-    if not trace.sparsity and not trace.compressibility:
+    if not trace.sparsity and all(map(is_of_entries, trace.compressibility)):  # those tell no size in any codec
         return _footprints(graph, node, epoch)
     costs = NodeCosts(trace, node, epoch)
     sizes = graph.copy_sizes

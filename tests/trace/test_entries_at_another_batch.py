@@ -6,12 +6,14 @@ from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu.codecs.costs import NodeCosts
 from simgpu.codecs.entries import ENTRY_SIZES
+from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
 from simgpu.trace.compressibility.entries import apportioned, entries_of, histograms, rows_of
 from simgpu.trace.epochs import epochs_of, sizes_at
@@ -75,5 +77,6 @@ def test_rows_of_entries_alone_tell_epochs_and_no_sizes_of_whole_blocks() -> Non
     assert not any(costs.is_known(block, codec) for block in trace.blocks for codec in ("zvc", "csr", "rle", "zlib"))
     at = histograms(row for rows in sizes_at(trace, 2).values() for row in rows)
     assert at == {key: found for key, found in histograms(trace.compressibility).items() if key[1] == 0}
-    result = simgpu.simulate(trace, simgpu.load_node("v100"), "vdnn")
-    assert result.iteration_ns > 0
+    assert simgpu.simulate(trace, simgpu.load_node("v100"), "vdnn").iteration_ns > 0
+    with pytest.raises(InputError, match="the trace tells no sparsity and no compressed sizes, which static goes by"):
+        simgpu.simulate(trace, simgpu.load_node("v100"), "static")
