@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from simgpu.graph.compressed import CompressedMemory
+from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, Granularity, LinkSpec, MetadataCacheSpec, NodeSpec
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Access, AccessOrder, CompressedSize, Trace
@@ -43,6 +45,22 @@ def all_of(size: int, trace: Trace) -> Trace:
     return told(trace, counts)
 
 
+def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
+    """Entries of every block in these shares, as nearly as they divide, the rest of them as small as any."""
+    found = {}
+    for each in trace.blocks:
+        if each.bytes:
+            whole, rest = divmod(entries(each.bytes), sum(counts))
+            found[each.id] = [whole * n for n in counts]
+            found[each.id][next(place for place, n in enumerate(counts) if n)] += rest
+    return told(trace, found)
+
+
+def grown(trace: Trace, times: int = 64) -> Trace:
+    """With blocks so many times as large, so that a few bytes become a few entries."""
+    return replace(trace, blocks=tuple(replace(b, bytes=b.bytes * times) for b in trace.blocks))
+
+
 def buddy_spec(**changed: object) -> BuddySpec:
     """Everything free but bytes: no waits, and no metadata that has to be read."""
     plain = BuddySpec(None, 3, ENDLESS, decompression_ns=0, memory_latency_ns=0, in_flight=1)
@@ -63,9 +81,24 @@ def without_buddy(on: NodeSpec) -> NodeSpec:
     return replace(on, gpu=replace(on.gpu, buddy=None))
 
 
+def buddy_of(node: NodeSpec) -> BuddySpec:
+    assert node.gpu.buddy is not None
+    return node.gpu.buddy
+
+
+def memory_of(graph: TaskGraph) -> CompressedMemory:
+    assert graph.compressed is not None
+    return graph.compressed
+
+
 @st.composite
 def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
     """Entries by size; mostly small ones, so that many targets come up."""
+    if count > 16:
+        weights = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 5]), min_size=8, max_size=8).filter(any))
+        shares = [count * weight // sum(weights) for weight in weights]
+        shares[draw(st.integers(0, 7))] += count - sum(shares)
+        return tuple(shares)
     sizes = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3, 3, 4, 5, 6, 7]), min_size=count, max_size=count))
     return tuple(sizes.count(each) for each in range(len(SIZES)))
 

@@ -15,8 +15,7 @@ from simgpu.buddy.histograms import trace_allocations
 from simgpu.buddy.targets import choose_targets
 from simgpu.errors import InputError
 from simgpu.graph.compressed import CompressedMemory, uncompressed
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, Granularity, MetadataCacheSpec, NodeSpec
+from simgpu.hardware.spec import BuddyMode, Duplex, Granularity, MetadataCacheSpec, NodeSpec
 from simgpu.tasks import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Access, AccessOrder, BlockKind, CompressedSize, Kernel, Trace
@@ -25,8 +24,10 @@ from tests.buddy.compressible import (
     all_of,
     buddy_node,
     buddy_nodes,
+    buddy_of,
     compressible,
     entries,
+    memory_of,
     rows,
     told,
     without_buddy,
@@ -36,11 +37,6 @@ from tests.semantics.hand_made import GB, block, held, kernel, trace
 from tests.semantics.random_traces import traces
 
 many = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
-
-
-def memory_of(graph: TaskGraph) -> CompressedMemory:
-    assert graph.compressed is not None
-    return graph.compressed
 
 
 def counted(trace: Trace, block_id: str, epoch: int = 0) -> tuple[int, ...] | None:
@@ -210,11 +206,6 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
         passing = max(ceil(moved.read * GB / link.h2d_bandwidth), ceil(moved.written * GB / link.d2h_bandwidth))
     head = device - device * round(buddy.overlap * 10**6) // 10**6
     return device, max(device, head + passing)
-
-
-def buddy_of(node: NodeSpec) -> BuddySpec:
-    assert node.gpu.buddy is not None
-    return node.gpu.buddy
 
 
 @many

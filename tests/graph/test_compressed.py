@@ -21,7 +21,7 @@ from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.tasks import task_graph
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
-from tests.buddy.compressible import buddy_node, buddy_nodes, compressible, entries, told, without_buddy
+from tests.buddy.compressible import buddy_node, buddy_nodes, compressible, entries, memory_of, told, without_buddy
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, trace
 from tests.semantics.random_traces import DrawnCosts, traces
 
@@ -46,11 +46,6 @@ def training(batch: int = 6) -> Trace:
     quarters = {b.id: entries(b.bytes) // 4 for b in made.blocks}
     made = told(made, {name: (0, 0, 0, 3 * n, 0, 0, 0, n) for name, n in quarters.items()})
     return replace(made, info=replace(made.info, batch=batch))
-
-
-def memory_of(graph: TaskGraph) -> CompressedMemory:
-    assert graph.compressed is not None
-    return graph.compressed
 
 
 def quarter_ns(plain: TaskGraph, k: int, duration: int) -> tuple[int, int]:
