@@ -1,9 +1,10 @@
 """Which pages a kernel visits, in which order.
 
-Lives here: `tours_of` and `visits_of`. A kernel goes through its blocks one after the other, those it reads first, in
-listed order; a block that it reads and writes once. Each is walked through once from end to end, unless the trace
-tells of another walk (`simgpu.trace.model.Access`): that one is followed page by page, by the same visits to
-memory-entries as in `simgpu.buddy.streams`. Does not live here: what a visit does (`simgpu.memory.paged`).
+Lives here: `tours_of`, `pages_of` and `visits_of`. A kernel goes through its blocks one after the other, those it reads
+first, in listed order; a block that it reads and writes once. Each is walked through from end to end, unless the trace
+tells of another walk (`simgpu.trace.model.Access`), which gives the order and how far it goes. How often the walk comes
+to the same page does not count while it is about the same pages: thread blocks go through neighbouring entries side by
+side. Does not live here: what a visit does (`simgpu.memory.paged`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from simgpu.buddy.metadata_cache import Ints
 from simgpu.buddy.streams import Walk, seed_of, stream_of
 from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.paged import PagedPool, Visit
-from simgpu.trace.model import Access
+from simgpu.trace.model import Access, AccessOrder
 
 #: A block, whether it is written, and the walk that the trace tells of, None for all of it in order.
 Tour = tuple[int, bool, Walk | None]
@@ -53,6 +55,47 @@ def _walk(access: Access, size: int) -> Walk:
     return Walk(0, entries, access.write, access.order, access.sectors, access.entries, access.stride, seed)
 
 
+def pages_of(walk: Walk, page: int) -> Ints:
+    """The pages of a block that a walk comes to, in order, none twice in a row. page: bytes, whole memory-entries.
+
+    Strided: entries 0, stride, 2 stride, ... and then those beside them; of columns beside each other that are about
+    the same pages, the first stands for all. Random: each entry drawn as in `simgpu.buddy.streams`, which cuts a
+    long walk.
+
+    >>> walk = Walk(0, 16, False, AccessOrder.STRIDED, 4, visits=16, stride=8)
+    >>> pages_of(walk, 4 * ENTRY_BYTES).tolist()
+    [0, 2, 1, 3]
+    """
+    each = page // ENTRY_BYTES
+    if not (walk.entries and walk.visits):
+        return np.zeros(0, dtype=np.int64)
+    if walk.order is AccessOrder.RANDOM:
+        found = stream_of([walk], each).lines
+    elif walk.order is AccessOrder.STRIDED:
+        found = _strided(walk, each) // each
+    else:
+        found = np.arange(-(-min(walk.visits, walk.entries) // each))
+    return found[np.flatnonzero(np.diff(found, prepend=-1))]
+
+
+def _strided(walk: Walk, each: int) -> Ints:
+    """Entries that stand for those of the columns beside them, up to `each`, which a page has."""
+    stride, last = min(walk.stride, walk.entries), walk.entries - 1
+    rows = np.arange(0, walk.entries, stride)
+    # The first columns, as many as the last row has, are one longer than the others.
+    longer = walk.entries - int(rows[-1])
+    beyond = walk.visits - longer * rows.size
+    columns = -(-walk.visits // rows.size) if beyond <= 0 else longer - (-beyond // max(rows.size - 1, 1))
+    columns = min(columns, stride)
+    chosen = np.arange(0, columns, each)
+    ends = np.full(chosen.size, walk.entries)
+    # The block's last page may have none of these entries: the last row is the shortest.
+    if walk.visits >= rows.size and last - rows[-1] < columns:
+        ends[(last - rows[-1]) // each] = last
+    entries = np.column_stack([chosen[:, None] + rows[: walk.visits], ends]).ravel()
+    return entries[entries < walk.entries]
+
+
 def visits_of(tours: Sequence[Tour], pool: PagedPool) -> Iterator[Visit]:
     """The visits of a kernel, each made up when it is asked for."""
     for b, written, walk in tours:
@@ -63,9 +106,10 @@ def visits_of(tours: Sequence[Tour], pool: PagedPool) -> Iterator[Visit]:
 
 
 def _irregular(b: int, walk: Walk, pool: PagedPool) -> Iterator[Visit]:
-    """Page after page; where all are here, each chunk once by its last visit, which comes to the same."""
+    """Page after page, those of a chunk that follow each other together; where all are here, each chunk once by its
+    last visit, which comes to the same."""
     chunks, each = pool.chunks(b), pool.pages_of_chunk
-    pages = stream_of([walk], pool.page // ENTRY_BYTES).lines
+    pages = pages_of(walk, pool.page)
     if not pages.size:
         return
     if all(chunk.here == chunk.full for chunk in chunks):
@@ -76,6 +120,8 @@ def _irregular(b: int, walk: Walk, pool: PagedPool) -> Iterator[Visit]:
         for index in visited[np.argsort(-from_end)].tolist():
             yield chunks[index], bits[index], walk.write
         return
-    changes = np.flatnonzero(np.diff(pages, prepend=-1))
-    for page in pages[changes].tolist():
-        yield chunks[page // each], 1 << page % each, walk.write
+    breaks = (np.diff(pages) != 1) | (pages[1:] % each == 0)
+    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    lengths = np.diff(firsts, append=pages.size)
+    for page, length in zip(pages[firsts].tolist(), lengths.tolist(), strict=True):
+        yield chunks[page // each], ((1 << length) - 1) << page % each, walk.write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.run import Run, run_program
+from simgpu.machine.visits import pages_of
 from simgpu.memory.paged import Chunk, Residents, least_recently_touched
 from simgpu.memory.transfer import stream_ns
 from simgpu.program.instructions import Launch, Provide, Release
@@ -156,21 +158,42 @@ def test_iterations_are_steady_when_memory_is_the_same_too():
 
 @pytest.mark.parametrize("order", AccessOrder)
 def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder):
-    """16 entries are 4 pages of 4 entries; two of them fit."""
+    """16 entries are 4 pages of 4 entries, two of which fit: in a row, 0 2 1 3, or as drawn."""
     plain = graph([kernel("k", 10, "x")], [held("x", 2048)])
-    walk = Access("k", "x", False, order, 4, entries=16, stride=4)
-    tasks = TaskGraph.of(replace(plain.trace, accesses=(walk,)))
-    result = run(tasks, replace(SINGLE, page=512, chunk=512), 1024, iterations=4)
-    missed = (lasted(result)[-1] - 10) // (1000 + 1024)
-    # Strided: pages 0 1 2 3 four times over, none of which stays. Sequential: each once, as without a walk.
-    # Random: a page is there with the chance of two in four.
-    expected = {
-        AccessOrder.SEQUENTIAL: range(4, 5),
-        AccessOrder.STRIDED: range(16, 17),
-        AccessOrder.RANDOM: range(3, 14),
-    }
-    assert missed in expected[order]
-    assert lasted(result)[-1] == 10 + missed * (1000 + 1024)
+    tasks = TaskGraph.of(replace(plain.trace, accesses=(Access("k", "x", False, order, 4, entries=16, stride=8),)))
+    result = run(tasks, replace(SINGLE, page=512, chunk=512), 1024, iterations=5)
+    walk = Walk(0, 16, False, order, 4, visits=16, stride=8, seed=seed_of("k", "x"))
+    pages = PlainPages([2048], 1024, 512, 1, 1)
+    pages.give(0)
+    visits = [((0, page), False) for page in pages_of(walk, 512).tolist()]
+    assert lasted(result) == [10 + len(pages.kernel(visits)) * (1000 + 1024) for _ in range(5)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 400), st.data())
+def test_a_strided_walk_comes_to_its_pages_in_the_order_of_its_entries(
+    entries: int, each: int, stride: int, data: st.DataObject
+):
+    """Entry after entry it comes to these pages in this order, and to no others."""
+    visits = data.draw(st.integers(1, 2 * entries))
+    found = pages_of(Walk(0, entries, False, AccessOrder.STRIDED, 4, visits, stride), 128 * each).tolist()
+    rows = range(0, entries, min(stride, entries))
+    every = [entry for column in range(min(stride, entries)) for entry in range(column, entries, rows.step)]
+    literal = [entry // each for entry in every]
+    in_order = iter(literal)
+    assert all(page in in_order for page in found), "no subsequence"
+    # A walk that ends early is followed to the end of its column, and may lack the second of two neighbouring pages.
+    assert set(found) <= set(literal[: visits + len(rows)])
+    assert set(literal[:visits]) <= {near for page in found for near in (page, page + 1)}
+    if visits >= entries:
+        assert set(found) == set(literal)
+    assert all(one != other for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize(("visits", "pages"), [(1, [0]), (4, [0]), (5, [0, 1]), (16, [0, 1, 2, 3]), (99, [0, 1, 2, 3])])
+def test_a_walk_goes_as_far_as_the_trace_tells(visits: int, pages: list[int]):
+    assert pages_of(Walk(0, 16, False, AccessOrder.SEQUENTIAL, 4, visits), 512).tolist() == pages
+    assert pages_of(Walk(0, 16, False, AccessOrder.STRIDED, 4, visits, stride=1), 512).tolist() == pages
 
 
 def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_last_visits():
