@@ -7,11 +7,10 @@ Lives here: bars and lines of several runs, in a panel per network. Does not liv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import pairwise
 from math import nan
 from typing import Any, NamedTuple
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -21,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from simgpu.analysis.bars import PART_LOOKS, Look
 from simgpu.analysis.breakdown import shown_parts
 from simgpu.analysis.plots import RunFigure
+from simgpu.analysis.run_looks import RunLook, head, run_looks
 from simgpu.units import TIME_UNITS
 
 _WIDTH_INCHES = 10.0
@@ -28,10 +28,6 @@ _BAR_INCHES, _HEAD_INCHES, _BAR_HEIGHT = 0.42, 0.95, 0.68
 _PANEL_INCHES, _COLUMNS = 2.9, 3
 #: A share is written into its part of a bar if that is so much of the axis.
 _LEAST_WRITTEN = 0.055
-#: Paul Tol's bright palette and a dark one, each with a marker of its own, for readers who see no colours.
-_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#AA3377", "#66CCEE", "#222222", "#994455")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "h", "*")
-_DASHES = ("-", "--", ":")
 _END: dict[str, Any] = {"marker": "x", "markersize": 9, "markeredgewidth": 1.6, "linestyle": "", "color": "black"}
 
 
@@ -70,7 +66,8 @@ def plot_breakdowns(panels: Mapping[str, Sequence[Stack]], *, title: str, xlabel
         _draw_stacks(ax, runs, shown, xlabel)
         ax.set_title(name, loc="left", fontsize=10)
     drawn = {name for parts in known for name, time in parts.items() if time}
-    _head(figure, title, [_patch(PART_LOOKS[name]) for name in shown if name in drawn])
+    looks = [PART_LOOKS[name] for name in shown if name in drawn]
+    head(figure, title, [_patch(look) for look in looks], [look.label for look in looks])
     return figure
 
 
@@ -89,19 +86,19 @@ def plot_throughputs(panels: Mapping[str, Sequence[Line]], *, title: str) -> Fig
     rows = -(-len(panels) // columns)
     figure = RunFigure(figsize=(_WIDTH_INCHES, 0.9 + _PANEL_INCHES * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    styles = _styles(panels)
+    looks = run_looks(line.label for lines in panels.values() for line in lines)
     for ax, (name, lines) in zip(grid.flat, panels.items(), strict=False):
         for line in lines:
-            _draw_line(ax, line, styles[line.label])
+            _draw_line(ax, line, looks[line.label])
         _batch_axes(ax, name, [rate for line in lines for rate in line.rates.values() if rate is not None])
     for ax in grid.flat[len(panels) :]:
         ax.set_visible(False)
     for ax in grid[:, 0]:
         ax.set_ylabel("samples/s")
-    handles = [_line_handle(label, style, panels) for label, style in styles.items()]
+    handles = {_told(label, panels): Line2D([], [], **look.line) for label, look in looks.items()}
     if any(_last_reached(line) for lines in panels.values() for line in lines):
-        handles.append(Line2D([], [], label="out of memory\nat the next batch", **_END))
-    _head(figure, title, handles)
+        handles["out of memory\nat the next batch"] = Line2D([], [], **_END)
+    head(figure, title, tuple(handles.values()), tuple(handles))
     return figure
 
 
@@ -147,26 +144,14 @@ def _write_beside(ax: Axes, row: int, x: float, text: str, ink: str) -> None:
 
 def _patch(look: Look) -> Patch:
     edge = look.ink if look.hatch else look.fill
-    return Patch(facecolor=look.fill, hatch=look.hatch or None, edgecolor=edge, linewidth=0, label=look.label)
+    return Patch(facecolor=look.fill, hatch=look.hatch or None, edgecolor=edge, linewidth=0)
 
 
-def _styles(panels: Mapping[str, Sequence[Line]]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and dashes of each run, by its label; the first are drawn thickest, to show under later ones."""
-    labels = tuple(dict.fromkeys(line.label for lines in panels.values() for line in lines))
-    looks = ((colour, mark, dash) for dash in _DASHES for colour, mark in zip(_COLOURS, _MARKERS, strict=True))
-    found = {}
-    for number, (label, (colour, mark, dash)) in enumerate(zip(labels, cycle(looks), strict=False)):
-        thinner = number / max(len(labels) - 1, 1)
-        found[label] = {"color": colour, "marker": mark, "linestyle": dash, "linewidth": 2.8 - 1.5 * thinner}
-        found[label]["markersize"] = 7.5 - 3.5 * thinner
-    return found
-
-
-def _draw_line(ax: Axes, line: Line, style: Mapping[str, Any]) -> None:
+def _draw_line(ax: Axes, line: Line, look: RunLook) -> None:
     """The line, broken where the run does not reach a batch, and a cross at the last one before each such batch."""
     batches = sorted(line.rates)
     rates = [nan if (rate := line.rates[batch]) is None else rate for batch in batches]
-    ax.plot(batches, rates, **style)
+    ax.plot(batches, rates, **look.line)
     for batch, rate in _last_reached(line):
         ax.plot([batch], [rate], zorder=5, **_END)
 
@@ -190,14 +175,8 @@ def _batch_axes(ax: Axes, name: str, rates: Sequence[float]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _line_handle(label: str, style: Mapping[str, Any], panels: Mapping[str, Sequence[Line]]) -> Line2D:
-    """A legend entry, which says so where a run reaches no batch at all."""
+def _told(label: str, panels: Mapping[str, Sequence[Line]]) -> str:
+    """The text of a legend entry, which says so where a run reaches no batch at all."""
     lines = [line for lines in panels.values() for line in lines if line.label == label]
     nowhere = all(rate is None for line in lines for rate in line.rates.values())
-    return Line2D([], [], label=f"{label}\n({lines[0].failure})" if nowhere else label, **style)
-
-
-def _head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
-    """The title above all panels, to the left, and one legend for all of them in the right margin."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8, handlelength=2.2)
+    return f"{label}\n({lines[0].failure})" if nowhere else label

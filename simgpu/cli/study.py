@@ -48,8 +48,8 @@ def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: b
 
     Its cells are throughput over a baseline, or what else the study tells; where a run is out of memory or its policy
     refuses the network, they say so. A sweep of budgets has one row a run, one of batches one row a batch. -o writes
-    report.json and results.csv, and figures of throughput against batch and of where the time goes. Ends with 3 when
-    every run with limited memory was out of it, with 2 when every such run was refused.
+    report.json and results.csv, and figures of every measure, of throughput against batch and of where the time goes.
+    Ends with 3 when every run with limited memory was out of it, with 2 when every such run was refused.
 
     \b
     simgpu study cswap-6a

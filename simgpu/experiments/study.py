@@ -233,10 +233,11 @@ class StudyResult:
             ],
         }
 
-    def plot(self, what: Literal["throughput", "breakdown"]) -> Figure:
-        """A matplotlib figure: throughput against batch, of a study with a sweep of batches, or what the time went to.
+    def plot(self, what: Literal["measures", "throughput", "breakdown"]) -> Figure:
+        """A matplotlib figure: every measure of the study's tables over each baseline, with what is published of it;
+        throughput against batch, of a study with a sweep of batches; or what the time went to.
 
-        `InputError` where the study has no such sweep.
+        `InputError` where the study has no such sweep, or no measure.
         """
         from simgpu.experiments.study_charts import plot_study
 

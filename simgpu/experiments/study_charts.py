@@ -1,6 +1,7 @@
-"""A study as pictures: throughput against the batch, and what the time of its runs went to.
+"""A study as pictures: its measures, throughput against the batch, and what the time of its runs went to.
 
-Lives here: which runs and traces stand in which panel. Does not live here: drawing (`simgpu.analysis.charts`), or the
+Lives here: which runs and traces stand in which panel, of the last two. Does not live here: that of the measures
+(`simgpu.experiments.study_panels`), drawing (`simgpu.analysis.charts`, `simgpu.analysis.measure_charts`), or the
 numbers (`simgpu.experiments.study`). Loads matplotlib, so import it only where something is drawn.
 """
 
@@ -11,7 +12,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
 from simgpu.analysis.charts import Line, Stack, plot_breakdowns, plot_throughputs
+from simgpu.analysis.measure_charts import plot_measures
 from simgpu.errors import InputError
+from simgpu.experiments.study_panels import measure_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,17 +22,27 @@ if TYPE_CHECKING:
     from simgpu.experiments.study import StudyResult
     from simgpu.scenario.study import StudyRun
 
+#: What can be drawn of a study.
+Picture = Literal["measures", "throughput", "breakdown"]
 _TITLE_COLUMNS = 100
 
 
-def plot_study(result: StudyResult, what: Literal["throughput", "breakdown"]) -> Figure:
-    """Throughput against batch with a panel a sweep of batches, or what the time went to with a panel a trace.
+def plot_study(result: StudyResult, what: Picture) -> Figure:
+    """The measures of the study's tables, a panel each or more; throughput against batch with a panel a sweep of
+    batches; or what the time went to with a panel a trace.
 
-    `InputError` for the throughput of a study without a sweep of batches.
+    `InputError` for the throughput of a study without a sweep of batches, and for the measures of one without any.
     """
     study = result.study
+    if what == "measures":
+        panels = measure_panels(result)
+        if not panels:
+            remedy = "name a measure beside it, as throughput"
+            raise InputError.single(study.name, "tables", "has no measure, only breakdown", remedy)
+        runs = list(dict.fromkeys(run.sweep or run.label for run in study.runs))
+        return plot_measures(panels, runs, title="\n".join(_told(result)))
     if what == "breakdown":
-        panels = {
+        stacks = {
             f"{study.network(label)}, batch {trace.info.batch}": [_stack(result, label, run) for run in study.runs]
             for label, trace in study.traces.items()
         }
@@ -38,7 +51,7 @@ def plot_study(result: StudyResult, what: Literal["throughput", "breakdown"]) ->
             if len(study.epochs) == 1
             else f"time of an iteration of each of {len(study.epochs)} epochs"
         )
-        return plot_breakdowns(panels, title=_title(result), xlabel=told)
+        return plot_breakdowns(stacks, title=_title(result), xlabel=told)
     if not study.sweeps:
         remedy = "give a trace batches in place of batch"
         raise InputError.single(study.name, "traces", "none is a sweep of batches", remedy)

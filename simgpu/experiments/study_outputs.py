@@ -5,6 +5,7 @@ Lives here: which file holds what. Does not live here: the numbers (`simgpu.expe
 
     report.json                     everything, as `simgpu study --json` prints it
     results.csv                     one row a trace and run: batch, samples/s, where the time went
+    measures.png                    every measure of the study's tables, over each of its baselines
     throughput.png                  of a study with a sweep of batches: samples/s against the batch, a line a run
     breakdown.png                   of a study with the table breakdown: what the time went to, a bar a run
 """
@@ -49,7 +50,9 @@ def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) 
         (part / REPORT).write_text(report + "\n", encoding="utf-8")
 
 
-def _figures(study: Study) -> Iterator[Literal["throughput", "breakdown"]]:
+def _figures(study: Study) -> Iterator[Literal["measures", "throughput", "breakdown"]]:
+    if set(study.tables) != {"breakdown"}:
+        yield "measures"
     if study.sweeps:
         yield "throughput"
     if "breakdown" in study.tables:

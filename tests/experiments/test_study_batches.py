@@ -228,6 +228,7 @@ def test_the_command_writes_report_table_and_figures(path: Path, result: StudyRe
     assert done.stdout.endswith(f"\nwritten to {folder}\n")
     assert sorted(file.name for file in folder.iterdir()) == [
         "breakdown.png",
+        "measures.png",
         "report.json",
         "results.csv",
         "throughput.png",

@@ -1,0 +1,187 @@
+"""The measures of a study as panels: which runs, traces and published numbers stand in which.
+
+Lives here: `measure_panels`. Does not live here: drawing (`simgpu.analysis.measure_charts`), or the numbers
+(`simgpu.experiments.study`). Loads no matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from simgpu.analysis.panels import Bar, BarPanel, Curve, Kind, LinePanel, Panel, Point, TimePanel, Told
+from simgpu.experiments.study_measures import MEASURES
+from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
+
+if TYPE_CHECKING:
+    from simgpu.experiments.study import StudyResult
+    from simgpu.scenario.study import StudyRun
+
+_NO_BASELINE, _UNKNOWN = "no baseline", "-"
+_DRIFT = ("overflow_least", "overflow_most")
+_BUDGET, _SHARE = Told("budget", "size"), Told("oversubscription", "share")
+_BATCH = Told("batch", "count")
+
+
+def measure_panels(result: StudyResult) -> list[list[Panel]]:
+    """Every measure of the study's tables over each of its baselines, and then what overflows over an iteration.
+
+    Runs that are a sweep are curves over its budgets in a panel a trace, traces that are a sweep of batches give curves
+    over these in a panel a network; all else are bars. A mean has the traces that have a value; along a sweep, only
+    where all have one.
+    """
+    found = [
+        _of_measure(result, measure, over)
+        for measure in result.study.tables
+        if measure != "breakdown"
+        for over in (result.study.baseline if not MEASURES[measure].alone else ("",))
+    ]
+    if set(_DRIFT).intersection(result.study.tables) and (lines := _drift(result)):
+        told = Told("share of live entries that overflow", "share")
+        found.append([TimePanel(told, result.study.epochs, lines)])
+    return found
+
+
+def _of_measure(result: StudyResult, measure: str, over: str) -> list[Panel]:
+    study = result.study
+    if any(run.sweep for run in study.runs):
+        return list(_by_sweep(result, measure, over))
+    if study.sweeps and MEASURES[measure].of_sweep is None:
+        return list(_by_batch(result, measure, over))
+    return [_bars(result, measure, over)]
+
+
+def _bars(result: StudyResult, measure: str, over: str) -> BarPanel:
+    study, told = result.study, _told(measure, over)
+    groups = {
+        study.network(label): {run.label: _bar(result, measure, label, run, over) for run in study.runs}
+        for label in _labels(result, measure)
+    }
+    if MEASURES[measure].averaged and len(groups) > 1:
+        groups[MEAN] = {run.label: _mean(result, measure, run, over) for run in study.runs}
+        if any(0 < _known(groups, run.label) < len(groups) for run in study.runs):
+            told = told._replace(title=f"{told.title}, {MEAN} of those there are")
+    # A run of which nobody can know the measure, as the compression of one that does not compress, needs no room.
+    shown = [run.label for run in study.runs if any(runs[run.label].why != _UNKNOWN for runs in groups.values())]
+    kept = shown or [run.label for run in study.runs]
+    return BarPanel(told, {label: {run: runs[run] for run in kept} for label, runs in groups.items()})
+
+
+def _known(groups: Mapping[str, Mapping[str, Bar]], run: str) -> int:
+    return sum(runs[run].value is not None for runs in groups.values())
+
+
+def _by_sweep(result: StudyResult, measure: str, over: str) -> Iterator[LinePanel]:
+    """A panel a trace and kind of sweep, and one of the mean."""
+    study = result.study
+    labels = _labels(result, measure)
+    for along, place in ((_BUDGET, _budget), (_SHARE, _share)):
+        members = [run for run in study.runs if run.sweep and place(run) is not None]
+        if not members:
+            continue
+        shown = [run for run in study.runs if not run.sweep or run in members]
+        for label in labels:
+            bars = {run.label: _bar(result, measure, label, run, over) for run in shown}
+            yield LinePanel(_told(measure, over), label, along, _curves(shown, bars, place))
+        if MEASURES[measure].averaged and len(labels) > 1:
+            bars = {run.label: _mean(result, measure, run, over, every=True) for run in shown}
+            yield LinePanel(_told(measure, over), f"{MEAN}, where all have a value", along, _curves(shown, bars, place))
+
+
+def _curves(
+    runs: Sequence[StudyRun], bars: dict[str, Bar], place: Callable[[StudyRun], float | None]
+) -> tuple[Curve, ...]:
+    """A curve a sweep, and a level a run outside them."""
+    points: dict[str, list[Point]] = {}
+    for run in runs:
+        if (at := place(run)) is not None and run.sweep:
+            points.setdefault(run.sweep, []).append(Point(at, bars[run.label]))
+    labels = dict.fromkeys(run.sweep or run.label for run in runs)
+    return tuple(
+        Curve(label, tuple(points[label])) if label in points else Curve(label, level=bars[label]) for label in labels
+    )
+
+
+def _by_batch(result: StudyResult, measure: str, over: str) -> Iterator[LinePanel]:
+    """A panel a network, also of one that has a single batch."""
+    study = result.study
+    for network, batches in study.networks.items():
+        curves = (
+            Curve(
+                run.label,
+                tuple(
+                    Point(study.traces[batch].info.batch, _bar(result, measure, batch, run, over)) for batch in batches
+                ),
+            )
+            for run in study.runs
+        )
+        yield LinePanel(_told(measure, over), network, _BATCH, tuple(curves))
+
+
+def _drift(result: StudyResult) -> dict[str, tuple[float, ...]]:
+    """A line a trace and run that compresses; one for all runs of a trace where they do not differ."""
+    found: dict[str, tuple[float, ...]] = {}
+    for trace in result.study.traces:
+        drifts = {run.label: drift for run in result.study.runs if (drift := result.cells[trace, run.label].drift)}
+        same = len(set(drifts.values())) == 1
+        found |= {trace if same else f"{trace}, {run}": drift for run, drift in drifts.items()}
+    return found
+
+
+def _told(measure: str, over: str) -> Told:
+    of = MEASURES[measure]
+    kind: Kind = "share" if of.share else "size" if of.size else "count" if of.decimals == 0 else "number"
+    return Told(of.title.format(over=over), kind, None if of.alone else 0.0 if of.share else 1.0)
+
+
+def _labels(result: StudyResult, measure: str) -> list[str]:
+    """What a measure is of: networks where it is of all their batches, else traces."""
+    study = result.study
+    return list(study.networks if MEASURES[measure].of_sweep is not None else study.traces)
+
+
+def _bar(result: StudyResult, measure: str, label: str, run: StudyRun, over: str) -> Bar:
+    """A value or why there is none, with what is published of the same run, trace and measure over the same run."""
+    study = result.study
+    published = _published(result, measure, run, over, label)
+    cells = [result.cells[trace, run.label] for trace in study.networks.get(label, (label,))]
+    if all(cell.failure for cell in cells):
+        return Bar(None, REFUSED if cells[-1].refused else NO_MEMORY, published)
+    other = study.compared(run, over) if over else None
+    if over and other is None:
+        return Bar(None, _NO_BASELINE, published)
+    value = result.value(measure, label, run.label, other.label if other else "")
+    if value is None and other is not None and result.cells[_last(result, label), other.label].failure:
+        return Bar(None, _NO_BASELINE, published)
+    return Bar(value, "" if value is not None else _UNKNOWN, published)
+
+
+def _last(result: StudyResult, label: str) -> str:
+    return result.study.networks.get(label, (label,))[-1]
+
+
+def _mean(result: StudyResult, measure: str, run: StudyRun, over: str, *, every: bool = False) -> Bar:
+    """The mean of a run over traces; every: none where one of them has no value."""
+    published = _published(result, measure, run, over, MEAN)
+    values = [value for found in result.values(measure, run.label, over).values() for value in found]
+    if not values or (every and len(values) < len(_labels(result, measure))):
+        return Bar(None, "" if every else _UNKNOWN, published)
+    return Bar(fmean(values), "", published)
+
+
+def _published(result: StudyResult, measure: str, run: StudyRun, over: str, of: str) -> tuple[float, ...]:
+    """What is stated of just this run, trace and measure over just that run; of means those that leave out nothing."""
+    return tuple(
+        row.value
+        for row in result.study.published
+        if (row.measure, row.run, row.over, row.of) == (measure, run.label, over, of) and not row.without
+    )
+
+
+def _budget(run: StudyRun) -> float | None:
+    return run.budget
+
+
+def _share(run: StudyRun) -> float | None:
+    return run.oversubscribed

@@ -1,0 +1,168 @@
+"""Which runs, traces and published numbers of a study stand in which panel of its measures."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from simgpu.analysis.panels import Bar, BarPanel, LinePanel, TimePanel
+from simgpu.errors import InputError
+from simgpu.experiments.study import StudyResult, run_study
+from simgpu.experiments.study_panels import measure_panels
+from simgpu.scenario.load_study import load_study
+
+GB = 10**9
+SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}
+BUDGETS = ["0.3 GB", "1 GB"]
+
+
+@cache
+def swept() -> StudyResult:
+    """Two traces, a sweep that does not fit at its first budget, and a run outside it."""
+    changes: dict[str, object] = {
+        "traces": {"AlexNet": SMALL, "half": {**SMALL, "batch": 32}},
+        "runs": {
+            "ideal": {"policy": "ideal"},
+            "none": {"policy": "none", "budgets": BUDGETS},
+            "shares": {"policy": "modnn", "oversubscription": ["0%", "50%"]},
+        },
+        "baseline": "ideal",
+        "tables": ["time", "peak_memory"],
+        "published": [
+            {"run": "none 1 GB", "measure": "time", "of": "AlexNet", "value": 1.5, "source": "here"},
+            {"run": "none 1 GB", "measure": "time", "value": 1.25, "source": "here"},
+            {"run": "none 1 GB", "measure": "time", "without": ["half"], "value": 7, "source": "of another mean"},
+            {"run": "none", "measure": "time", "of": "max", "value": 9, "source": "of the whole sweep"},
+        ],
+    }
+    return run_study(load_study("modnn-17", changes))
+
+
+@cache
+def compressed() -> StudyResult:
+    """Compressed memory over the links of two nodes, in bars, and what drifts."""
+    changes: dict[str, object] = {
+        "node": "buddy-gpu",
+        "traces": {"hpc-cg": "hpc-cg", "hpc-ep": "hpc-ep"},
+        "runs": {
+            "none": {"policy": "none"},
+            "buddy": {"policy": "buddy"},
+            "small": {"policy": "none", "for_trace": {"hpc-cg": {"budget": "1 MiB"}}},
+        },
+        "baseline": ["none", "small"],
+        "tables": ["throughput", "overflow", "overflow_most"],
+        "published": [
+            {"run": "buddy", "over": "none", "of": "hpc-cg", "value": 0.98, "source": "figure 11"},
+            {"run": "buddy", "over": "small", "of": "mean", "value": 0.9, "source": "figure 11"},
+        ],
+    }
+    return run_study(load_study("modnn-17", changes))
+
+
+def bars_of(result: StudyResult, section: int) -> BarPanel:
+    (panel,) = measure_panels(result)[section]
+    assert isinstance(panel, BarPanel)
+    return panel
+
+
+def lines_of(result: StudyResult, section: int) -> list[LinePanel]:
+    panels = measure_panels(result)[section]
+    return [panel for panel in panels if isinstance(panel, LinePanel)]
+
+
+def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
+    result, panel = compressed(), bars_of(compressed(), 0)
+    assert list(panel.groups) == ["hpc-cg", "hpc-ep", "mean"]
+    assert panel.told.level == 1.0
+    for trace in ("hpc-cg", "hpc-ep"):
+        assert panel.groups[trace]["buddy"].value == result.value("throughput", trace, "buddy", "none")
+    assert panel.groups["mean"]["buddy"].value == result.mean("buddy", "none")
+
+
+def test_what_has_no_number_says_why_and_the_title_of_what_the_mean_is() -> None:
+    over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
+    assert over_none.groups["hpc-cg"]["small"] == Bar(None, "no memory")
+    assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
+    assert over_none.told.title == "throughput over none, mean of those there are"
+
+
+def test_published_numbers_stand_only_on_what_they_are_of() -> None:
+    over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
+    found = {
+        (panel.told.title.split(",")[0], trace, run): bar.published
+        for panel in (over_none, over_small)
+        for trace, runs in panel.groups.items()
+        for run, bar in runs.items()
+        if bar.published
+    }
+    assert found == {
+        ("throughput over none", "hpc-cg", "buddy"): (0.98,),
+        ("throughput over small", "mean", "buddy"): (0.9,),
+    }
+
+
+def test_runs_that_do_not_compress_need_no_room_in_a_panel_of_overflow() -> None:
+    panel = bars_of(compressed(), 2)
+    assert "none" not in panel.groups["hpc-ep"]
+    assert panel.groups["hpc-ep"]["buddy"].value == compressed().cells["hpc-ep", "buddy"].overflow
+
+
+def test_drift_has_a_line_a_trace_where_its_runs_do_not_differ() -> None:
+    (panel,) = measure_panels(compressed())[-1]
+    assert isinstance(panel, TimePanel)
+    cells = compressed().cells
+    assert panel.lines == {trace: cells[trace, "buddy"].drift for trace in ("hpc-cg", "hpc-ep")}
+
+
+def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
+    names = ["AlexNet", "half", "mean, where all have a value"]
+    panels = lines_of(swept(), 0)
+    assert [(panel.along.title, panel.name) for panel in panels] == [
+        (along, name) for along in ("budget", "oversubscription") for name in names
+    ]
+    budget, oversubscribed = panels[0], panels[3]
+    assert [curve.label for curve in budget.curves] == ["ideal", "none"]
+    assert [curve.label for curve in oversubscribed.curves] == ["ideal", "shares"]
+    assert [point.at for point in budget.curves[1].points] == [0.3 * GB, GB]
+    assert [point.at for point in oversubscribed.curves[1].points] == [0, 0.5]
+    assert budget.curves[0].level == Bar(1.0)
+    (lost, _), (_, fits) = budget.curves[1].points
+    assert lost == 0.3 * GB
+    assert budget.curves[1].points[0].bar == Bar(None, "no memory")
+    assert fits.value == swept().value("time", "AlexNet", "none 1 GB", "ideal")
+
+
+def test_published_numbers_of_a_sweep_stand_at_their_budget_and_not_those_of_all_of_it() -> None:
+    panels = lines_of(swept(), 0)
+    told = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:3]]
+    assert told == [[(), (1.5,)], [(), ()], [(), (1.25,)]]
+
+
+def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:
+    none = lines_of(swept(), 0)[2].curves[1]
+    values = [swept().value("time", trace, "none 0.3 GB", "ideal") for trace in ("AlexNet", "half")]
+    assert None in values
+    assert none.points[0].bar.value is None
+    assert none.points[1].bar.value == swept().mean("none 1 GB", "ideal", "time")
+
+
+def test_a_sweep_of_batches_has_a_panel_a_network_and_bars_of_all_its_batches() -> None:
+    model = {key: value for key, value in SMALL.items() if key != "batch"}
+    changes: dict[str, object] = {
+        "traces": {"AlexNet": {**model, "batches": [32, 64]}, "one": SMALL},
+        "tables": ["peak_memory", "largest_batch"],
+        "published": [],
+    }
+    result = run_study(load_study("modnn-17", changes))
+    alexnet, one = lines_of(result, 0)
+    assert (alexnet.name, one.name, alexnet.along.title) == ("AlexNet", "one", "batch")
+    points = {point.at: point.bar.value for point in alexnet.curves[0].points}
+    assert points == {batch: result.cells[f"AlexNet {batch}", "1 GPU"].peak_bytes for batch in (32, 64)}
+    assert bars_of(result, 1).groups["AlexNet"]["1 GPU"].value == 64
+
+
+def test_a_study_of_breakdowns_alone_has_no_figure_of_measures() -> None:
+    study = load_study("modnn-17", {"traces": {"AlexNet": SMALL}, "tables": ["breakdown"], "published": []})
+    with pytest.raises(InputError, match="modnn-17: tables: has no measure, only breakdown; name a measure beside it"):
+        run_study(study).plot("measures")
