@@ -17,6 +17,8 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.shipped import shipped_names
 from simgpu.trace.calibration.published import published_networks
+from simgpu.trace.compressibility.entries import mean_ratio
+from simgpu.trace.compressibility.generator import with_compressibility
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
@@ -61,6 +63,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.IntRange(1, _MOST_EPOCHS),
     help="Model the sparsity of its feature maps over so many epochs.",
 )
+@click.option("--compressibility", is_flag=True, help="Model how compressible its memory is, entry by entry.")
 @click.option(
     "--workspace-limit",
     default=format_bytes(WORKSPACE_LIMIT),
@@ -79,6 +82,7 @@ def build(
     framework: str,
     optimizer: str,
     epochs: int | None,
+    compressibility: bool,
     workspace_limit: str,
     variant: tuple[str],
 ) -> None:
@@ -103,6 +107,8 @@ def build(
         )
         if epochs is not None:
             trace = with_sparsity(trace, epochs)
+        if compressibility:
+            trace = with_compressibility(trace)
         refuse_another(folder, force, trace)
         say(f"writing {folder}")
         write_trace(trace, folder)
@@ -135,6 +141,7 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
         ("iteration", f"{format_time(stats.compute_ns)} of compute, by the time model"),
         ("peak", f"{stats.recorded_peak_text()}, if nothing is moved"),
         *_sparsity(trace),
+        *_compressibility(trace),
     ]
 
 
@@ -144,3 +151,12 @@ def _sparsity(trace: Trace) -> list[tuple[str, str]]:
     epochs = 1 + max(sample.epoch for sample in trace.sparsity)
     blocks = len({sample.block for sample in trace.sparsity})
     return [("sparsity", f"modelled: {mean_sparsity(trace):.1%} of the bytes of {blocks} blocks over {epochs} epochs")]
+
+
+def _compressibility(trace: Trace) -> list[tuple[str, str]]:
+    if not trace.compressibility:
+        return []
+    epochs = len({row.epoch for row in trace.compressibility})
+    ratio = mean_ratio(trace.compressibility)
+    told = f"modelled: {ratio:.2f} over all blocks and {epochs} epochs, if every memory-entry takes its size alone"
+    return [("compressibility", told)]

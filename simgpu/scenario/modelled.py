@@ -1,14 +1,16 @@
 """A trace that a file has modelled in place: a network of the zoo, at a batch size or at several, on a GPU.
 
 Lives here: its words, turning them into a trace, and those of a sweep of batches. Does not live here: the networks and
-the modelling (`simgpu.trace.zoo`, `simgpu.trace.sparsity`), or reading files (`simgpu.scenario.reading`).
+the modelling (`simgpu.trace.zoo`, `simgpu.trace.sparsity`, `simgpu.trace.compressibility`), or reading files
+(`simgpu.scenario.reading`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +20,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.compressibility.generator import with_compressibility
 from simgpu.trace.model import Trace
 from simgpu.trace.sparsity.generator import with_sparsity
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
@@ -49,6 +52,9 @@ class _Modelling(FileModel):
     epochs: int | None = Field(
         default=None, ge=1, le=10_000, description="models the sparsity of its feature maps over so many epochs"
     )
+    compressibility: bool | Annotated[str, Field(min_length=1)] = Field(
+        default=False, description="models how compressible its memory is, entry by entry; true, or a profile's name"
+    )
     workspace_limit: SizeOrZero = Field(
         default=WORKSPACE_LIMIT, description="convolution algorithms that need more workspace are left out"
     )
@@ -71,12 +77,23 @@ class _Modelling(FileModel):
         except InputError as error:
             raise InputError(map(_at_key, error.problems)) from None
         named = replace(built, name=trace_name(self.zoo, self.input, batch, gpu_name))
-        if self.epochs is None:
-            return named
-        try:
-            return with_sparsity(named, self.epochs)
-        except InputError as error:
-            raise InputError(replace(each, file="", place="epochs") for each in error.problems) from None
+        if self.epochs is not None:
+            with _problems_at("epochs"):
+                named = with_sparsity(named, self.epochs)
+        if self.compressibility:
+            profile = self.compressibility if isinstance(self.compressibility, str) else None
+            with _problems_at("compressibility"):
+                named = with_compressibility(named, profile)
+        return named
+
+
+@contextmanager
+def _problems_at(key: str) -> Iterator[None]:
+    """Tells problems of the modelling at a key of the file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(replace(each, file="", place=key) for each in error.problems) from None
 
 
 class ModelledTrace(_Modelling):

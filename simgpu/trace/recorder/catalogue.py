@@ -1,7 +1,8 @@
 """The built-in models and optimizers by name, known without importing PyTorch.
 
 Lives here: their names and what they are. Does not live here: their code (`simgpu.trace.recorder.models` and
-`simgpu.trace.recorder.optimizers`, where each is a factory with the same name, underscores for hyphens).
+its neighbours, and `simgpu.trace.recorder.optimizers`, where each is a factory with the same name, underscores for
+hyphens).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
         "mlp": "three linear layers with ReLU on 32x32 images",
         "transformer": "two-layer transformer encoder that labels each of 64 tokens, 4 heads, width 128",
         "digits-cnn": "four convolutions and three linear layers on scikit-learn's handwritten digits, real images",
+        "photos-vgg": "seven convolutions and three linear layers on patches of two real photographs, 64x64",
+        "photos-resnet": "three residual blocks with batch norm on the same patches",
+        "photos-squeezenet": "four fire modules, whose branches are joined, on the same patches",
+        "words-lstm": "a recurrent language model with projection, on the text of Python's reference",
     }
 )
 
@@ -33,13 +38,18 @@ BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
 )
 
 
+#: Modules of those whose factories stand beside `simgpu.trace.recorder.models`, by how their names begin.
+_MODULES = {"photos-": "photo_models", "words-": "language_models"}
+
+
 def factory_path(name: str) -> str:
     """Where the factory of a built-in model stands, as ``module:attribute``.
 
     >>> factory_path("vgg11")
     'simgpu.trace.recorder.models:vgg11'
     """
-    return f"simgpu.trace.recorder.models:{name.replace('-', '_')}"
+    module = next((module for begin, module in _MODULES.items() if name.startswith(begin)), "models")
+    return f"simgpu.trace.recorder.{module}:{name.replace('-', '_')}"
 
 
 def optimizer_path(name: str) -> str:

@@ -31,7 +31,8 @@ class Training:
     calls: the operators that were looked at, the same at every epoch: a whole iteration's, or its forward part's.
     values: for each epoch from 0, before training, what was seen of all blocks of the iteration, or of those that
     forward makes, in the order of `made_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
-    steps: of all epochs.
+    steps: of all epochs. right: the share of the labels of all batches that it finds at the end; None where a label is
+    not the place of a score.
     """
 
     calls: list[Signature]
@@ -39,6 +40,7 @@ class Training:
     values: list[list[ValueNote]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
+    right: float | None = None
 
     def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
         """For each epoch what was seen, by position in the blocks of a whole iteration."""
@@ -52,6 +54,7 @@ class Training:
             f"Trained for {len(self.losses)} epoch{'s' if len(self.losses) > 1 else ''} of {steps} "
             f"step{'s' if steps > 1 else ''}; the mean loss was {self.losses[0]:.4g} in the first and "
             f"{self.losses[-1]:.4g} in the last."
+            + ("" if self.right is None else f" It then finds {self.right:.1%} of the labels.")
         )
 
 
@@ -86,6 +89,7 @@ def train(
         expect_same(name, calls, signatures)
         found.values.append(values)
         say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
+    found.right = _right(workload, device)
     return found
 
 
@@ -102,6 +106,25 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
         remedy = "train more gently: --optimizer module.path:factory sets a learning rate of your own"
         raise InputError.single(name, f"epoch {epoch}", f"the loss has become {loss}", remedy)
     return loss
+
+
+def _right(workload: Workload, device: torch.device) -> float | None:
+    """The share of labels that are the place of the highest score, over all batches and without dropout."""
+    found = total = 0
+    with _as_it_was(workload.module, device), torch.no_grad():
+        workload.module.eval()
+        try:
+            for step in workload.steps(device):
+                scores, labels = workload.module(*step.inputs), step.labels[0]
+                if labels.is_floating_point() or scores.shape[:-1] != labels.shape:
+                    return None
+                found += int((scores.argmax(-1) == labels).sum())
+                total += labels.numel()
+        except Exception:  # no labels, several results, a module that only trains: nothing to tell, and no mistake
+            return None
+        finally:
+            workload.module.train()
+    return found / total
 
 
 def _look(

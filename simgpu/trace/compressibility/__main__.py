@@ -1,0 +1,30 @@
+"""``python -m simgpu.trace.compressibility TRACES -o FILE``: measures the profile that ships.
+
+Lives here: that command. Does not live here: the measurement (`simgpu.trace.compressibility.measured`).
+
+``python -m simgpu.trace.compressibility traces -o simgpu/trace/compressibility/profiles/trained.yaml`` writes it again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from simgpu.fitting import write_fitted
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    told = "Measure how compressible the memory of recorded networks is, and write the profile."
+    source = ("traces", "folder with the recordings")
+    return write_fitted("python -m simgpu.trace.compressibility", told, source, _text, arguments)
+
+
+def _text(folder: Path) -> str:
+    from simgpu.trace.compressibility.measured import profile_text
+
+    return profile_text(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
