@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
@@ -37,6 +37,12 @@ _KEYS = (
 )
 
 
+def _switch_or_name(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"{value!r} is neither true nor false, nor a profile's name: write true")
+
+
 class _Modelling(FileModel):
     """A network of the zoo and how it is modelled, at whatever batch."""
 
@@ -52,7 +58,7 @@ class _Modelling(FileModel):
     epochs: int | None = Field(
         default=None, ge=1, le=10_000, description="models the sparsity of its feature maps over so many epochs"
     )
-    compressibility: bool | Annotated[str, Field(min_length=1)] = Field(
+    compressibility: Annotated[bool | str, BeforeValidator(_switch_or_name)] = Field(
         default=False, description="models how compressible its memory is, entry by entry; true, or a profile's name"
     )
     workspace_limit: SizeOrZero = Field(

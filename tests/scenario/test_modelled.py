@@ -52,6 +52,9 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
     [
         ([], {}),
         (["--epochs", "4"], {"epochs": 4}),
+        (["--compressibility"], {"compressibility": True}),
+        (["--compressibility", "--epochs", "2"], {"compressibility": "trained", "epochs": 2}),
+        ([], {"compressibility": False}),
         (["--input", "cifar10", "--framework", "cudnn"], {"input": "cifar10", "framework": "cudnn"}),
         (["--optimizer", "adam", "--workspace-limit", "0 B"], {"optimizer": "adam", "workspace_limit": "0 B"}),
         (["--variant", "grouped=false"], {"variant": {"grouped": False}}),
@@ -118,6 +121,16 @@ def test_the_words_are_all_that_the_modelling_knows() -> None:
         ("epochs: 5", "variant: {grouped: 3}", "line 5, trace.variant.grouped: 3 is not true or false"),
         ("epochs: 5", "variant: {name: x}", "line 5, trace.variant.name: is not a variant of it"),
         ("epochs: 5", "variant: [1]", "line 5, trace.variant: [1] is not a mapping"),
+        (
+            "epochs: 5",
+            "compressibility: traind",
+            "line 5, trace.compressibility: there is none called 'traind'; did you mean 'trained'?",
+        ),
+        (
+            "epochs: 5",
+            "compressibility: 3",
+            "line 5, trace.compressibility: 3 is neither true nor false, nor a profile's name: write true",
+        ),
         ("zoo: alexnet", "zoo: bert-base", "line 5, trace.epochs: there is no ReLU in forward"),
     ],
 )
