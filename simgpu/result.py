@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
-from simgpu.buddy.drift import overflow_over
+from simgpu.buddy.drift import moments_of
 from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
@@ -97,16 +98,16 @@ class Result:
         start, end = self.timeline.window(-1)
         kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
         ran = self.timeline.name[kernels & (self.timeline.start_ns >= start) & (self.timeline.start_ns < end)].tolist()
-        blocks = graph.blocks[: len(memory.targets)]
-        entries = sum(-(-block.bytes // ENTRY_BYTES) for block in blocks)
+        moments = moments_of(graph)
+        device = sum(moment.device for moment in moments)
         return Compression(
-            ratio=sum(block.bytes for block in blocks) / sum(graph.sizes[: len(blocks)]),
-            overflow_share=sum(memory.overflowing) / entries,
+            ratio=sum(moment.bytes for moment in moments) / device if device else 1.0,
+            overflow_share=fmean(moment.overflow for moment in moments),
             buddy_peak_bytes=self.buddy_peak,
             read_bytes=sum(memory.demands[k].read for k in ran),
             written_bytes=sum(memory.demands[k].written for k in ran),
             hit_rate=1 - memory.misses / memory.visits if memory.visits else 1.0,
-            drift=overflow_over(graph),
+            drift=tuple(moment.overflow for moment in moments),
         )
 
     @cached_property

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 class Compression:
     """Compressed memory with a buddy memory (Buddy Compression, sections 3 and 4).
 
-    ratio: bytes of all blocks over their bytes in device memory. overflow_share: share of their memory-entries that do
-    not fit there, so that a part lies in buddy memory. buddy_peak_bytes: of buddy memory that live blocks owned at
-    most, used or not. read_bytes, written_bytes: that kernels moved from and to it in the iteration. hit_rate: share of
-    the visits to compressed entries that found their metadata in the cache. drift: of the entries in live blocks, the
-    share that overflows in each tenth of the iteration.
+    ratio: bytes of live blocks over their bytes in device memory, over ten moments of the iteration. overflow_share:
+    share of their memory-entries that do not fit there, so that a part lies in buddy memory, mean over the moments;
+    drift: at each of them. buddy_peak_bytes: of buddy memory that live blocks owned at most, used or not. read_bytes,
+    written_bytes: that kernels moved from and to it in the iteration. hit_rate: share of the visits to compressed
+    entries that found their metadata in the cache.
     """
 
     ratio: float

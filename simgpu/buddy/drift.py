@@ -1,11 +1,12 @@
-"""How much overflows from kernel to kernel of an iteration while targets stay (Buddy Compression, figure 8).
+"""What compressed memory holds from kernel to kernel of an iteration while targets stay (Buddy Compression, figure 8).
 
-Lives here: `overflow_over`. Does not live here: snapshots of memory that was really dumped (`simgpu.buddy.profile`).
+Lives here: `moments_of`. Does not live here: snapshots of memory that was really dumped (`simgpu.buddy.profile`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 
 from simgpu.codecs.entries import ENTRY_BYTES
@@ -15,14 +16,33 @@ from simgpu.graph.taskgraph import TaskGraph
 PARTS = 10
 
 
-def overflow_over(graph: TaskGraph, parts: int = PARTS) -> tuple[float, ...]:
-    """Share of the entries in live blocks that overflow, at a kernel boundary of each of so many equal parts of time.
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Live blocks at a kernel boundary: their bytes, those of them in device memory, entries, and how many overflow."""
+
+    bytes: int
+    device: int
+    entries: int
+    overflowing: int
+
+    @property
+    def overflow(self) -> float:
+        """Share of the entries that do not fit their targets.
+
+        >>> Moment(bytes=512, device=256, entries=4, overflowing=1).overflow
+        0.25
+        """
+        return self.overflowing / self.entries if self.entries else 0.0
+
+
+def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
+    """The live blocks at a kernel boundary of each of so many equal parts of time.
 
     A block is live from the kernel that makes it to the one after which the framework let go of it. Empty for a graph
     without compressed memory.
 
     >>> from simgpu.trace.chain import chain
-    >>> overflow_over(TaskGraph.of(chain([5], [7], [100])))
+    >>> moments_of(TaskGraph.of(chain([5], [7], [100])))
     ()
     """
     memory = graph.compressed
@@ -33,15 +53,21 @@ def overflow_over(graph: TaskGraph, parts: int = PARTS) -> tuple[float, ...]:
     boundaries = [
         min(bisect_right(ends, ends[-1] * (2 * part + 1) // (2 * parts)), len(ends) - 1) for part in range(parts)
     ]
-    return tuple(_share(graph, memory.overflowing, k) for k in boundaries)
+    return tuple(_at(graph, memory.overflowing, k) for k in boundaries)
 
 
-def _share(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> float:
-    """Of what is live when kernel k has ended."""
-    entries = over = 0
-    for b, found in enumerate(overflowing):
-        birth, release = graph.births[b], graph.recorded_releases[b]
-        if birth is not None and birth <= k and (release is None or release > k):
-            entries += -(-graph.blocks[b].bytes // ENTRY_BYTES)
-            over += found
-    return over / entries if entries else 0.0
+def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> Moment:
+    """When kernel k has ended."""
+    live = [
+        b
+        for b in range(len(overflowing))
+        if (birth := graph.births[b]) is not None
+        and birth <= k
+        and ((release := graph.recorded_releases[b]) is None or release > k)
+    ]
+    return Moment(
+        bytes=sum(graph.blocks[b].bytes for b in live),
+        device=sum(graph.sizes[b] for b in live),
+        entries=sum(-(-graph.blocks[b].bytes // ENTRY_BYTES) for b in live),
+        overflowing=sum(overflowing[b] for b in live),
+    )

@@ -77,6 +77,8 @@ def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
     >>> apportioned([0.5, 0.25, 0.25], 10), apportioned([3, 0, 1], 8)
     ([5, 3, 2], [6, 0, 2])
     """
+    if sum(weights) == total and all(type(weight) is int for weight in weights):
+        return [int(weight) for weight in weights]
     exact = [Fraction(weight) for weight in weights]
     whole = sum(exact)
     parts = [total * weight / whole for weight in exact]
