@@ -391,3 +391,27 @@ def test_a_faster_link_never_slows_a_run_of_one_stream_without_copies(data: st.D
         program = lower(tasks, Placement(), recorded_lifetimes=True)
         found.append(run_program(program, tasks, where, budget=None, iterations=2).timeline.iteration_ends_ns)
     assert all(fast <= slow for slow, fast in zip(*found, strict=True))
+
+
+def test_where_kernels_share_a_link_a_faster_one_may_bring_them_into_each_other_s_way():
+    """An anomaly of fair sharing, no mistake: at 1 B/ns c has the link alone; at 1.25 B/ns b2 comes before c is done.
+
+    b1 passes 4000 B, then a kernel computes for 1000 ns; c computes for 4000 ns, then passes 1000 B.
+    """
+    made = graph(
+        [
+            kernel("c", 4000, "x"),
+            kernel("b1", 0, "y", stream=1),
+            kernel("m", 1000, "y", stream=1),
+            kernel("b2", 0, "y", stream=1),
+        ],
+        [held("x", 8), held("y", 8)],
+    )
+    found = []
+    for speed in (Fraction(1), Fraction(5, 4)):
+        on = faster(buddy_node(), speed)
+        tasks = linked(made, on, {"c": (1000, 0), "b1": (4000, 0), "b2": (4000, 0)})
+        found.append(times(run(lower(tasks, Placement()), tasks, on)))
+    assert (found[0]["b2"][0], found[0]["c"]) == (5000, (0, 5000))
+    # 250 B pass in 200 ns; the 750 others at half of 1.25 B/ns in 1200.
+    assert (found[1]["b2"][0], found[1]["c"]) == (4200, (0, 5400))
