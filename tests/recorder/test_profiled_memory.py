@@ -25,6 +25,8 @@ _WITH_SCRATCH = (
     "aten::convolution_backward",
     "aten::native_batch_norm",
     "aten::native_batch_norm_backward",
+    "aten::native_dropout",
+    "aten::native_dropout_backward",
 )
 #: Python numbers are wrapped in tensors of up to 8 bytes that live within one operator.
 _NUMBER_BYTES = 8
