@@ -45,7 +45,9 @@ _ROUGH = (
 @click.option("--optimizer", default="sgd", show_default=True, metavar="NAME", help="Built in, or module.path:factory.")
 @click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
-@click.option("--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity and sizes at each.")
+@click.option(
+    "--epochs", type=_FROM_NOUGHT, default=0, show_default=True, help="Train first; sparsity and sizes at each."
+)
 @click.option(
     "--codec",
     "codecs",
