@@ -13,6 +13,7 @@ import click
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.shipped import shipped_names
@@ -109,6 +110,8 @@ def build(
             trace = with_sparsity(trace, epochs)
         if compressibility:
             trace = with_compressibility(trace)
+            if trace.sparsity:
+                trace = with_sparse_entries(trace)
         refuse_another(folder, force, trace)
         say(f"writing {folder}")
         write_trace(trace, folder)

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
+from simgpu.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.compressibility.generator import with_compressibility
@@ -90,6 +91,8 @@ class _Modelling(FileModel):
             profile = self.compressibility if isinstance(self.compressibility, str) else None
             with _problems_at("compressibility"):
                 named = with_compressibility(named, profile)
+            if profile is None and named.sparsity:
+                named = with_sparse_entries(named)
         return named
 
 

@@ -36,7 +36,8 @@ def with_compressibility(trace: Trace, profile: str | Profile | None = None) -> 
     """
     chosen = profile or TRAINED
     name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
-    told = f"How compressible its memory is, entry by entry, is modelled (profile {name})."
+    fitted = f", fitted to {found.fitted_to}" if found.fitted_to else ""
+    told = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
     info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=_marked(trace))
     kept = tuple(row for row in trace.compressibility if not is_of_entries(row))
     return replace(trace, info=info, compressibility=(*kept, *_rows(trace, found)))

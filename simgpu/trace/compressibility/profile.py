@@ -37,7 +37,7 @@ Text = Annotated[str, Field(min_length=1)]
 class RoleShares(FileModel):
     """How compressible blocks of one role are."""
 
-    recordings: tuple[Text, ...] = Field(strict=False, min_length=1, description="of which this is the mean")
+    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="of which this is the mean")
     shares: tuple[Row, ...] = Field(strict=False, description="for each epoch, the share of each size")
 
 
@@ -45,13 +45,19 @@ class Profile(FileModel):
     """Shares of entry sizes by role; see `simgpu.trace.compressibility.generator` for how they are used."""
 
     schema_: Literal["simgpu.compressibility/1"] = Field(alias="schema")
-    recordings: tuple[Text, ...] = Field(strict=False, description="traces that it was measured in")
+    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="traces that it was measured in")
+    fitted_to: str = Field(default="", description="of one that was not measured: what it was fitted to")
     epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="ascending")
     sizes: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="bytes, ascending")
     roles: dict[Text, RoleShares]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if bool(self.recordings) == bool(self.fitted_to):
+            raise ValueError("a profile is of recordings or is fitted to something: write one of recordings, fitted_to")
+        for role, found in self.roles.items():
+            if bool(found.recordings) != bool(self.recordings):
+                raise ValueError(f"roles.{role}: has recordings if the profile is of recordings")
         for name, numbers in (("epochs", self.epochs), ("sizes", self.sizes)):
             if any(later <= earlier for earlier, later in pairwise(numbers)):
                 raise ValueError(f"{name}: {list(numbers)} are not in ascending order, each once")
