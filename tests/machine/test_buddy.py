@@ -270,7 +270,8 @@ def test_gpus_behind_a_switch_share_it_unless_their_buddy_memory_has_links_of_it
     assert ends == {20 + 100 * (gpus if own is None else 1)}
 
 
-def test_beside_a_compressing_engine_kernels_still_take_their_bandwidth():
+@pytest.mark.parametrize("forced", [False, True])
+def test_beside_a_compressing_engine_kernels_still_take_their_bandwidth(monkeypatch: pytest.MonkeyPatch, forced: bool):
     """The copy has what the running kernel leaves of memory, its time on the link included."""
     engine = CdmaSpec("zvc", 10 * GB, buffer=10**6, latency_ns=1, kernel_bandwidth=0)
     on = buddy_node(dram=10 * GB, link=FULL)
@@ -278,6 +279,8 @@ def test_beside_a_compressing_engine_kernels_still_take_their_bandwidth():
     busy = replace(kernel("k", 100, "x"), dram_bytes=600 * 8)
     tasks = linked(graph([busy], [held("x", 1000)]), on, {"k": (500, 0)})
     assert tasks.durations == (600,)
+    if forced:
+        shared(monkeypatch)
     # 8 bytes a nanosecond taken for 600 ns; the copy reads its 1000 B at 2 and sends 200 at 0.4: 500 ns.
     assert copying(tasks, on, 200) == {"k": (0, 600), "out:x": (0, 500)}
 
