@@ -18,11 +18,10 @@ from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.buddy.drift import moments_of
-from simgpu.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import not_told, work_of
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import BuddyMode, NodeSpec
 from simgpu.parallel import Together
 from simgpu.program.instructions import Program
 from simgpu.timeline.model import SpanKind, Timeline
@@ -91,9 +90,9 @@ class Result:
 
     @cached_property
     def _compression(self) -> Compression | None:
-        """What compressed memory did; None where nothing is allocated as compressed."""
-        memory, graph = self.graph.compressed, self.graph
-        if memory is None or all(target == ENTRY_BYTES for target in memory.targets):
+        """What compressed memory did; None where nobody asked for it, or only transfers are compressed."""
+        memory, graph, buddy = self.graph.compressed, self.graph, self.node.gpu.buddy
+        if memory is None or buddy is None or buddy.mode is not BuddyMode.CAPACITY:
             return None
         start, end = self.timeline.window(-1)
         kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
