@@ -28,6 +28,8 @@ from simgpu.trace.model import Access, AccessOrder, Block, Trace
 #: not multiplied; each of the others stands for as many visits as it takes for all. What is cut presses less upon the
 #: walks beside it.
 SAMPLE = 2**18
+#: Visits to lines that are kept from one time to the next; each takes 17 bytes.
+_KEPT = 2**23
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Walk:
     first_entry, entries: where the block is among all memory-entries, and how many it has. visits: how many it makes,
     each to `sectors` sectors of an entry; what the metadata tell is asked once for each, however many sectors. order:
     sequential, from end to end and again from the first; strided, entries 0, stride, 2 stride, ... and then those
-    beside them; random, each drawn from all by `seed` (see `seed_of`).
+    beside them; random, each drawn from all by `seed` (see `seed_of`). begin: entry of the block that a sequential or
+    strided walk counts from, around the block's end.
     """
 
     first_entry: int
@@ -48,6 +51,7 @@ class Walk:
     visits: int
     stride: int = 1
     seed: int = 0
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def _walk(access: Access | None, first_entry: int, entries: int, write: bool) ->
         return Walk(first_entry, entries, write, AccessOrder.SEQUENTIAL, ENTRY_BYTES // SECTOR_BYTES, entries)
     seed = seed_of(access.kernel, access.block) if access.order is AccessOrder.RANDOM else 0
     order, visits = access.order, access.entries
-    return Walk(first_entry, entries, write, order, access.sectors, visits, access.stride, seed)
+    return Walk(first_entry, entries, write, order, access.sectors, visits, access.stride, seed, access.first)
 
 
 def _entries(block: Block) -> int:
@@ -184,15 +188,20 @@ def _tiles(walk: Walk, entries_per_line: int) -> LineStream:
 
 def _sequential_lines(walk: Walk, entries_per_line: int) -> Ints:
     """A line once for each time that the walk comes to it; coming to the block's first entry again is one such time."""
-    passes, rest = divmod(walk.visits, walk.entries)
     first = walk.first_entry // entries_per_line
-    whole = np.arange(first, (walk.first_entry + walk.entries - 1) // entries_per_line + 1)
-    part = whole[: (walk.first_entry + rest - 1) // entries_per_line + 1 - first if rest else 0]
-    return np.concatenate([np.tile(whole, passes), part])
+    lines = (walk.first_entry + walk.entries - 1) // entries_per_line + 1 - first
+
+    def comings(visit: int) -> int:
+        """How often a walk from the block's first entry has come to a line before it came to that of this visit."""
+        passes, entry = divmod(visit, walk.entries)
+        return passes * lines + (walk.first_entry + entry) // entries_per_line - first
+
+    came = np.arange(comings(walk.begin), comings(walk.begin + walk.visits - 1) + 1)
+    return first + came % lines
 
 
 def _strided(walk: Walk, visits: int) -> Ints:
-    """Entries of the block, column by column if it is written down in rows of `stride`."""
+    """Entries of the block, column by column if it is written down in rows of `stride`, from `begin` on."""
     stride = min(walk.stride, walk.entries)
     rows, longer = divmod(walk.entries, stride)
     at = np.arange(visits) % walk.entries
@@ -200,7 +209,7 @@ def _strided(walk: Walk, visits: int) -> Ints:
     behind = at >= longer * (rows + 1)
     at[behind] -= longer * (rows + 1)
     column, row = np.divmod(at, np.where(behind, rows, rows + 1))
-    return row * stride + column + np.where(behind, longer, 0)
+    return (walk.begin + row * stride + column + np.where(behind, longer, 0)) % walk.entries
 
 
 def _random(walk: Walk, visits: int) -> Ints:
@@ -269,13 +278,18 @@ def _total(counts: Sequence[Counts]) -> Counts:
 def _second_of_two(kernels: Sequence[Sequence[Walk]], specs: Sequence[MetadataCacheSpec]) -> list[list[Counts]]:
     """For each cache the counts of each kernel; all have lines of as many entries.
 
-    Streams are made anew for the second time, since those of an iteration could fill the memory.
+    Streams are kept for the second time as far as they take little memory; later ones are made anew.
     """
     caches = [MetadataCache(spec) for spec in specs]
     found: list[list[Counts]] = [[] for _ in caches]
+    kept: list[LineStream] = []
+    room = _KEPT
     for counting in (False, True):
-        for walks in kernels:
-            stream = stream_of(walks, specs[0].entries)
+        for k, walks in enumerate(kernels):
+            stream = kept[k] if k < len(kept) else stream_of(walks, specs[0].entries)
+            room -= stream.lines.size
+            if k == len(kept) and room >= 0:
+                kept.append(stream)
             visits = sum(walk.visits for walk in walks)
             for counts, cache in zip(found, caches, strict=True):
                 seen = cache.visit(stream.lines, stream.writes, stream.stand_for)
