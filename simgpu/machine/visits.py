@@ -2,14 +2,15 @@
 
 Lives here: `tours_of`, `pages_of` and `visits_of`. A kernel goes through its blocks one after the other, those it reads
 first, in listed order; a block that it reads and writes once. Each is walked through from end to end, unless the trace
-tells of another walk (`simgpu.trace.model.Access`), which gives the order and how far it goes. How often the walk comes
-to the same page does not count while it is about the same pages: thread blocks go through neighbouring entries side by
-side. Does not live here: what a visit does (`simgpu.memory.paged`).
+tells of another walk (`simgpu.trace.model.Access`), which gives the order, where it begins and how far it goes. How
+often the walk comes to the same page does not count while it is about the same pages: thread blocks go through
+neighbouring entries side by side. Does not live here: what a visit does (`simgpu.memory.paged`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,15 +53,15 @@ def _tours(graph: TaskGraph, k: int, told: Mapping[tuple[str, str, bool], Access
 
 def _walk(access: Access, size: int) -> Walk:
     seed, entries = seed_of(access.kernel, access.block), -(-size // ENTRY_BYTES)
-    return Walk(0, entries, access.write, access.order, access.sectors, access.entries, access.stride, seed)
+    order, sectors = access.order, access.sectors
+    return Walk(0, entries, access.write, order, sectors, access.entries, access.stride, seed, access.first)
 
 
 def pages_of(walk: Walk, page: int) -> Ints:
     """The pages of a block that a walk comes to, in order, none twice in a row. page: bytes, whole memory-entries.
 
-    Strided: entries 0, stride, 2 stride, ... and then those beside them; of columns beside each other that are about
-    the same pages, the first stands for all. Random: each entry drawn as in `simgpu.buddy.streams`, which cuts a
-    long walk.
+    Sequential and strided: of one pass. Of a strided walk's columns beside each other that are about the same pages,
+    the first stands for all. Random: each entry drawn as in `simgpu.buddy.streams`, which cuts a long walk.
 
     >>> walk = Walk(0, 16, False, AccessOrder.STRIDED, 4, visits=16, stride=8)
     >>> pages_of(walk, 4 * ENTRY_BYTES).tolist()
@@ -69,31 +70,39 @@ def pages_of(walk: Walk, page: int) -> Ints:
     each = page // ENTRY_BYTES
     if not (walk.entries and walk.visits):
         return np.zeros(0, dtype=np.int64)
-    if walk.order is AccessOrder.RANDOM:
+    if walk.order is AccessOrder.STRIDED:
+        found = _strided(walk, each)
+    elif walk.order is AccessOrder.RANDOM:
         found = stream_of([walk], each).lines
-    elif walk.order is AccessOrder.STRIDED:
-        found = _strided(walk, each) // each
     else:
-        found = np.arange(-(-min(walk.visits, walk.entries) // each))
+        found = stream_of([replace(walk, visits=min(walk.visits, walk.entries))], each).lines
     return found[np.flatnonzero(np.diff(found, prepend=-1))]
 
 
 def _strided(walk: Walk, each: int) -> Ints:
-    """Entries that stand for those of the columns beside them, up to `each`, which a page has."""
-    stride, last = min(walk.stride, walk.entries), walk.entries - 1
+    """Pages of `each` entries, one visit for as many columns in each row.
+
+    A page to which only entries between these bring the walk, at the block's end or its own, is visited by the first
+    of its entries.
+    """
+    stride = min(walk.stride, walk.entries)
     rows = np.arange(0, walk.entries, stride)
-    # The first columns, as many as the last row has, are one longer than the others.
+    # So many columns, the first, have as many entries as there are rows; the others have one less.
     longer = walk.entries - int(rows[-1])
-    beyond = walk.visits - longer * rows.size
-    columns = -(-walk.visits // rows.size) if beyond <= 0 else longer - (-beyond // max(rows.size - 1, 1))
-    columns = min(columns, stride)
-    chosen = np.arange(0, columns, each)
-    ends = np.full(chosen.size, walk.entries)
-    # The block's last page may have none of these entries: the last row is the shortest.
-    if walk.visits >= rows.size and last - rows[-1] < columns:
-        ends[(last - rows[-1]) // each] = last
-    entries = np.column_stack([chosen[:, None] + rows[: walk.visits], ends]).ravel()
-    return entries[entries < walk.entries]
+
+    def made(entries: Ints) -> tuple[Ints, Ints]:
+        """Of these entries, counted from the walk's first: those that are visited, as pages, and after how many."""
+        row, column = np.divmod(entries, stride)
+        place = column * rows.size + row - np.maximum(column - longer, 0)
+        visited = (entries < walk.entries) & (place < walk.visits)
+        return (walk.begin + entries[visited]) % walk.entries // each, place[visited]
+
+    pages, places = made((np.arange(0, stride, each)[:, None] + rows[: walk.visits]).ravel())
+    more, between = made((np.arange(0, walk.entries, each) - walk.begin) % walk.entries)
+    lacking = ~np.isin(more, pages)
+    order = np.argsort(np.concatenate([places, between[lacking]]), kind="stable")
+    found: Ints = np.concatenate([pages, more[lacking]])[order]
+    return found
 
 
 def visits_of(tours: Sequence[Tour], pool: PagedPool) -> Iterator[Visit]:

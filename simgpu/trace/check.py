@@ -14,7 +14,8 @@ from enum import StrEnum
 
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import RELEASED_AT_END, Access, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.compressibility.entries import entries_of
+from simgpu.trace.model import RELEASED_AT_END, Access, AccessOrder, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 
 #: Says where a value stands: (table, position in it or -1 for the table itself, field) -> (file, place).
 #: Tables are named as the fields of `Trace`.
@@ -228,11 +229,13 @@ def _check_tables(trace: Trace, found: Findings) -> None:
     touched = {
         (kernel.id, b, w) for kernel in trace.kernels for w, of in enumerate((kernel.reads, kernel.writes)) for b in of
     }
+    entries = {block.id: entries_of(block) for block in trace.blocks if _is_count(block.bytes)}
     for index, access in enumerate(trace.accesses):
         check_owner("accesses", index, "kernel", access.kernel, kernels)
         check_owner("accesses", index, "block", access.block, blocks)
         if access.kernel in kernels and access.block in blocks:
             _check_access(found, index, access, touched)
+        _check_first(found, index, access, entries.get(access.block))
         check_once("accesses", index, access.kernel, access.block, access.write)
 
 
@@ -242,9 +245,21 @@ def _check_access(found: Findings, index: int, access: Access, touched: set[tupl
         does = "write" if access.write else "read"
         what = f"kernel '{access.kernel}' does not {does} '{access.block}'"
         found.add("accesses", index, "write", what, f"name a block that the kernel {does}s")
-    _check_counts(found, "accesses", index, access, ("sectors", "entries", "stride"))
+    _check_counts(found, "accesses", index, access, ("sectors", "entries", "stride", "first"))
     if not 1 <= access.sectors <= 4:
         found.add("accesses", index, "sectors", f"{access.sectors} are not sectors of an entry", "give 1 to 4")
     for column in ("entries", "stride"):
         if getattr(access, column) == 0:
             found.add("accesses", index, column, "0 is not possible here", "give a whole number >= 1")
+
+
+def _check_first(found: Findings, index: int, access: Access, entries: int | None) -> None:
+    """entries: of the block; None where it is not known."""
+    if not _is_count(access.first) or not access.first:
+        return
+    if access.order is AccessOrder.RANDOM:
+        what = f"a random walk does not begin at entry {access.first}, it visits entries as they are drawn"
+        found.add("accesses", index, "first", what, "leave it blank, or name another order")
+    elif entries is not None and access.first >= entries:
+        what = f"entry {access.first} is not in block '{access.block}', which has {entries} of 128 bytes"
+        found.add("accesses", index, "first", what, "count the block's entries from 0")

@@ -274,5 +274,6 @@ ACCESSES: Table[Access] = Table(
         _number("sectors", "sectors"),
         _number("entries", "entries"),
         _number("stride", "entries", blank=1),
+        _number("first", "entries", blank=0),
     ),
 )

@@ -162,7 +162,8 @@ class Access:
 
     write: whether it writes or reads it; a kernel that does both has a row for each. order: of its visits; `STRIDED`
     visits entries 0, stride, 2 stride, ... and then those beside them. sectors: of 32 bytes that it asks of each entry
-    of 128 bytes it visits, 1 to 4, as they reach device memory. entries: how many visits; stride: in entries.
+    of 128 bytes it visits, 1 to 4, as they reach device memory. entries: how many visits; stride: in entries. first:
+    entry at which the walk begins, from which all of it is counted, around the block's end; 0 for `RANDOM`.
     """
 
     kernel: str
@@ -172,6 +173,7 @@ class Access:
     sectors: int
     entries: int
     stride: int = 1
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,9 @@ def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses:
                 if sizes[name] and draw(st.integers(0, 2)) == 0:
                     order, sectors = draw(st.sampled_from(AccessOrder)), draw(st.integers(1, 4))
                     stride = draw(st.integers(2, 5)) if order is AccessOrder.STRIDED else 1
-                    visits.append(Access(kernel.id, name, write, order, sectors, draw(st.integers(1, 40)), stride))
+                    first = 0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries(sizes[name]) - 1))
+                    count = draw(st.integers(1, 40))
+                    visits.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
     made = replace(trace, compressibility=tuple(found), accesses=tuple(visits))
     assert not check_trace(made), [str(problem) for problem in check_trace(made)]
     return made

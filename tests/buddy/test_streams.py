@@ -22,17 +22,24 @@ from tests.buddy.caches import PAPERS, Reference, added, both_ways, calculated, 
 many = settings(deadline=None, max_examples=200)
 SEQUENTIAL, STRIDED, RANDOM = AccessOrder.SEQUENTIAL, AccessOrder.STRIDED, AccessOrder.RANDOM
 
-walks = st.builds(
-    Walk,
-    first_entry=st.integers(0, 60),
-    entries=st.integers(1, 40),
-    write=st.booleans(),
-    order=st.sampled_from(AccessOrder),
-    sectors=st.integers(1, 4),
-    visits=st.integers(0, 90),
-    stride=st.integers(1, 50),
-    seed=st.integers(0, 3),
-)
+
+@st.composite
+def any_walk(draw: st.DrawFn) -> Walk:
+    entries, order = draw(st.integers(1, 40)), draw(st.sampled_from(AccessOrder))
+    return Walk(
+        first_entry=draw(st.integers(0, 60)),
+        entries=entries,
+        write=draw(st.booleans()),
+        order=order,
+        sectors=draw(st.integers(1, 4)),
+        visits=draw(st.integers(0, 90)),
+        stride=draw(st.integers(1, 50)),
+        seed=draw(st.integers(0, 3)),
+        begin=0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries - 1)),
+    )
+
+
+walks = any_walk()
 kernels_of_walks = st.lists(st.lists(walks, max_size=4), max_size=4)
 
 
@@ -51,7 +58,7 @@ def entries_visited(walk: Walk) -> list[int]:
         return [walk.first_entry + number % walk.entries for number in drawn]
     stride = walk.stride if walk.order is STRIDED else 1
     once = [at for column in range(stride) for at in range(column, walk.entries, stride)]
-    return [walk.first_entry + at for at in islice(cycle(once), walk.visits)]
+    return [walk.first_entry + (walk.begin + at) % walk.entries for at in islice(cycle(once), walk.visits)]
 
 
 def tiles_visited(walk: Walk, entries_per_line: int) -> list[list[int]]:
@@ -112,6 +119,19 @@ class TestOrder:
         once = [100, 104, 108, 101, 105, 109, 102, 106, 103, 107]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once, *once[:3]]
 
+    def test_a_walk_may_begin_within_its_block_and_comes_around_its_end(self):
+        walk = Walk(100, 10, False, STRIDED, 1, visits=12, stride=4, begin=5)
+        once = [105, 109, 103, 106, 100, 104, 107, 101, 108, 102]
+        assert stream_of([walk], 1).lines.tolist() == [*once, *once[:2]]
+        assert stream_of([replace(walk, order=SEQUENTIAL)], 1).lines.tolist() == [
+            *range(105, 110),
+            *range(100, 107),
+        ]
+
+    def test_a_line_is_come_to_once_by_what_begins_in_its_middle(self):
+        walk = Walk(64, 256, False, SEQUENTIAL, 4, visits=256, begin=100)
+        assert stream_of([walk], 64).lines.tolist() == [2, 3, 4, 1, 2]
+
     def test_no_walks_are_no_visits(self):
         assert stream_of([], 64).lines.tolist() == []
         assert stream_of([sequential(10, visits=0)], 64).lines.tolist() == []
@@ -145,7 +165,7 @@ class TestSample:
     @pytest.mark.parametrize("order", [STRIDED, RANDOM])
     @pytest.mark.parametrize("visits", [*range(1, 70), 999, 10**12 + 7])
     def test_is_the_walks_first_visits_and_stands_for_all(self, order: AccessOrder, visits: int):
-        walk = Walk(5, 1000, False, order, 1, visits, stride=7)
+        walk = Walk(5, 1000, False, order, 1, visits, stride=7, begin=0 if order is RANDOM else 990)
         sample = stream_of([walk], 4)
         assert sample.stand_for.sum() == visits
         assert min(visits, 12) <= sample.lines.size <= 16
@@ -250,7 +270,7 @@ class TestTraces:
     )
     ACCESSES = (
         Access("conv", "x", write=False, order=RANDOM, sectors=1, entries=500),
-        Access("relu", "y", write=True, order=STRIDED, sectors=2, entries=2, stride=2),
+        Access("relu", "y", write=True, order=STRIDED, sectors=2, entries=2, stride=2, first=1),
     )
     TRACE = Trace(TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "test"), KERNELS, BLOCKS, accesses=ACCESSES)
 
@@ -267,7 +287,7 @@ class TestTraces:
         )
         assert relu == (
             Walk(192, 3, False, SEQUENTIAL, 4, visits=3),
-            Walk(192, 3, True, STRIDED, 2, visits=2, stride=2),
+            Walk(192, 3, True, STRIDED, 2, visits=2, stride=2, begin=1),
         )
 
     def test_blocks_without_metadata_are_not_visited(self):

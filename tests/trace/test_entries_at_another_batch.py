@@ -17,7 +17,7 @@ from simgpu.errors import InputError
 from simgpu.trace.check import check_trace
 from simgpu.trace.compressibility.entries import apportioned, entries_of, histograms, rows_of
 from simgpu.trace.epochs import epochs_of, sizes_at
-from simgpu.trace.model import CompressedSize, Trace
+from simgpu.trace.model import Access, AccessOrder, CompressedSize, Trace
 
 
 @settings(deadline=None)
@@ -80,3 +80,15 @@ def test_rows_of_entries_alone_tell_epochs_and_no_sizes_of_whole_blocks() -> Non
     assert simgpu.simulate(trace, simgpu.load_node("v100"), "vdnn").iteration_ns > 0
     with pytest.raises(InputError, match="the trace tells no sparsity and no compressed sizes, which static goes by"):
         simgpu.simulate(trace, simgpu.load_node("v100"), "static")
+
+
+def test_walks_begin_at_the_same_share_of_their_blocks() -> None:
+    trace = simgpu.load_trace("vgg11-cifar-cpu")
+    kernel = next(each for each in trace.kernels if each.reads and "conv1_1:convolution" in each.reads)
+    had = entries_of(trace.block_by_id["conv1_1:convolution"])
+    for first, expected in ((0, 0), (had // 4, had // 2), (had - 1, 2 * (had - 1))):
+        walk = Access(kernel.id, "conv1_1:convolution", False, AccessOrder.STRIDED, 4, had // 2, 8, first)
+        told = replace(trace, accesses=(walk,))
+        assert told.at_batch(2 * trace.info.batch).accesses == (replace(walk, entries=had, first=expected),)
+        for batch in (1, 3, 7):
+            assert check_trace(told.at_batch(batch)) == []

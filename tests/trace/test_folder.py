@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,16 @@ from simgpu.trace import folder as folder_module
 from simgpu.trace.check import check_trace
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY
 from simgpu.trace.folder import read_trace, write_trace
-from simgpu.trace.model import Access, AlgorithmChoice, Block, CompressedSize, Kernel, SparsitySample, Trace
+from simgpu.trace.model import (
+    Access,
+    AccessOrder,
+    AlgorithmChoice,
+    Block,
+    CompressedSize,
+    Kernel,
+    SparsitySample,
+    Trace,
+)
 from tests.trace.small import SMALL, small_folder, traces
 
 
@@ -54,6 +63,17 @@ def test_small_trace_comes_back(tmp_path):
     read = read_trace(small_folder(tmp_path))
     assert read == SMALL
     assert read.name == "small"
+
+
+def test_where_walks_begin_comes_back_and_is_0_where_it_is_blank(tmp_path):
+    input_of_four = replace(SMALL.blocks[0], bytes=500)
+    within = replace(SMALL.accesses[0], order=AccessOrder.SEQUENTIAL, first=3)
+    trace = replace(SMALL, blocks=(input_of_four, *SMALL.blocks[1:]), accesses=(within, *SMALL.accesses[1:]))
+    folder = tmp_path / "small"
+    write_trace(trace, folder)
+    assert read_trace(folder) == trace
+    edit(folder, "accesses.csv", lambda text: text.replace(",9,1,3", ",9,1,"))
+    assert [access.first for access in read_trace(folder).accesses] == [0, 0]
 
 
 @settings(max_examples=150, deadline=None)
@@ -159,6 +179,9 @@ MISTAKES = {
         ("random,1,9", "random,1,0", "row 2, column entries", "0 is not possible here"),
         ("random", "ramdom", "row 2, column order", "'ramdom' is not an order; did you mean 'random'?"),
         ("k4,x,no", "k4,x,maybe", "row 2, column write", "'maybe' is neither yes nor no"),
+        ("1,9,1,0", "1,9,1,3", "row 2, column first", "a random walk does not begin at entry 3"),
+        ("4,1,2,0", "4,1,2,1", "row 3, column first", "entry 1 is not in block 'g', which has 1 of 128 bytes"),
+        ("4,1,2,0", "4,1,2,-1", "row 3, column first", "'-1' is negative"),
     ],
     "trace.yaml": [
         ("simgpu.trace/1", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),

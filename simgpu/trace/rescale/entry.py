@@ -13,6 +13,7 @@ from functools import cache
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.compressibility.entries import entries_of
 from simgpu.trace.compressibility.entries import rescaled as rescaled_entries
 from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, Trace
 from simgpu.trace.rescale.kernels import Rescaled, Rescaler, scaled
@@ -78,8 +79,11 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
 
 
 def _visited(rescaler: Rescaler, access: Access, block: Block) -> Access:
-    """As many visits to each entry as there were."""
-    return replace(access, entries=max(1, scaled(access.entries, rescaler.size(block), block.bytes)))
+    """As many visits to each entry as there were, from the same share of the block on."""
+    size = rescaler.size(block)
+    last = max(entries_of(replace(block, bytes=size)) - 1, 0)
+    first = min(scaled(access.first, size, block.bytes), last)
+    return replace(access, entries=max(1, scaled(access.entries, size, block.bytes)), first=first)
 
 
 @cache
