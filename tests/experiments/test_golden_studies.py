@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pytest_regressions.data_regression import DataRegressionFixture
 
 from simgpu.experiments.study import StudyResult, run_study
@@ -22,8 +20,11 @@ from simgpu.experiments.study_tables import study_tables
 from simgpu.hardware.nodes import load_node
 from simgpu.scenario.catalogue import shipped_studies
 from simgpu.scenario.load_study import load_study
+from tests.experiments.claims import claims
+from tests.experiments.test_golden_buddy import BUDDY
 
-CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
+__all__ = ["claims"]
+
 CSWAP = ["cswap-6a", "cswap-6b", "cswap-6c", "cswap-6d"]
 CDMA = ["cdma-13-maxwell", "cdma-13-pascal"]
 #: By study the networks on record, of all those of the paper, and the budgets of its sweeps.
@@ -73,18 +74,8 @@ def some(name: str) -> StudyResult:
     return run_study(load_study(name, HOME[name]))
 
 
-@pytest.fixture(scope="module")
-def claims() -> dict[str, Any]:
-    """By id, the figure that a paper states."""
-    if not CLAIMS.exists():
-        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
-    document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
-    rows = [row for rows in document.values() if isinstance(rows, list) for row in rows]
-    return {row["id"]: row["value"] for row in rows if "value" in row}
-
-
 def test_every_shipped_study_is_on_record() -> None:
-    assert sorted([*CSWAP, *CDMA, *MODNN, *HOME]) == sorted(shipped_studies())
+    assert sorted([*CSWAP, *CDMA, *MODNN, *HOME, *BUDDY]) == sorted(shipped_studies())
 
 
 @pytest.mark.parametrize("name", [*CSWAP, *CDMA])
