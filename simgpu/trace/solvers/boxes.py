@@ -1,7 +1,7 @@
 """A grid level as boxes of cells in one allocation: all fields of a box one after another, each with a rim of ghosts.
 
-As HPGMG-FV keeps its levels: an array of structs whose members are whole fields, so that what lies in memory changes
-its nature every few kilobytes.
+An array of structs whose members are whole fields, so that what lies in memory changes its nature every few kilobytes.
+A field is filled up to whole memory-entries, as HPGMG-FV fills a box's volume up to 64 bytes.
 
 Lives here: the fields, their places, ghosts, and the operator. Does not live here: how levels work together
 (`simgpu.trace.solvers.multigrid`).
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from simgpu.trace.solvers.work import ENTRY_BYTES, SECTOR_BYTES
 
 Doubles = NDArray[np.float64]
 
@@ -34,8 +36,8 @@ _BETAS = ("beta_z", "beta_y", "beta_x")
 class Shape:
     """`boxes` boxes a side of `side` cells a side.
 
-    >>> Shape(2, 16).cells, Shape(2, 16).shape
-    (32, (2, 2, 2, 11, 18, 18, 18))
+    >>> Shape(2, 16).cells, Shape(2, 16).shape, Shape(2, 16).entries
+    (32, (2, 2, 2, 11, 5840), 365)
     """
 
     boxes: int
@@ -48,8 +50,33 @@ class Shape:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the level's array: boxes along z, y, x; fields; cells along z, y, x with their ghosts."""
-        return (*(self.boxes,) * 3, len(FIELDS), *(self.side + 2,) * 3)
+        """Of the level's array: boxes along z, y, x; fields; cells with their ghosts, x fastest, and what fills up."""
+        return (*(self.boxes,) * 3, len(FIELDS), self.entries * ENTRY_BYTES // 8)
+
+    @property
+    def entries(self) -> int:
+        """Memory-entries of a field in a box."""
+        return -(-((self.side + 2) ** 3) * 8 // ENTRY_BYTES)
+
+    def field(self, data: Doubles, name: str) -> Doubles:
+        """A view of a field of a level's array, with its ghosts: boxes along z, y, x, then cells along z, y, x."""
+        cells = data[..., FIELDS.index(name), : (self.side + 2) ** 3]
+        return cells.reshape(*cells.shape[:3], *(self.side + 2,) * 3)
+
+    def inner(self, data: Doubles, name: str) -> Doubles:
+        """A view of a field without its ghosts."""
+        return self.field(data, name)[..., _INNER, _INNER, _INNER]
+
+    def sectors_of_faces(self, low: int, high: int) -> int:
+        """Sectors of a field in a box that hold a cell of its six faces, which are cells `low` and `high` of a side.
+
+        >>> Shape(1, 2).sectors_of_faces(1, -2), Shape(1, 2).sectors_of_faces(0, -1)
+        (4, 12)
+        """
+        cells = np.zeros((self.side + 2,) * 3, bool)
+        for axis in range(3):
+            np.moveaxis(cells, axis, 0)[[low, high], _INNER, _INNER] = True
+        return len(np.unique(np.flatnonzero(cells) * 8 // SECTOR_BYTES))
 
 
 class Level:
@@ -66,12 +93,11 @@ class Level:
 
     def field(self, name: str) -> Doubles:
         """A view of a field with its ghosts: boxes along z, y, x, then cells along z, y, x."""
-        view: Doubles = self.data[:, :, :, FIELDS.index(name)]
-        return view
+        return self.shape.field(self.data, name)
 
     def inner(self, name: str) -> Doubles:
         """A view of a field without its ghosts."""
-        return self.field(name)[..., _INNER, _INNER, _INNER]
+        return self.shape.inner(self.data, name)
 
     def whole(self, name: str) -> Doubles:
         """A copy of a field as one cube."""

@@ -11,7 +11,7 @@ Sines make the coefficients; their last bits may differ between processors, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from simgpu.errors import InputError
 from simgpu.trace.model import AccessOrder
 from simgpu.trace.solvers.boxes import FIELDS, Doubles, Level, Shape, right_side, solution
 from simgpu.trace.solvers.solver import Solver, State, check_size
-from simgpu.trace.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, Touch, Work, entries_of
+from simgpu.trace.solvers.work import Array, Touch, Work
 from simgpu.trace.timemodel.operation import OperationKind
 
 #: Sweeps before and after the coarser level's correction, and on the coarsest.
@@ -93,11 +93,12 @@ class Multigrid(Solver):
 
     def residual(self, state: State) -> float:
         """The residual's root of the mean square on the finest level."""
-        return _root_mean_square(_inner(state["level0"], "residual"))
+        return _root_mean_square(self.shapes[0].inner(state["level0"], "residual"))
 
     def error(self, state: State) -> float:
         """The root mean square of what u differs from the solution of the continuous problem."""
-        return _root_mean_square(_inner(state["level0"], "u") - _inner(state["level0"], "true"))
+        u, true = (self.shapes[0].inner(state["level0"], name) for name in ("u", "true"))
+        return _root_mean_square(u - true)
 
     def work(self) -> tuple[Work, ...]:
         """One V-cycle: down to the coarsest level and up again, and the finest level's residual for its norm."""
@@ -125,49 +126,60 @@ class _Kernels:
 
     def smooth(self, sweeps: int) -> list[Work]:
         flops = self.cells // 2 * (_APPLY_FLOPS + _SMOOTH_FLOPS)
-        touches = self.fields(len(_OPERATOR) + 2, 1)
-        kernel = Work("smooth", OperationKind.ELEMENTWISE, flops, self.cells // 2, True, touches)
+        kernel = Work("smooth", OperationKind.ELEMENTWISE, flops, self.cells // 2, True, self._relaxation())
         return [self.exchange(), kernel] * (2 * sweeps)
 
     def residual(self) -> list[Work]:
-        flops, touches = self.cells * (_APPLY_FLOPS + 1), self.fields(len(_OPERATOR) + 1, 1)
+        flops = self.cells * (_APPLY_FLOPS + 1)
+        touches = (self.fields(False, "rhs", *_OPERATOR), self.fields(True, "residual"))
         return [self.exchange(), Work("residual", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)]
 
     def restrict(self, below: _Kernels) -> Work:
-        touches = (*self.fields(1, 0), *below.fields(0, 1))
+        touches = (self.fields(False, "residual"), below.fields(True, "rhs"))
         return Work("restrict", OperationKind.ELEMENTWISE, self.cells, below.cells, True, touches)
 
     def clear(self) -> Work:
-        return Work("clear", OperationKind.ELEMENTWISE, 0, self.cells, True, self.fields(0, 1))
+        return Work("clear", OperationKind.ELEMENTWISE, 0, self.cells, True, (self.fields(True, "u"),))
 
     def interpolate(self, below: _Kernels) -> Work:
-        touches = (*below.fields(1, 0), *self.fields(1, 1))
+        touches = (below.fields(False, "u"), self.fields(False, "u"), self.fields(True, "u"))
         flops = self.cells * _INTERPOLATE_FLOPS
         return Work("interpolate", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
 
     def solve(self) -> Work:
         """All sweeps in one kernel, which keeps the few cells on the chip."""
         flops = self.cells * (_APPLY_FLOPS + _SMOOTH_FLOPS) * _BOTTOM_SWEEPS
-        touches = self.fields(len(_OPERATOR) + 2, 1)
-        return Work("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
+        return Work("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, self._relaxation())
 
     def exchange(self) -> Work:
-        """Six faces of each box, read and written a sector at a time: a value along x, four along the others."""
-        side = self.shape.side
-        visits = self.shape.boxes**3 * (2 * side**2 + 4 * side * -(-side * 8 // SECTOR_BYTES))
-        row = max(1, (side + 2) * 8 // ENTRY_BYTES)
-        touches = tuple(Touch(self.name, write, visits, AccessOrder.STRIDED, 1, row) for write in (False, True))
-        return Work("exchange", OperationKind.COPY, 0, 6 * side**2 * self.shape.boxes**3, True, touches)
+        """The six faces of each box: of u's every entry the mean number of sectors that hold a part of them, rounded.
+
+        Where rows are no longer than two or three entries, most of the field's entries hold one of their ends.
+        """
+        cells = (self.fields(False, "u"), self.shape.sectors_of_faces(1, -2))
+        ghosts = (self.fields(True, "u"), self.shape.sectors_of_faces(0, -1))
+        touches = tuple(
+            replace(touch, sectors=max(1, round(sectors / self.shape.entries))) for touch, sectors in (cells, ghosts)
+        )
+        return Work("exchange", OperationKind.COPY, 0, 6 * self.shape.side**2 * self.shape.boxes**3, True, touches)
 
     @property
     def cells(self) -> int:
         return self.shape.cells**3
 
-    def fields(self, read: int, written: int) -> tuple[Touch, ...]:
-        """So many whole fields of every box, ghosts included."""
-        each = self.shape.boxes**3 * (self.shape.side + 2) ** 3 * 8
-        pairs = ((False, read), (True, written))
-        return tuple(Touch(self.name, write, entries_of(count * each)) for write, count in pairs if count)
+    def fields(self, write: bool, *names: str) -> Touch:
+        """Whole fields of every box, ghosts included, that lie one after another.
+
+        Thread blocks take whole boxes and run side by side, so that memory sees all boxes visited in step: strides of
+        one box.
+        """
+        at, each = FIELDS.index(names[0]), self.shape.entries
+        assert FIELDS[at : at + len(names)] == names
+        visits = self.shape.boxes**3 * len(names) * each
+        return Touch(self.name, write, visits, AccessOrder.STRIDED, stride=len(FIELDS) * each, first=at * each)
+
+    def _relaxation(self) -> tuple[Touch, ...]:
+        return self.fields(False, "rhs", *_OPERATOR, "dinv"), self.fields(True, "u")
 
 
 def _cycle(levels: list[Level]) -> None:
@@ -200,11 +212,6 @@ def _interpolated(coarse: Doubles) -> Doubles:
         fine = np.stack([0.75 * cells + 0.25 * lower, 0.75 * cells + 0.25 * upper], axis=1)
         coarse = np.moveaxis(fine.reshape(-1, *cells.shape[1:]), 0, axis)
     return coarse
-
-
-def _inner(level: Doubles, field: str) -> Doubles:
-    found: Doubles = level[:, :, :, FIELDS.index(field), 1:-1, 1:-1, 1:-1]
-    return found
 
 
 def _root_mean_square(values: Doubles) -> float:

@@ -58,7 +58,7 @@ def solver_trace(solver: Solver, profile: Sequence[Mapping[str, Histogram]]) -> 
         blocks=tuple(_block(name, array) for name, array in arrays.items()),
         compressibility=tuple(_compressibility(arrays, profile)),
         accesses=tuple(
-            Access(name, touch.array, touch.write, touch.order, touch.sectors, touch.visits, touch.stride)
+            Access(name, touch.array, touch.write, touch.order, touch.sectors, touch.visits, touch.stride, touch.first)
             for name, work in zip(names, works, strict=True)
             for touch in work.touches
             if not _is_usual(touch, arrays[touch.array])

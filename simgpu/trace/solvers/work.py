@@ -55,6 +55,7 @@ class Touch:
     order: AccessOrder = AccessOrder.SEQUENTIAL
     sectors: int = _ALL_SECTORS
     stride: int = 1
+    first: int = 0
 
     @property
     def bytes(self) -> int:
