@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a machine that others use too.
+settings.register_profile("noisy", deadline=None)
+settings.load_profile("noisy")
 
 
 @pytest.fixture(autouse=True, scope="session")

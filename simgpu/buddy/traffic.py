@@ -25,7 +25,7 @@ from simgpu.buddy.targets import RAW
 from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
 from simgpu.graph.compressed import Demand
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
-from simgpu.memory.transfer import stream_ns
+from simgpu.memory.transfer import NANO, stream_ns
 from simgpu.trace.model import AccessOrder
 
 #: What a visit moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
@@ -157,5 +157,10 @@ def link_ns(read: int, written: int, link: LinkSpec) -> int:
     1500
     """
     if link.duplex is Duplex.HALF:
-        return stream_ns(read + written, max(link.d2h_bandwidth, link.h2d_bandwidth))
+        both = max(link.d2h_bandwidth, link.h2d_bandwidth)
+        less, more = sorted((read, written))
+        # Each way has half until the smaller part has passed; whole nanoseconds and bytes per second, as flows have it.
+        shared = stream_ns(less, both // 2) if less and both > 1 else stream_ns(less, both)
+        left = more * NANO - (both // 2) * shared
+        return shared + max(0, -(-left // both))
     return max(stream_ns(read, link.h2d_bandwidth), stream_ns(written, link.d2h_bandwidth))

@@ -17,6 +17,7 @@ from simgpu.policies.plain import plain_framework
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
+from simgpu.trace.compressibility.entries import is_of_entries
 
 
 @dataclass(frozen=True)
@@ -57,4 +58,4 @@ class Buddy(Policy):
 
 
 def _is_told(graph: TaskGraph) -> bool:
-    return any(row.codec == "bpc" for row in graph.trace.compressibility)
+    return any(map(is_of_entries, graph.trace.compressibility))

@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import ceil
 
 import pytest
+import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from simgpu.buddy.traffic import Moved, demand_of, link_ns, moved_by
 from simgpu.graph.compressed import Demand
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
+from simgpu.machine.flows import FlowNetwork
 from simgpu.trace.model import AccessOrder
 from tests.buddy.caches import PAPERS
 from tests.buddy.plain_memory import SIZES, entries_of, lies, walked
@@ -272,8 +274,18 @@ def test_memory_takes_what_its_bandwidth_or_waiting_takes(
 def test_a_lone_kernel_has_the_link_to_itself(read: int, written: int, out: int, back: int):
     full = LinkSpec("wire", out, back)
     assert link_ns(read, written, full) == max(ceil(Fraction(read * GB, back)), ceil(Fraction(written * GB, out)))
-    half = replace(full, duplex=Duplex.HALF)
-    assert link_ns(read, written, half) == ceil(Fraction((read + written) * GB, max(out, back)))
+    assert link_ns(read, written, replace(full, duplex=Duplex.HALF)) == as_flows(read, written, max(out, back))
+
+
+def as_flows(read: int, written: int, capacity: int) -> int:
+    """When the later of two flows that begin together ends, both over one link."""
+    env, ends = simpy.Environment(), [0]
+    flows = FlowNetwork(env, {"link": capacity}, lambda: None)
+    for size in (read, written):
+        if size:
+            flows.start(("link",), lambda: capacity, size, lambda: ends.append(int(env.now)))
+    env.run()
+    return max(ends)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
