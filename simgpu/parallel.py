@@ -49,12 +49,13 @@ class Together:
     """What is known of a run on several GPUs beside its timeline.
 
     single_ideal_ns: the ideal iteration of the whole batch on one GPU. alone_ns: one GPU's iteration on its share of
-    the batch under the same policy, with its own optimizer, no other GPU and the link to itself.
+    the batch under the same policy, with its own optimizer, no other GPU and the link to itself; graph: its tasks then.
     """
 
     how: DataParallel
     single_ideal_ns: int
     alone_ns: int
+    graph: TaskGraph
 
 
 def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:

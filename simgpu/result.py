@@ -97,7 +97,7 @@ class Result:
         start, end = self.timeline.window(-1)
         kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
         ran = self.timeline.name[kernels & (self.timeline.start_ns >= start) & (self.timeline.start_ns < end)].tolist()
-        moments = moments_of(graph)
+        moments = moments_of(self.together.graph if self.together else graph)
         device = sum(moment.device for moment in moments)
         return Compression(
             ratio=sum(moment.bytes for moment in moments) / device if device else 1.0,

@@ -250,7 +250,7 @@ class _Shared:
             result,
             trace=replace(result.trace, batch=whole.trace.info.batch),
             notes=(f"{samples}; {how.told}", *on_exchange(self.graph, how.exchange), *result.notes),
-            together=Together(how, uncompressed(whole).ideal_ns(), alone.iteration_ns),
+            together=Together(how, uncompressed(whole).ideal_ns(), alone.iteration_ns, alone.graph),
         )
 
 

@@ -17,7 +17,8 @@ class Compression:
     share of their memory-entries that do not fit there, so that a part lies in buddy memory, mean over the moments;
     drift: at each of them. buddy_peak_bytes: of buddy memory that live blocks owned at most, used or not. read_bytes,
     written_bytes: that kernels moved from and to it in the iteration. hit_rate: share of the visits to compressed
-    entries that found their metadata in the cache.
+    entries that found their metadata in the cache. Where several GPUs train together, what kernels moved is that of
+    all, and the rest of one.
     """
 
     ratio: float

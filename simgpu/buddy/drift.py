@@ -38,8 +38,8 @@ class Moment:
 def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
     """The live blocks at a kernel boundary of each of so many equal parts of time.
 
-    A block is live from the kernel that makes it to the one after which the framework let go of it. Empty for a graph
-    without compressed memory.
+    A block is live from the kernel that makes it to the one after which the framework let go of it. graph: of one GPU.
+    Kernels that repeat take as much of the time as all their repetitions. Empty for a graph without compressed memory.
 
     >>> from simgpu.trace.chain import chain
     >>> moments_of(TaskGraph.of(chain([5], [7], [100])))
@@ -48,12 +48,13 @@ def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
     memory = graph.compressed
     if memory is None or not graph.kernels:
         return ()
-    ends = list(accumulate(graph.durations))
+    order = [k for part in graph.rounds for _ in range(part.repeat) for k in range(part.first, part.stop)]
+    ends = list(accumulate(graph.durations[k] for k in order))
     # The boundary that follows the middle of each part.
     boundaries = [
         min(bisect_right(ends, ends[-1] * (2 * part + 1) // (2 * parts)), len(ends) - 1) for part in range(parts)
     ]
-    return tuple(_at(graph, memory.overflowing, k) for k in boundaries)
+    return tuple(_at(graph, memory.overflowing, order[place]) for place in boundaries)
 
 
 def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> Moment:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, MetadataCacheSpec, NodeSpec
@@ -201,6 +202,23 @@ def test_histograms_that_do_not_add_up_are_refused_by_every_policy_there():
     for policy, parameters in POLICIES:
         with pytest.raises(InputError, match="block x1, epoch 0: counts 3 entries, its 1280 bytes have 10"):
             simulate(made, buddy_node(), policy, parameters=parameters)
+
+
+# --- several GPUs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["buddy", "vdnn", "modnn"])
+@pytest.mark.parametrize("exchange", ["gather", "host"])
+def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exchange: str):
+    trace = pattern(simgpu.load_trace("resnet20-cifar-cpu"))
+    node = with_buddy(simgpu.load_node("k40-x4"), mostly_zero=False)
+    together = simulate(trace, node, policy, gpus=2, exchange=exchange).metrics.compression
+    alone = simulate(trace.at_batch(trace.info.batch // 2), node, policy).metrics.compression
+    assert together is not None
+    assert alone is not None
+    assert (together.ratio, together.drift, together.hit_rate) == (alone.ratio, alone.drift, alone.hit_rate)
+    assert together.overflow_share > 0
+    assert together.read_bytes > alone.read_bytes
 
 
 # --- the same bytes ------------------------------------------------------------------------------------------------
