@@ -1,7 +1,8 @@
 """Kernels that also read and write buddy memory, over a link that others use too.
 
-A kernel ends when its work on the device and its bytes over the link have both ended (Buddy Compression, section 3.2);
-its bytes begin to pass when the part of its time is over beside which they do not.
+What does not fit a target comes from buddy memory (Buddy Compression, section 3.2), so a kernel ends when its work on
+the device and its bytes over the link have both ended; these begin to pass when the part of its time is over beside
+which they do not. How much of them a kernel hides is not published; the node says it (`gpu.buddy.overlap`).
 
 Lives here: `BuddyLaunch`, the course of such a kernel, and when it is needed. Does not live here: how much a kernel
 moves (`simgpu.buddy`), or how flows share links (`simgpu.machine.flows`). A kernel with the link to itself takes the
