@@ -10,7 +10,7 @@ import click
 
 from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
+from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
 from simgpu.codecs.recording import BY_ENTRY, entries_in, sizes_in
 from simgpu.codecs.registry import codec_names
 from simgpu.trace.folder import write_trace
@@ -104,6 +104,7 @@ def record(
     simgpu record digits-cnn --batch 64 --epochs 4 --codec bpc --dump-memory dump -o digits-entries
     """
     refuse_another(output, force)
+    refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
     sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
     with progress(quiet=False) as say:

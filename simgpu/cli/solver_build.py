@@ -15,7 +15,7 @@ import numpy as np
 from simgpu.buddy.snapshots import Seen, Snapshots, classes_of, collect
 from simgpu.buddy.stored import FILE, save_entries
 from simgpu.cli.screen import Screen, facts, progress
-from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
+from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
 from simgpu.codecs.entries import ENTRY_SIZES
 from simgpu.trace.folder import strangers, write_trace
 from simgpu.trace.model import Trace
@@ -56,6 +56,7 @@ def build(solver: str, output: Path, force: bool, size: int | None, snapshots: i
         chosen = solver_of(solver, size)
         moments = chosen.moments(snapshots)
         refuse_another(output, force)
+        refuse_inside({"-o": output, "--arrays": arrays})
         seen: list[dict[str, Seen]] = []
         with ExitStack() as folders:
             kept = None if arrays is None else folders.enter_context(whole_folder(arrays, _anything))

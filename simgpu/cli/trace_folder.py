@@ -8,13 +8,14 @@ Does not live here: writing it (`simgpu.trace.folder`).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.shipped import shipped_names
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
@@ -51,3 +52,20 @@ def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:
             pass  # what cannot be read is not equal
     remedy = "choose another folder, or replace it with --force"
     raise InputError.single(folder, "", "holds another trace, which would be lost", remedy)
+
+
+def refuse_inside(folders: Mapping[str, Path | None]) -> None:
+    """Raises `InputError` where a folder is to be written at the place of another or inside it: each is written whole.
+
+    folders: by the option that names them; None where it was left out.
+    """
+    named = {option: folder.resolve() for option, folder in folders.items() if folder is not None}
+    options = list(named)
+    problems = [
+        Problem(inner, "", f"'{folders[inner]}' is the folder of {outer}, or inside it", "name one beside it")
+        for outer, inner in permutations(options, 2)
+        if named[inner].is_relative_to(named[outer])
+        and (named[inner] != named[outer] or options.index(outer) < options.index(inner))
+    ]
+    if problems:
+        raise InputError(problems)

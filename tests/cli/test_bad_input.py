@@ -162,6 +162,8 @@ def test_output_that_is_a_file_or_somebody_elses_folder(study: Path, tmp_path: P
         (["import", "no/such", "-o", "x"], "no/such: no such file or folder; check the path"),
         (["trace", "show", "long" * 100], "File name too long; check the path"),
         (["record", "resnet20", "-o", "x", "--batch", "0"], "0 is not in the range"),
+        (["record", "mlp", "-o", "x", "--batch", "2", "--save-maps", "x"], "--save-maps: 'x' is the folder of -o"),
+        (["record", "mlp", "-o", "x", "--batch", "2", "--dump-memory", "x/y"], "--dump-memory: 'x/y' is the folder of"),
     ],
 )
 def test_commands_called_wrongly(arguments: list[str], expected: str) -> None:

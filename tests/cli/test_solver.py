@@ -82,6 +82,9 @@ def test_another_trace_is_replaced_only_when_told_to(tmp_path: Path) -> None:
         (("cg", "-o", "x", "--size", 1), "give at least 32"),
         (("multigrid", "-o", "x", "--size", 20), "give a multiple of 32, at least 8"),
         (("ep", "-o", "x", "--size", 64, "--snapshots", 41), "41 snapshots of a run of 40 steps"),
+        (("ep", "-o", "x", "--size", 64, "--arrays", "x"), "--arrays: 'x' is the folder of -o, or inside it"),
+        (("ep", "-o", "x", "--size", 64, "--arrays", "x/arrays"), "--arrays: 'x/arrays' is the folder of -o"),
+        (("ep", "-o", "x/trace", "--size", 64, "--arrays", "x"), "-o: 'x/trace' is the folder of --arrays, or inside"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_writes_nothing(
