@@ -53,7 +53,7 @@ def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[
         ([], {}),
         (["--epochs", "4"], {"epochs": 4}),
         (["--compressibility"], {"compressibility": True}),
-        (["--compressibility", "--epochs", "2"], {"compressibility": "trained", "epochs": 2}),
+        (["--compressibility", "--epochs", "2"], {"compressibility": True, "epochs": 2}),
         ([], {"compressibility": False}),
         (["--input", "cifar10", "--framework", "cudnn"], {"input": "cifar10", "framework": "cudnn"}),
         (["--optimizer", "adam", "--workspace-limit", "0 B"], {"optimizer": "adam", "workspace_limit": "0 B"}),
