@@ -124,8 +124,9 @@ def demand_of(
     Time at device memory is what its bandwidth gives, or, if that is longer, what waiting gives: of the bytes asked
     for, at most `in_flight` are under way at once, each for the latency of memory and what its visit waits beside (by
     Little's law). A visit waits for decompression; if it reads buddy memory also for the link's latency, and where its
-    metadata was not in the cache for those first, as the readings of section 3.4 say. Beside device memory a miss costs
-    its bandwidth alone: data and metadata are fetched together there.
+    metadata was not in the cache for those first: of section 3.4's possible optimization, as we read the final design.
+    Beside device memory a miss costs its bandwidth alone: data and metadata are fetched together there. Nobody waits
+    for a write of whole entries, so the latency of compression (table 2) is not counted.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
