@@ -9,7 +9,8 @@ Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how
   lies as it is, and only the sectors asked for move. Entries that are all zero are told by their metadata alone.
 * Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
   device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other
-  walk moves a whole sector for each that it needs.
+  walk moves a whole sector for each that it needs. Beyond
+  them a compressed entry has whole sectors, one that does not compress its other 120 bytes.
 * A write of some sectors of a compressed entry has to read it first.
 * Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
 """

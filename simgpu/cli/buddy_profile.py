@@ -105,7 +105,7 @@ def _facts(found: BuddyProfile) -> Iterator[tuple[str, str]]:
     taken, labels = found.snapshots, found.snapshots.labels
     if taken.about:
         yield "origin", taken.about
-    size = f"{format_bytes(taken.bytes)} in {taken.entries} entries of 128 B"
+    size = f"{format_bytes(taken.bytes)} in {taken.entries} {'entry' if taken.entries == 1 else 'entries'} of 128 B"
     yield "memory", f"{counted(len(found.allocations), 'allocation')}, {size}"
     yield "snapshots", f"{len(labels)}, {labels[0]} to {labels[-1]}" if len(labels) > 1 else "1"
     yield "threshold", f"{100 * found.threshold:.4g}% of an allocation's entries may overflow"

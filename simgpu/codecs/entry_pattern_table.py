@@ -32,12 +32,13 @@ def table() -> str:
         "made_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
         "sparsity": list(SPARSITY),
         "sides": list(SIDES),
-        "shares": [_of_side(side) for side in SIDES],
+        "shares": [shares_of_side(side) for side in SIDES],
     }
     return yaml.safe_dump(parts, sort_keys=False, width=120, default_flow_style=None)
 
 
-def _of_side(side: int) -> list[list[float]]:
+def shares_of_side(side: int) -> list[list[float]]:
+    """Over `SPARSITY`, the share of entries that have each size in planes of that side."""
     numbers = load_patterns().pattern
     rows = min(side, _ROWS)
     images = max(_IMAGES, _ELEMENTS // (_CHANNELS * rows * side))

@@ -52,8 +52,9 @@ class LargestBatch:
 
     @property
     def unlimited(self) -> bool:
-        """Whether the policy's memory is not limited, so that any batch fits."""
-        return self.run.result is not None and self.run.result.program.unlimited_memory
+        """Whether the policy's memory is not limited, or no block needs to be in the GPU's, so that any batch fits."""
+        program = None if self.run.result is None else self.run.result.program
+        return program is not None and (program.unlimited_memory or program.residency is not None)
 
     @property
     def gaps(self) -> tuple[int, ...]:
@@ -83,7 +84,9 @@ class LargestBatch:
     def told(self) -> Iterator[str]:
         """Its note in sentences: why there is no number, or where it is not the whole story."""
         if self.unlimited:
-            yield "its memory is not limited, so any batch fits"
+            stays = self.run.result is not None and self.run.result.program.residency is not None
+            why = "nothing has to be in device memory" if stays else "its memory is not limited"
+            yield f"{why}, so any batch fits"
         elif self.run.result is None:
             said = any(fits for _, fits in self.tried)
             yield f"was said to fit, and did not: {self.run.outcome}" if said else str(self.run.outcome)

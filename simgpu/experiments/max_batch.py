@@ -176,9 +176,9 @@ class _Runs:
 
     @property
     def unlimited(self) -> bool:
-        """Whether a run had memory that is not limited."""
-        results = (each for each in self.outcomes.values() if isinstance(each, Result))
-        return any(result.program.unlimited_memory for result in results)
+        """Whether a run had memory without a limit, or blocks that need not be in the GPU's."""
+        programs = (each.program for each in self.outcomes.values() if isinstance(each, Result))
+        return any(program.unlimited_memory or program.residency is not None for program in programs)
 
     def fits(self, batch: int) -> bool:
         """Whether a batch fits, by the policy's word or else by a run."""

@@ -28,6 +28,10 @@ class MetadataCacheSection(FileModel):
     def _is_made_of_sets(self) -> MetadataCacheSection:
         if self.size % (self.line * self.ways):
             raise ValueError(f"size is no multiple of line times ways, {self.line * self.ways} B: a set has so many")
+        if self.entries > 2 * self.line:
+            raise ValueError(
+                f"entries are more than a line of {self.line} B tells of: 4 bits for each, {2 * self.line}"
+            )
         return self
 
     def spec(self) -> MetadataCacheSpec:

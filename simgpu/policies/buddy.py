@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.compressed import uncompressed
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.plain import plain_framework
@@ -46,7 +47,7 @@ class Buddy(Policy):
             what = "the trace does not tell how the memory-entries of its blocks compress"
             remedy = "record it with --codec bpc, or model it (compressibility: true, zoo build --compressibility)"
             raise InputError.single(trace.name or trace.info.model, "compressibility", what, remedy)
-        if self.when == "needed":
+        if self.when == "needed" and context.graph.sizes != uncompressed(context.graph).sizes:
             plain = plain_framework(context.graph)
             try:
                 context.trial(plain)

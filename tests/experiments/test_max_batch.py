@@ -270,3 +270,10 @@ def test_as_plain_data_it_tells_every_batch_that_was_tried(mixed: MaxBatch) -> N
     with pytest.raises(KeyError):
         _ = mixed["nothing"]
     assert len(mixed) == 4
+
+
+def test_what_needs_no_place_on_the_gpu_has_no_largest_batch() -> None:
+    found = simgpu.max_batch(simgpu.load_trace("vgg11-cifar-cpu"), simgpu.load_node("laptop-2gb"), ["um"])["um"]
+    assert found.unlimited
+    assert found.batch is None
+    assert list(found.told()) == ["nothing has to be in device memory, so any batch fits"]

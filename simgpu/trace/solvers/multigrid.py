@@ -57,7 +57,11 @@ class Multigrid(Solver):
     steps: int = 10
 
     def __post_init__(self) -> None:
-        check_size(type(self), self.size, multiple_of=1 << (self.size - 1).bit_length())
+        check_size(type(self), self.size)
+        if self.size & (self.size - 1):
+            near = 1 << (self.size.bit_length() - 1)
+            what, remedy = f"{self.size} cells a side are no power of two", f"give for example {near} or {2 * near}"
+            raise InputError.single(self.name, "size", what, remedy)
         if self.box < _LEAST_BOX or self.box & (self.box - 1):
             remedy = f"give a power of two, at least {_LEAST_BOX}"
             raise InputError.single(self.name, "box", f"{self.box} is no number of cells a side for it", remedy)
