@@ -45,7 +45,7 @@ class Buddy(Policy):
         if not _is_told(context.graph):
             trace = context.graph.trace
             what = "the trace does not tell how the memory-entries of its blocks compress"
-            remedy = "record it with --codec bpc, or model it (compressibility: true, zoo build --compressibility)"
+            remedy = "record it with --codec bpc, or model it (trace.compressibility=true, zoo build --compressibility)"
             raise InputError.single(trace.name or trace.info.model, "compressibility", what, remedy)
         if self.when == "needed" and context.graph.sizes != uncompressed(context.graph).sizes:
             plain = plain_framework(context.graph)

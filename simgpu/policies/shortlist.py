@@ -60,8 +60,9 @@ def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -
     makers: what gives each program; one that refuses the trace gives none.
     """
     found, run = [], context.together or context.trial
-    for label, make in makers.items():
-        context.progress(f"trying {label}")
+    for number, (label, make) in enumerate(makers.items(), start=1):
+        # Placements have no names, and are too long to be told.
+        context.progress(f"trying {label if isinstance(label, str) else f'placement {number} of {len(makers)}'}")
         with suppress(InputError, OutOfMemoryError):
             program = make()
             found.append((label, program, run(program).iteration_ns))
