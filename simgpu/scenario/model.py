@@ -17,6 +17,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.hardware.spec import BuddyMode
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.modelled import WrittenTrace
@@ -168,6 +169,7 @@ class Scenario:
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+            *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("times", other)] if device != NOT_RECORDED and not node.gpu.is_called(device) else []),
         ]
@@ -188,3 +190,16 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         return facts_html(self._all_facts())
+
+
+def _compressed(node: NodeSpec) -> str:
+    """What the node's compressed memory is like, for policies that allocate in it."""
+    buddy = node.gpu.buddy
+    assert buddy is not None
+    if buddy.mode is BuddyMode.BANDWIDTH_ONLY:
+        return "compressed on its way between memory and L2, which saves no room"
+    link = buddy.link or node.link
+    speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
+    return (
+        f"compressed, targets for each {buddy.granularity} at threshold {buddy.threshold:.4g}; buddy memory: {speeds}"
+    )
