@@ -6,6 +6,7 @@ Lives here: one factory for each name in `simgpu.trace.recorder.catalogue`. Does
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -18,11 +19,14 @@ _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 _CLASSES = 10
 
 
-def vgg11() -> nn.Module:
-    """VGG configuration A (Simonyan and Zisserman 2015, table 1) with a classifier narrowed to 512 for 32x32 images."""
+def convolutions(plan: Iterable[int | str]) -> tuple[OrderedDict[str, nn.Module], int]:
+    """3x3 convolutions of these widths on three channels, each with its ReLU; a pooling for each word.
+
+    With them the channels that come out.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, stage, place = 3, 1, 1
-    for width in _VGG11:
+    for width in plan:
         if isinstance(width, int):
             layers[f"conv{stage}_{place}"] = nn.Conv2d(channels, width, 3, padding=1)
             layers[f"relu{stage}_{place}"] = nn.ReLU(inplace=True)
@@ -30,6 +34,12 @@ def vgg11() -> nn.Module:
         else:
             layers[f"pool{stage}"] = nn.MaxPool2d(2)
             stage, place = stage + 1, 1
+    return layers, channels
+
+
+def vgg11() -> nn.Module:
+    """VGG configuration A (Simonyan and Zisserman 2015, table 1) with a classifier narrowed to 512 for 32x32 images."""
+    layers, channels = convolutions(_VGG11)
     layers["flatten"] = nn.Flatten()
     for number in (6, 7):
         layers[f"fc{number}"] = nn.Linear(channels, 512)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from simgpu.trace.recorder.models import convolutions
 from simgpu.trace.recorder.photos import PATCH_SIDE, QUARTERS, photos
 from simgpu.trace.recorder.workload import Workload
 
@@ -31,16 +32,7 @@ def photos_vgg(batch: int) -> Workload:
 
     Four poolings, dropout behind two of the linear layers.
     """
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    channels, stage, place = 3, 1, 1
-    for width in _VGG:
-        if isinstance(width, int):
-            layers[f"conv{stage}_{place}"] = nn.Conv2d(channels, width, 3, padding=1)
-            layers[f"relu{stage}_{place}"] = nn.ReLU(inplace=True)
-            channels, place = width, place + 1
-        else:
-            layers[f"pool{stage}"] = nn.MaxPool2d(2)
-            stage, place = stage + 1, 1
+    layers, channels = convolutions(_VGG)
     layers["flatten"] = nn.Flatten()
     features = channels * (PATCH_SIDE // 16) ** 2
     for number in (6, 7):
