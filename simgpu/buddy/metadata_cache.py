@@ -175,4 +175,4 @@ def _compiled() -> Callable[[Ints, Ints, Ints, Ints, Bools, Ints], tuple[int, in
     except RuntimeError:
         # There is no place where this user may write.
         compiled = numba.njit(_visit, nogil=True)
-    return compiled  # type: ignore[no-any-return]
+    return compiled  # type: ignore[no-any-return]  # numba tells no types

@@ -153,8 +153,9 @@ class StudyResult:
 
     @property
     def nothing_fitted(self) -> bool:
-        """Whether every run with limited memory was out of it on every trace."""
-        return all(cell.samples_per_s is None for cell in self.cells.values() if cell.limited)
+        """Whether there are runs with limited memory, and every one of them was out of it on every trace."""
+        limited = [cell for cell in self.cells.values() if cell.limited]
+        return bool(limited) and all(cell.samples_per_s is None for cell in limited)
 
     def frame(self) -> pd.DataFrame:
         """One row a trace and run: batch, origin, samples/s, throughput over each baseline, policy and node."""

@@ -96,6 +96,11 @@ def test_unified_memory_is_often_worse_than_memory_pinned_in_the_host_and_buddy_
         assert time("buddy-12", trace, "Buddy 50%") < 1.67 < time("buddy-12", trace, "pinned")
 
 
+def test_a_study_without_limited_memory_has_not_failed() -> None:
+    """The only run of figure 13a is the ideal one."""
+    assert not some("buddy-13a").nothing_fitted
+
+
 def test_a_larger_batch_fits_and_trains_faster() -> None:
     """Section 4.4."""
     result = some("buddy-13c")
