@@ -19,9 +19,10 @@ FLOORS = {
     3: ("program", "search", "evaluate", "buddy"),
     4: ("policies", "machine", "parallel", "remarks", "tasks"),
     5: ("simulation", "result"),
-    6: ("scenario", "experiments"),
-    7: ("cli",),
-    8: ("__main__",),
+    6: ("scenario", "experiments", "explain"),
+    7: ("testing", "report"),
+    8: ("cli",),
+    9: ("__main__",),
 }
 #: On one floor, and yet one builds on the other: modelled durations need the rates of a GPU, and a run gives a result.
 BESIDE = {("trace", "hardware"), ("simulation", "result")}

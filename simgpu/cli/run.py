@@ -12,7 +12,7 @@ import click
 from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
-from simgpu.cli.report import show_comparison, show_details, show_header
+from simgpu.cli.run_tables import show_comparison, show_details, show_header
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.experiments import compare as experiment
 from simgpu.experiments.advice import advice
