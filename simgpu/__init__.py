@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
+    from simgpu.experiments.least_memory import least_memory
     from simgpu.experiments.least_time import least_time
     from simgpu.experiments.max_batch import max_batch
     from simgpu.experiments.search import search_placement
     from simgpu.experiments.search_found import Search
     from simgpu.experiments.study import StudyResult, run_study
+    from simgpu.experiments.training import Training, train
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from simgpu.simulation import simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.model import Trace
+    from simgpu.trace.recorder import record
 
 __version__ = "0.1.0"
 
@@ -55,7 +58,9 @@ _HOMES = {
     "StudyResult": "simgpu.experiments.study",
     "Timeline": "simgpu.timeline.model",
     "Trace": "simgpu.trace.model",
+    "Training": "simgpu.experiments.training",
     "compare": "simgpu.experiments.compare",
+    "least_memory": "simgpu.experiments.least_memory",
     "least_time": "simgpu.experiments.least_time",
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.scenario.load",
@@ -64,9 +69,11 @@ _HOMES = {
     "max_batch": "simgpu.experiments.max_batch",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
+    "record": "simgpu.trace.recorder",
     "run_study": "simgpu.experiments.study",
     "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation",
+    "train": "simgpu.experiments.training",
 }
 #: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
 _ROOMS = ("buddy",)
@@ -85,9 +92,11 @@ __all__ = [
     "StudyResult",
     "Timeline",
     "Trace",
+    "Training",
     "__version__",
     "buddy",
     "compare",
+    "least_memory",
     "least_time",
     "load_node",
     "load_scenario",
@@ -96,9 +105,11 @@ __all__ = [
     "max_batch",
     "node_names",
     "policy_names",
+    "record",
     "run_study",
     "search_placement",
     "simulate",
+    "train",
 ]
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from simgpu.units import format_time
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from simgpu.hardware.spec import GpuSpec
 
 
@@ -286,6 +288,24 @@ class Trace:
         from simgpu.trace.rescale import at_batch
 
         return at_batch(self, batch, gpu)
+
+    def kernel_frame(self) -> pd.DataFrame:
+        """One row a kernel by id, in execution order, with the fields of `Kernel`; missing where not recorded."""
+        from simgpu.trace.frames import kernel_frame
+
+        return kernel_frame(self)
+
+    def block_frame(self) -> pd.DataFrame:
+        """One row a block by id, with the fields of `Block`; missing where not recorded."""
+        from simgpu.trace.frames import block_frame
+
+        return block_frame(self)
+
+    def sparsity_frame(self) -> pd.DataFrame:
+        """Share of zeros, 0 to 1: one row an epoch, one column a block, in the trace's order."""
+        from simgpu.trace.frames import sparsity_frame
+
+        return sparsity_frame(self)
 
     @property
     def summary(self) -> str:

@@ -1,0 +1,32 @@
+"""`least_memory` is what ``simgpu bound`` prints, in one call."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import simgpu
+from simgpu.cli import main
+
+
+def test_it_tells_what_simgpu_bound_tells():
+    trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
+    found = simgpu.least_memory(trace, node)
+    told = json.loads(CliRunner().invoke(main, ["bound", "vgg16-b128-v100", "--node", "v100", "--json"]).stdout)
+    assert found.bound.bytes == told["bound"]["bytes"]
+    assert found.ideal.bytes == told["ideal"]["bytes"]
+    assert found.offloaded.bytes == told["offloaded"]["bytes"]
+    assert found.batch == told["bounds_batch"] == 1
+
+
+def test_alignment_counts():
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    plain, padded = simgpu.least_memory(trace, node), simgpu.least_memory(trace, node, alignment="1 MiB")
+    assert padded.bound.bytes > plain.bound.bytes
+    assert padded.ideal.bytes % 2**20 == 0
+
+
+def test_what_is_no_trace_and_no_node_is_told_together():
+    with pytest.raises(simgpu.InputError) as refused:
+        simgpu.least_memory("vgg16-b128-v100", "v100")  # type: ignore[arg-type]
+    assert [problem.place for problem in refused.value.problems] == ["argument trace", "argument node"]
