@@ -69,7 +69,7 @@ def _draw_dots(ax: Axes, decisions: Mapping[str, Sequence[str | None]], epochs: 
         for fill, label in ((_INK, f"compressed ({', '.join(codecs)})"), (_LIGHT, "as it is"))
         if codecs or fill is _LIGHT
     ]
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=9)
+    ax.figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
 
 
 def _told(row: Sequence[str | None], epochs: Sequence[int]) -> list[tuple[int, str]]:
