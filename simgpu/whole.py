@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -41,7 +43,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise unwritable(target, error) from error
     finally:
-        with suppress(OSError):
+        with _undisturbed(), suppress(OSError):
             part.unlink(missing_ok=True)
 
 
@@ -50,8 +52,8 @@ def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
     """An empty sibling folder to fill, which takes the place of `path` when the block ends well and else vanishes.
 
     What stood there before goes only once the new folder stands, and comes back if that fails. Missing parents are
-    made. A link to a folder stays a link. `InputError` names the path when the system refuses, and what
-    `refuse_foreign` raises.
+    made, and vanish too where nothing comes of it. Ctrl-C waits while folders change places. A link to a folder stays a
+    link. `InputError` names the path when the system refuses, and what `refuse_foreign` raises.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "results"
@@ -64,10 +66,12 @@ def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
     refuse_foreign(given, foreign)
     target = given.resolve()
     part = _beside(target)
+    missing = [folder for folder in target.parents if not folder.exists()]
     try:
         part.mkdir(parents=True)
         yield part
-        _swap_in(part, target)
+        with _undisturbed():
+            _swap_in(part, target)
     except OSError as error:
         raise unwritable(given, error) from error
     except InputError as error:  # it may name a file within `part`, which nobody else has heard of
@@ -76,7 +80,10 @@ def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
             for problem in error.problems
         ) from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with _undisturbed(), suppress(OSError):
+            shutil.rmtree(part, ignore_errors=True)
+            for folder in missing:  # those that stay empty; the first that does not ends it
+                folder.rmdir()
 
 
 def refuse_foreign(folder: Path, foreign: Foreign) -> None:
@@ -100,6 +107,26 @@ def unwritable(path: Path, error: OSError) -> InputError:
     reason = error.strerror or type(error).__name__
     remedy = "choose a place that exists and that you may write to, with space left"
     return InputError.single(path, "", f"cannot be written: {reason}", remedy)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C, and what else Python was told to handle, waits until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # it gets no signals
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handled:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _beside(target: Path) -> Path:

@@ -6,21 +6,27 @@ Does not live here: any command. Imports click alone, so that ``simgpu --help`` 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
+from simgpu.cli.signals import ENDED_BY_SIGNAL, unwinding
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, did_you_mean
 
 BAD_INPUT = 2
 OUT_OF_MEMORY = 3
 INTERRUPTED = 130
+#: Whoever read the output, such as ``head``, has left.
+READER_GONE = ENDED_BY_SIGNAL + 13
 
 #: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
@@ -41,6 +47,16 @@ class LazyGroup(click.Group):
         super().__init__(*args, **settings)
         self.commands_elsewhere = commands_elsewhere
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands_elsewhere)
 
@@ -54,9 +70,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands_elsewhere:
+        unknown = args and not args[0].startswith("-") and args[0] not in self.commands_elsewhere
+        if unknown and not ctx.resilient_parsing:  # a shell that asks for completions wants no errors
             ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], self.commands_elsewhere)}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands, or the group's own options; no command is loaded for it."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        lines = self.commands_elsewhere.items()
+        return [CompletionItem(name, help=line) for name, (_, line) in lines if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -64,14 +88,15 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:
         """Runs the command line and ends the program; an unexpected exception keeps its traceback."""
-        try:
-            self._run(*args, **settings)
-        except MemoryError:
-            pass  # leaving this block gives up what the error's traceback holds, so that there is memory to tell it
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
-        fail([_MACHINE_IS_FULL], BAD_INPUT)
+        with unwinding():
+            try:
+                self._run(*args, **settings)
+            except MemoryError:
+                pass  # leaving this block gives up what the error's traceback holds, so that there is memory to tell it
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+            fail([_MACHINE_IS_FULL], BAD_INPUT)
 
     def _run(self, *args: Any, **settings: Any) -> NoReturn:
         try:
@@ -85,15 +110,30 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno == errno.ENOENT and error.filename is None:
                 fail(["the current folder does not exist any more; change to one that does"], BAD_INPUT)
+            if error.errno == errno.ENOSPC and error.filename is None:
+                fail([f"the output cannot be written: {error.strerror}; make room where it goes"], BAD_INPUT)
             if error.errno not in _UNUSABLE_PATH:
                 raise
             fail([f"{error.filename}: {error.strerror}; check the path"], BAD_INPUT)
-        except click.Abort:
+        except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         except click.ClickException as error:
             error.show()
             sys.exit(BAD_INPUT)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Ends the program in silence when nobody reads its output any more, as other programs end then."""
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # what is not a stream of the system has no number
+                os.dup2(nowhere, stream.fileno())  # what is still in Python's buffers goes there
+        sys.exit(READER_GONE)
 
 
 def fail(messages: list[str], code: int) -> NoReturn:
@@ -127,5 +167,14 @@ def wrapped(message: str, before: int = len("Error: ")) -> str:
 
 def show_error(message: str) -> None:
     """A message on stderr, marked as an error."""
-    click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+    click.secho("Error: ", fg="red", bold=True, err=True, nl=False, color=wants_colour(sys.stderr))
     click.echo(message, err=True)
+
+
+def wants_colour(stream: TextIO | None) -> bool:
+    """Whether text there may be coloured or bold: not under NO_COLOR; under FORCE_COLOR; else on a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread, Timer
 from time import monotonic
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 from rich.console import Console, RenderableType
@@ -20,6 +20,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from simgpu.cli.group import wants_colour
+
 WIDTH = 80
 _PATIENCE_S = 1.0
 _PLAIN_PAUSE_S = 10.0
@@ -27,8 +29,9 @@ _BAR = re.compile("[━─]")
 
 
 def console(file: TextIO) -> Console:
-    """A terminal, or plain text where there is none; NO_COLOR is honoured. Prints texts as they are."""
-    found = Console(file=file, markup=False, highlight=False, emoji=False)
+    """A terminal, or plain text where there is none or NO_COLOR is set. Prints texts as they are."""
+    look: dict[str, Any] = {} if wants_colour(file) else {"color_system": None}
+    found = Console(file=file, markup=False, highlight=False, emoji=False, **look)
     found.width = min(found.width, WIDTH)
     return found
 
@@ -98,7 +101,8 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda what: None
         return
     screen = console(sys.stderr)
-    with _moving(screen) if screen.is_terminal else _plain(sys.stderr) as say:
+    moving = sys.stderr.isatty() and not screen.is_dumb_terminal
+    with _moving(screen) if moving else _plain(sys.stderr) as say:
         yield say
 
 
