@@ -6,8 +6,10 @@ Does not live here: any particular file's model. Imports pydantic, so it is impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -111,20 +113,38 @@ def dotted(location: tuple[int | str, ...]) -> str:
     return text
 
 
+def path_steps(path: str) -> list[str | int]:
+    """The keys and indexes of a path, undoing `dotted`; what is no such path is split at its dots.
+
+    >>> path_steps("policies[1].vdnn.mode"), path_steps("policies[-1].vdnn")
+    (['policies', 1, 'vdnn', 'mode'], ['policies[-1]', 'vdnn'])
+    """
+    parts = re.findall(r"[^.\[\]]+|\[[0-9]+\]", path)
+    steps = [int(part[1:-1]) if part.startswith("[") else part for part in parts]
+    return steps if dotted(tuple(steps)) == path else list(path.split("."))
+
+
 def put(values: dict[str, Any], key: str, value: object) -> None:
     """Puts a value at a dotted key, making the mappings on the way; whether the key exists is `validate`'s matter.
 
-    >>> values = {"gpu": {"memory": "8 GiB"}}
-    >>> put(values, "gpu.memory", "4 GiB"), values
-    (None, {'gpu': {'memory': '4 GiB'}})
+    An index stands for an entry that the list has; where there is none, the whole key is put, which `validate` refuses.
+
+    >>> values = {"gpu": {"memory": "8 GiB"}, "policies": ["none", "vdnn"]}
+    >>> put(values, "gpu.memory", "4 GiB"), put(values, "policies[1].vdnn.mode", "conv"), values
+    (None, None, {'gpu': {'memory': '4 GiB'}, 'policies': ['none', {'vdnn': {'mode': 'conv'}}]})
     """
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = values.get(parent)
-        if not isinstance(inner, dict):
-            inner = values[parent] = {}
-        values = inner
-    values[last] = value
+    steps = path_steps(key)
+    inner: Any = values
+    for step, after in pairwise(steps):
+        found = inner[step] if isinstance(step, int) else inner.get(step)
+        if isinstance(after, int):
+            if not isinstance(found, list) or len(found) <= after:
+                values[key] = value
+                return
+        elif not isinstance(found, dict):
+            found = inner[step] = {}
+        inner = found
+    inner[steps[-1]] = value
 
 
 def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:

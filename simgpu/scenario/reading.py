@@ -20,6 +20,7 @@ from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.parallel import DataParallel, priced, share_of
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
+from simgpu.scenario.library import Library
 from simgpu.scenario.model import DataParallelSection, PolicyEntry
 from simgpu.scenario.modelled import ModelledBatches, ModelledTrace, TraceBatches
 from simgpu.shipped import find
@@ -38,11 +39,12 @@ Loaded = TypeVar("Loaded")
 class Reading:
     """A file on its way in: its values with the overrides in place, and the problems found so far.
 
-    overrides: values by dotted key; those of the node are kept apart.
+    overrides: values by dotted key; those of the node are kept apart. library: what earlier readings have loaded.
     """
 
-    def __init__(self, document: YamlMapping, overrides: Mapping[str, object]) -> None:
+    def __init__(self, document: YamlMapping, overrides: Mapping[str, object], library: Library | None = None) -> None:
         self.document = document
+        self.library = library or Library()
         self.changes = {key: value for key, value in overrides.items() if not key.startswith(_NODE)}
         self.node_changes = {key: value for key, value in overrides.items() if key.startswith(_NODE)}
         self.values: dict[str, Any] = copy.deepcopy(dict(document.values))
@@ -55,7 +57,7 @@ class Reading:
         if self._is_changed(place):
             return "override", place
         if place not in self.document.lines:
-            made = [key for key in self.changes if key.startswith(f"{place}.")]
+            made = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
             if made:
                 return "override", made[0]
         return self.document.file, self.document.place(place)
@@ -79,17 +81,28 @@ class Reading:
         if not (isinstance(written, str) and written):
             return None  # the model of the file has already said so
         changes |= {key.removeprefix(_NODE): value for key, value in self.node_changes.items()}
-        return self.attempt(lambda: load_node(written, changes, self._base(place)), place, tuple(sections))
+        return self.attempt(lambda: self._load_node(written, changes, place), place, tuple(sections))
+
+    def _load_node(self, name: str, changes: Mapping[str, object], place: str) -> NodeSpec:
+        base = self._base(place)
+        # texts of dictionaries tell the order of their keys too, which the node's name does
+        return self.library.get(("node", name, base, repr(changes)), lambda: load_node(name, changes, base))
 
     def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
         """The trace named at a place, or modelled there for the node's GPU where none is given."""
         if isinstance(written, str) and written:
-            return self.attempt(lambda: read_trace(find("traces", written, self._base(place))), place)
+            return self.attempt(lambda: self._read_trace(written, place), place)
         if not isinstance(written, dict):
             return None  # the model of the file has already said so
         entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
         gpu = self._gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
-        return self._made(partial(entry.trace, *gpu), place) if entry is not None and gpu is not None else None
+        if entry is None or gpu is None:
+            return None
+        return self._made(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
+
+    def _read_trace(self, name: str, place: str) -> Trace:
+        folder = find("traces", name, self._base(place))
+        return self.library.get(("trace", folder), partial(read_trace, folder))
 
     def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
         """The traces of the sweep of batches at a place; none from the first on that cannot be told."""
@@ -129,7 +142,7 @@ class Reading:
         name = str(node_name)
         if named is not None:
             name, at = named, f"{place}.gpu"
-            node = self.attempt(lambda: load_node(name, base=self._base(at)), at)
+            node = self.attempt(lambda: self._load_node(name, {}, at), at)
         return None if node is None else (node.gpu, Path(name).stem)
 
     def _made(self, make: Callable[[], Trace], place: str) -> Trace | None:
