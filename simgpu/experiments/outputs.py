@@ -5,6 +5,8 @@ themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`), or the replacing
 
     report.json                     every number of every policy, and where they come from
     <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
+    <policy>/memory.csv             one row per memory sample; beside a timeline in CSV or Parquet, as are
+    <policy>/kernels.csv            and blocks.csv: the tasks that ran, in the words of a trace
     <policy>/timeline.png           and memory.png, run.png, or .svg
 
 and of trainings
@@ -26,7 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.timeline.export import write_csv, write_parquet, write_perfetto
+from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
+from simgpu.trace.columns import BLOCKS, KERNELS
+from simgpu.trace.tables import write_table
 from simgpu.whole import Foreign, refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
@@ -48,6 +52,8 @@ _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
         ),
     ),
 }
+#: What `_TIMELINES` writes as tables, to be read again.
+TABLES = ("csv", "parquet")
 
 
 def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
@@ -101,6 +107,8 @@ def write_outputs(
                 for form in timeline:
                     file, write = _TIMELINES[form]
                     write(run.result, home / file)
+                if any(form in TABLES for form in timeline):
+                    _write_beside(run.result, home)
                 for plot in plots:
                     _write_plot(run.result, plot, home / f"{plot}.{image}")
         report = json.dumps(report_document(comparison, about), indent=2, allow_nan=False)
@@ -131,7 +139,34 @@ def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
     """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
     bound = {"bound": asdict(comparison.bound)} if comparison.bound else {}
-    return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": comparison.to_dict()}
+    results = [entry | _of_timeline(run.result) for run, entry in zip(comparison, comparison.to_dict(), strict=True)]
+    return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": results}
+
+
+def timeline_file(form: str) -> str:
+    """The name of the file that holds a policy's timeline in that format."""
+    return _TIMELINES[form][0]
+
+
+def _of_timeline(result: Result | None) -> dict[str, Any]:
+    """What the tables of a timeline do not tell and `simgpu.timeline.reading` asks for."""
+    if result is None:
+        return {}
+    timeline = result.timeline
+    return {
+        "timeline": {
+            "iteration_ends_ns": list(timeline.iteration_ends_ns),
+            "device_capacity_bytes": timeline.device_memory.capacity,
+            "host_capacity_bytes": timeline.host_memory.capacity,
+        }
+    }
+
+
+def _write_beside(result: Result, home: Path) -> None:
+    """What makes a timeline's rows understood: the memory in use, and the kernels and blocks that they name."""
+    write_memory_csv(result.timeline, home / "memory.csv")
+    write_table(home / KERNELS.file, KERNELS, result.graph.kernels)
+    write_table(home / BLOCKS.file, BLOCKS, result.graph.blocks)
 
 
 def folder_name(label: str) -> str:

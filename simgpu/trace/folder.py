@@ -7,9 +7,7 @@ The format is described field by field in traces/README.md.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, 
 from simgpu.trace.free_memory import require_memory
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
-from simgpu.trace.tables import ReadTable, read_table
+from simgpu.trace.tables import ReadTable, read_table, write_table
 from simgpu.whole import whole_folder
 
 _TABLES: dict[str, Table[Any]] = {
@@ -160,15 +158,4 @@ def _write_files(trace: Trace, folder: Path) -> None:
     for name, table in _TABLES.items():
         rows = getattr(trace, name)
         if rows or name in _NEEDED:
-            _write_table(folder / table.file, table, rows)
-
-
-def _write_table(path: Path, table: Table[Any], rows: Sequence[Any]) -> None:
-    names = [column.name for column in table.columns]
-    cells = attrgetter(*names)
-    writers = [column.write for column in table.columns]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(names)
-        for row in rows:
-            out.writerow([write(value) for write, value in zip(writers, cells(row), strict=True)])
+            write_table(folder / table.file, table, rows)

@@ -1,4 +1,4 @@
-"""Reading one CSV file of a trace into rows, and telling every bad cell with its row and column.
+"""Reading one CSV file of a trace into rows, telling every bad cell with its row and column, and writing it.
 
 Lives here: headers, cells, cut-off files. Does not live here: what the columns are
 (`simgpu.trace.columns`) or how rows of different files fit together (`simgpu.trace.check`).
@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic
 
@@ -61,6 +62,18 @@ def read_table(path: Path, table: Table[Row]) -> ReadTable[Row]:
         result.problems.append(Problem(str(path), f"row {last}", what, remedy))
         result.sound = False
     return result
+
+
+def write_table(path: Path, table: Table[Row], rows: Sequence[Row]) -> None:
+    """Rows as the CSV file that `read_table` reads: UTF-8, lines that end in a line feed."""
+    names = [column.name for column in table.columns]
+    cells = attrgetter(*names)
+    writers = [column.write for column in table.columns]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(names)
+        for row in rows:
+            out.writerow([write(value) for write, value in zip(writers, cells(row), strict=True)])
 
 
 def _header_problems(path: Path, header: list[str], columns: Sequence[Column]) -> list[Problem]:

@@ -240,7 +240,7 @@ def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_
     done = simgpu("run", study, "-o", out, *formats, "--set", "outputs.image=svg")
     assert done.exit_code == 0, done.stderr
     assert f"written to {out}" in done.stdout
-    files = {"timeline.csv", "timeline.perfetto.json", "memory.svg"}
+    files = {"timeline.csv", "memory.csv", "kernels.csv", "blocks.csv", "timeline.perfetto.json", "memory.svg"}
     assert {path.name for path in (out / "vdnn").iterdir()} == files
     assert {path.name for path in out.iterdir()} == {"report.json", "ideal", "none", "vdnn"}
     assert [path.name for path in out.parent.iterdir()] == ["out"]

@@ -400,7 +400,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder_module, "_write_table", full_disk)
+    monkeypatch.setattr(folder_module, "write_table", full_disk)
     other = Trace(SMALL.info, SMALL.kernels, SMALL.blocks)
     with pytest.raises(InputError, match="No space left"):
         write_trace(other, folder)

@@ -1,0 +1,229 @@
+"""A timeline read back from its tables: the inverse of `simgpu.timeline.export`.
+
+Lives here: spans from CSV or Parquet and memory samples from CSV, and telling every bad cell with its row. Does not
+live here: writing them (`simgpu.timeline.export`), or which folder they lie in (`simgpu.report`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
+from simgpu.textfile import read_text
+from simgpu.timeline.export import HOST, MEMORY_COLUMNS, SPAN_COLUMNS
+from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.streams import track_order
+
+#: Largest whole number that a timeline holds.
+_LARGEST = 2**63 - 1
+_KINDS = {kind.label: int(kind) for kind in SpanKind}
+_TEXTS = ("stream", "kind", "name", "cause", "space")
+_SPACES = ("device", "host")
+_AGAIN = "write it again"
+
+_Table = dict[str, Sequence[Any]]
+
+
+def read_timeline(
+    spans: str | Path,
+    memory: str | Path,
+    *,
+    iteration_ends_ns: Sequence[int],
+    device_capacity: int | None = None,
+    host_capacity: int | None = None,
+) -> Timeline:
+    """The timeline that `write_csv` or `write_parquet` wrote to `spans` and `write_memory_csv` to `memory`.
+
+    The tables tell neither when iterations ended (ns) nor how much memory there was (bytes; None without limit), so
+    both are given. Streams and names that no row has are not there; streams are in the order in which people see them.
+
+    Raises `InputError` with every damaged row (the header is row 1), `MissingExtraError` for Parquet without pyarrow.
+
+    >>> import tempfile
+    >>> from simgpu.timeline.export import write_csv, write_memory_csv
+    >>> column = lambda *values: np.array(values, dtype=np.int64)
+    >>> curve = MemoryCurve(column(0, 5), column(8, 0), column(8, 0), None)
+    >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
+    ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(7), bytes=column(0), cause=column(-1),
+    ...     iteration=column(0), device_memory=curve, host_memory=curve, iteration_ends_ns=(7,))
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_csv(timeline, folder / "timeline.csv")
+    >>> write_memory_csv(timeline, folder / "memory.csv")
+    >>> again = read_timeline(folder / "timeline.csv", folder / "memory.csv", iteration_ends_ns=[7])
+    >>> list(again) == list(timeline), again.device_memory.live.tolist()
+    (True, [8, 0])
+    """
+    problems: list[Problem] = []
+    rows = _span_rows(Path(spans), len(iteration_ends_ns), problems)
+    samples = _read_csv(Path(memory), MEMORY_COLUMNS, problems)
+    _check_samples(str(memory), samples, problems)
+    if problems:
+        raise InputError(problems)
+    streams = tuple(sorted({*rows["stream"], *rows["cause"]} - {""}, key=track_order))
+    names = tuple(dict.fromkeys(name for name in rows["name"] if name))
+    gpus = 1 + max([0, *rows["gpu"], *samples["gpu"]])
+    curves = [_curve(samples, gpu, device_capacity) for gpu in range(gpus)]
+    return Timeline(
+        streams=streams,
+        names=names,
+        gpu=_column(rows["gpu"]),
+        stream=_positions(rows["stream"], streams),
+        kind=_column(_KINDS[kind] for kind in rows["kind"]),
+        name=_positions(rows["name"], names),
+        start_ns=_column(rows["start_ns"]),
+        end_ns=_column(rows["end_ns"]),
+        bytes=_column(rows["bytes"]),
+        cause=_positions(rows["cause"], streams),
+        iteration=_column(rows["iteration"]),
+        device_memory=curves[0],
+        host_memory=_curve(samples, HOST, host_capacity),
+        iteration_ends_ns=tuple(iteration_ends_ns),
+        more_devices=tuple(curves[1:]),
+    )
+
+
+def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
+    before = len(problems)
+    parquet = path.suffix == ".parquet"
+    rows = _read_parquet(path, problems) if parquet else _read_csv(path, SPAN_COLUMNS, problems)
+    if len(problems) > before:
+        return rows
+    say = _Teller(str(path), problems)
+    known_streams = {stream for stream in {*rows["stream"], *rows["cause"]} - {""} if _is_stream(stream)}
+    for row, kind in enumerate(rows["kind"]):
+        if kind not in _KINDS:
+            say(row, "kind", f"'{kind}' is no kind of span", did_you_mean(kind, _KINDS))
+    for name in ("stream", "cause"):
+        for row, stream in enumerate(rows[name]):
+            if stream not in known_streams and (stream or name == "stream"):
+                say(row, name, f"'{stream}' is not the name of a stream", "one is like 'compute', 'd2h' or 'gpu1.h2d'")
+    for row, iteration in enumerate(rows["iteration"]):
+        if not 0 <= iteration < iterations:
+            say(row, "iteration", f"'{iteration}' is not one of the {iterations} iterations that ran", _AGAIN)
+    last = 0
+    for row, (start, end) in enumerate(zip(rows["start_ns"], rows["end_ns"], strict=True)):
+        if end < start:
+            say(row, "end_ns", f"'{end}' is before the span starts, at {start}", _AGAIN)
+        if start < last:
+            say(row, "start_ns", f"'{start}' is before the span in the row above starts, at {last}", _AGAIN)
+        last = start
+    return rows
+
+
+def _check_samples(path: str, samples: _Table, problems: list[Problem]) -> None:
+    say = _Teller(path, problems)
+    for row, (gpu, space) in enumerate(zip(samples["gpu"], samples["space"], strict=True)):
+        if space not in _SPACES:
+            say(row, "space", f"'{space}' is no memory", did_you_mean(space, _SPACES))
+        elif (gpu == HOST) != (space == "host"):
+            say(row, "gpu", f"'{gpu}' does not go with {space} memory", f"the host is {HOST}, GPUs count from 0")
+
+
+class _Teller:
+    """Adds problems of rows of one file, counted as in the file: the header is row 1."""
+
+    def __init__(self, path: str, problems: list[Problem]) -> None:
+        self.path, self.problems = path, problems
+
+    def __call__(self, row: int, column: str, what: str, remedy: str) -> None:
+        place = f"row {row + 2}, column {column}" if column else f"row {row + 2}"
+        self.problems.append(Problem(self.path, place, what, remedy))
+
+
+def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem]) -> _Table:
+    """Columns by name; empty ones where the file cannot be read."""
+    nothing: _Table = dict.fromkeys(header, ())
+    try:
+        text = read_text(path, "a CSV file that simgpu wrote", if_empty=_AGAIN)
+    except InputError as error:
+        problems += error.problems
+        return nothing
+    say = _Teller(str(path), problems)
+    if not text.endswith("\n"):
+        what = "the last line does not end in a line break: the file seems cut off"
+        say(text.count("\n") - 1, "", what, _AGAIN)
+        return nothing
+    try:
+        first, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    except csv.Error as error:
+        problems.append(Problem(str(path), "", f"not readable as CSV ({error})", _AGAIN))
+        return nothing
+    if tuple(first) != header:
+        say(-1, "", f"the columns are {','.join(first)[:80]!r}", f"they should be {','.join(header)}")
+        return nothing
+    short = [(row, len(cells)) for row, cells in enumerate(rows) if len(cells) != len(header)]
+    for row, count in short:
+        say(row, "", f"{count} fields where the header has {len(header)}", _AGAIN)
+    if short:
+        return nothing
+    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+    return {name: _cells(name, cells, say) for name, cells in zip(header, columns, strict=True)}
+
+
+def _cells(name: str, cells: Sequence[str], say: _Teller) -> Sequence[Any]:
+    """Texts as they are, whole numbers as such; 0 in place of one that is none."""
+    if name in _TEXTS:
+        return cells
+    least = HOST if name == "gpu" else 0
+    values = []
+    for row, text in enumerate(cells):
+        try:
+            value = int(text)
+        except ValueError:
+            say(row, name, f"'{text[:40]}' is not a whole number", _AGAIN)
+            value = 0
+        if not least <= value <= _LARGEST:
+            say(row, name, f"'{text}' is not between {least} and {_LARGEST}", _AGAIN)
+            value = 0
+        values.append(value)
+    return values
+
+
+def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
+    nothing: _Table = dict.fromkeys(SPAN_COLUMNS, ())
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("reading Parquet", "pyarrow", "parquet") from error
+    try:
+        found = pyarrow.parquet.read_table(path)
+        if tuple(found.column_names) != SPAN_COLUMNS:
+            what = f"the columns are {','.join(found.column_names)[:80]!r}"
+            problems.append(Problem(str(path), "", what, f"they should be {','.join(SPAN_COLUMNS)}"))
+            return nothing
+        return {name: found.column(name).to_pylist() for name in SPAN_COLUMNS}
+    except (pyarrow.ArrowException, OSError) as error:
+        problems.append(Problem(str(path), "", f"not readable as Parquet ({error})", _AGAIN))
+        return nothing
+
+
+def _is_stream(name: str) -> bool:
+    try:
+        track_order(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(values: Iterable[int]) -> Column:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _positions(words: Sequence[str], known: Sequence[str]) -> Column:
+    """Where each word stands among the known ones, -1 for none."""
+    place: dict[str, int] = {word: position for position, word in enumerate(known)}
+    find: Callable[[str], int] = place.__getitem__
+    return _column(find(word) if word else -1 for word in words)
+
+
+def _curve(samples: _Table, gpu: int, capacity: int | None) -> MemoryCurve:
+    mine = np.flatnonzero(_column(samples["gpu"]) == gpu)
+    time, live, used = (_column(samples[name])[mine] for name in ("time_ns", "live_bytes", "used_bytes"))
+    return MemoryCurve(time, live, used, capacity)
