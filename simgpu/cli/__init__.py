@@ -19,7 +19,7 @@ COMMANDS = {
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
     "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
     "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),
-    "search": ("simgpu.cli.search:search", "How a policy comes to its placement, feature map by feature map."),
+    "search": ("simgpu.cli.search:search", "How a policy decides about each feature map."),
     "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),
@@ -31,6 +31,7 @@ COMMANDS = {
     "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
     "buddy": ("simgpu.cli.buddy:buddy", "Compress memory: how small it gets, and what overflows."),
     "solver": ("simgpu.cli.solver:solver", "Run small HPC solvers: arrays to profile, traces to run."),
+    "completion": ("simgpu.cli.completion:completion", "Print the script that completes words in your shell."),
     "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),
 }
 
@@ -46,6 +47,6 @@ def main() -> None:
     simgpu trace show vgg11-cifar-cpu                  what was recorded
     simgpu COMMAND --help                              more about a command
 
-    Ends with 0 when all went well, 2 for bad input, 3 when every policy with limited memory ran out of it, 130
-    when interrupted.
+    Ends with 0 when all went well, 1 when `simgpu check` finds a difference, 2 for bad input, 3 when every policy
+    with limited memory ran out of it, 130 when interrupted. NO_COLOR=1 in the environment leaves colours out.
     """

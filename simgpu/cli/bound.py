@@ -16,8 +16,9 @@ import click
 
 from simgpu import __version__
 from simgpu.cli.choice import is_scenario, size_option
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
+from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
 from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
@@ -34,8 +35,6 @@ from simgpu.trace.zoo.lowering.optimizer import Optimizer
 from simgpu.trace.zoo.modelled import build_trace, trace_name
 from simgpu.units import format_bytes
 
-_ZOO = "zoo:"
-
 
 @dataclass(frozen=True)
 class _Asked:
@@ -48,13 +47,19 @@ class _Asked:
 
 
 @click.command()
-@click.argument("what", metavar="WHAT")
+@click.argument("what", metavar="WHAT", shell_complete=workloads)
 @click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
-@click.option("--node", metavar="NODE", help="A shipped node or a YAML file: its memory, alignment and time model.")
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=nodes,
+    help="A shipped node or a YAML file: its memory, alignment and time model.",
+)
 @size_option("--budget", "--memory", help="Memory to find a sub-batch for, e.g. 4GiB; all that the node has.")
 @click.option("--framework", type=click.Choice([each.value for each in Framework]), help="Of a network of the zoo.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Of a network of the zoo.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@quiet_option
 def bound(
     what: str,
     batch: int | None,
@@ -63,6 +68,7 @@ def bound(
     framework: str | None,
     optimizer: str | None,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Tell how much memory the iteration of WHAT needs, and what sets it: moDNN's bounds and sub-batch.
 
@@ -71,14 +77,15 @@ def bound(
 
     \b
     simgpu bound vgg16-b128-v100 --node v100
-    simgpu bound zoo:resnet34 --batch 256 --node k40 --framework fused --budget 5GB
+    simgpu bound zoo:resnet34 --batch 256 --node k40 --framework fused \\
+        --budget 5GB
     simgpu bound quickstart --json
     """
-    if not what.startswith(_ZOO):
+    if not what.startswith(ZOO):
         for option, value in (("--framework", framework), ("--optimizer", optimizer)):
             if value is not None:
-                raise click.UsageError(f"{option} goes with {_ZOO}NETWORK: {what} is what it was recorded with.")
-    with progress(quiet=as_json) as say:
+                raise click.UsageError(f"{option} goes with {ZOO}NETWORK: {what} is what it was recorded with.")
+    with progress(quiet) as say:
         say(f"bounding {what}")
         size = None if budget is None else parse_size(budget, "--budget")
         asked = _asked(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
@@ -96,16 +103,16 @@ def _asked(
 ) -> _Asked:
     node = None if node_name is None else load_node(node_name)
     alignment = None
-    if what.startswith(_ZOO):
+    if what.startswith(ZOO):
         if batch is None or node is None:
             missing = "--batch" if batch is None else "--node"
             raise click.UsageError(f"Missing option '{missing}': a network of the zoo is modelled for both.")
-        network = what.removeprefix(_ZOO)
+        network = what.removeprefix(ZOO)
         trace = build_trace(network, batch=batch, gpu=node.gpu, framework=framework, optimizer=optimizer)
         trace = replace(trace, name=trace_name(network, None, batch, Path(node_name or "").stem))
     elif is_scenario(what):
         if node is not None:
-            raise click.UsageError(f"--node goes with a trace or {_ZOO}NETWORK: scenario {what} has its own node.")
+            raise click.UsageError(f"--node goes with a trace or {ZOO}NETWORK: scenario {what} has its own node.")
         scenario = load_scenario(what)
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
         if scenario.data_parallel is not None:
@@ -113,7 +120,7 @@ def _asked(
         budget = scenario.budget if budget is None else budget
     elif what in NETWORKS and not Path(what).exists():
         told = f"{what} is a network of the zoo, not a trace"
-        raise InputError.single("", "", told, f"write {_ZOO}{what}, with --batch and --node")
+        raise InputError.single("", "", told, f"write {ZOO}{what}, with --batch and --node")
     else:
         trace = load_trace(what)
     gpu = None if node is None else node.gpu

@@ -26,7 +26,8 @@ from simgpu.buddy.profile import (
     target_text,
 )
 from simgpu.buddy.targets import THRESHOLD, mean_overflow
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import traces_or_files
 from simgpu.errors import InputError
 from simgpu.experiments.profile_outputs import check_profile_outputs, profile_document, write_profile
 from simgpu.shipped import shipped_folder, shipped_names
@@ -38,7 +39,7 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=traces_or_files)
 @click.option(
     "--threshold",
     default=f"{THRESHOLD:.0%}",
@@ -49,7 +50,7 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
 @click.option("--no-mostly-zero", is_flag=True, help="Leave the 16x target of mostly-zero allocations out.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def profile(
     files: tuple[str, ...], threshold: str, no_mostly_zero: bool, output: Path | None, as_json: bool, quiet: bool
 ) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 
 import click
 
+from simgpu.cli.screen import quiet_option
 from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, scenarios, traces
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.scenario.load import load_scenario, make_scenario
@@ -28,8 +30,6 @@ COMMAND_LINE = "command line"
 _LABEL = re.compile(r"(?P<name>[^\s(){}:]+)\((?P<parameters>[^()]*)\)")
 _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
 _OPTIONS_OF_ONE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
-#: Before the name of a network of the zoo, where a trace could stand.
-ZOO = "zoo:"
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,14 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     found: Callable[..., Any] = with_choice
     for option in (
-        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+        quiet_option,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."),
         click.option(
             "--set",
             "settings",
             multiple=True,
             metavar="KEY=VALUE",
+            shell_complete=scenario_keys,
             help='Change a value of the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
         ),
         size_option("--memory", "--budget", help="With --node: device memory to use, e.g. 10GiB; else all of it."),
@@ -134,12 +135,20 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "policies",
             multiple=True,
             metavar="POLICY",
+            shell_complete=policies,
             help='With --trace: as in a scenario, e.g. "vdnn: {mode: conv}". Repeatable; '
             f"{', '.join(map(str, DEFAULT_POLICIES))} where left out.",
         ),
-        click.option("--node", metavar="NODE", help="With --trace: a shipped node or a YAML file."),
-        click.option("--trace", metavar="TRACE", help="In place of SCENARIO: a shipped trace or a trace folder."),
-        click.argument("scenario", required=False),
+        click.option(
+            "--node", metavar="NODE", shell_complete=nodes, help="With --trace: a shipped node or a YAML file."
+        ),
+        click.option(
+            "--trace",
+            metavar="TRACE",
+            shell_complete=traces,
+            help="In place of SCENARIO: a shipped trace or a trace folder.",
+        ),
+        click.argument("scenario", required=False, shell_complete=scenarios),
     ):
         found = option(found)
     return found

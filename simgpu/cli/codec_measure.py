@@ -13,7 +13,8 @@ from typing import Any
 import click
 from numpy.typing import NDArray
 
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli import suggestions
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.codecs.base import LARGEST_WINDOW, SMALLEST_WINDOW
 from simgpu.codecs.elements import bits_of, format_of, sparsity_of
 from simgpu.codecs.layouts import LAYOUTS
@@ -28,13 +29,27 @@ _WINDOW = format_bytes(SMALLEST_WINDOW)
 
 @click.command("measure")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--codec", "codecs", multiple=True, metavar="NAME", help=f"{', '.join(codec_names())}. Repeatable.")
-@click.option("--layout", "layouts", multiple=True, metavar="NAME", help=f"{', '.join(LAYOUTS)}. Repeatable.")
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=suggestions.codecs,
+    help=f"{', '.join(codec_names())}. Repeatable.",
+)
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=suggestions.suggest(lambda: LAYOUTS),
+    help=f"{', '.join(LAYOUTS)}. Repeatable.",
+)
 @click.option(
     "--window", default=_WINDOW, show_default=True, help=f"Compressed by itself: to {format_bytes(LARGEST_WINDOW)}."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def measure_(
     file: Path, codecs: tuple[str, ...], layouts: tuple[str, ...], window: str, as_json: bool, quiet: bool
 ) -> None:
@@ -45,7 +60,8 @@ def measure_(
 
     \b
     simgpu codec measure relu1.npy
-    simgpu codec measure relu1.npy --codec zvc --codec zlib --layout nhwc --window "64 KiB"
+    simgpu codec measure relu1.npy --codec zvc --codec zlib \\
+        --layout nhwc --window "64 KiB"
     """
     try:
         size = parse_bytes(window)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import click
 
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import nodes
 from simgpu.codecs.gpu.compare import COUNT, compare_models, mean_errors
 from simgpu.codecs.gpu.response import response_of
 from simgpu.codecs.gpu.samples import NOISE
@@ -24,9 +25,11 @@ _NAMES = {
 
 
 @click.command("times")
-@click.option("--node", default="v100", show_default=True, metavar="NAME", help="A node, whose GPU it is.")
+@click.option(
+    "--node", default="v100", show_default=True, metavar="NAME", shell_complete=nodes, help="A node, whose GPU it is."
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the samples.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def times(node: str, seed: int, quiet: bool) -> None:
     """Compare regressions that predict the time of encoding and decoding, on samples that they did not see.
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import click
 
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import codecs, nodes, traces
 from simgpu.codecs.gpu.paper import FIGURE_12
 from simgpu.codecs.gpu.response import response_of
 from simgpu.codecs.gpu.tensors import SparseTensor
@@ -23,12 +24,21 @@ _NAMES = {"random": "at random", "expert": "expert", "bayesian": "Bayesian searc
 
 
 @click.command("tune")
-@click.option("--node", default="v100", show_default=True, metavar="NAME", help="A node, whose GPU it is.")
-@click.option("--codec", default="zvc", show_default=True, metavar="NAME", help="zvc, csr, rle or lz4.")
-@click.option("--trace", metavar="NAME", help="Its sparse feature maps. Without: VGG-16's, as in CSWAP's figure 12.")
+@click.option(
+    "--node", default="v100", show_default=True, metavar="NAME", shell_complete=nodes, help="A node, whose GPU it is."
+)
+@click.option(
+    "--codec", default="zvc", show_default=True, metavar="NAME", shell_complete=codecs, help="zvc, csr, rle or lz4."
+)
+@click.option(
+    "--trace",
+    metavar="NAME",
+    shell_complete=traces,
+    help="Its sparse feature maps. Without: VGG-16's, as in CSWAP's figure 12.",
+)
 @click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Of that trace.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of both draws.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet: bool) -> None:
     """Find grid and block size of a codec's kernels: at random, by an expert's rule, by search, and by trying all.
 

@@ -58,7 +58,8 @@ def epochs(
     with 3 when every policy ran out of memory, with 2 when all were refused.
 
     \b
-    simgpu epochs --trace vgg16-b128-v100 --node v100 --policy "vdnn: {mode: conv}" --policy cswap
+    simgpu epochs --trace vgg16-b128-v100 --node v100 \\
+        --policy "vdnn: {mode: conv}" --policy cswap
     simgpu epochs vgg16-v100 --epochs 0,10,48
     """
     scenario = choice.load()

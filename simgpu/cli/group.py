@@ -28,6 +28,9 @@ INTERRUPTED = 130
 #: Whoever read the output, such as ``head``, has left.
 READER_GONE = ENDED_BY_SIGNAL + 13
 
+#: In the environment of a shell's question for completions.
+_ASKED = "_SIMGPU_COMPLETE"
+
 #: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
@@ -99,6 +102,8 @@ class LazyGroup(click.Group):
             fail([_MACHINE_IS_FULL], BAD_INPUT)
 
     def _run(self, *args: Any, **settings: Any) -> NoReturn:
+        if _ASKED in os.environ:
+            import_module("simgpu.cli.completion")  # knows more of bash than click does
         try:
             code = super().main(*args, **{**settings, "standalone_mode": False})
         except InputError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.errors import InputError
 from simgpu.trace.folder import write_trace
@@ -37,17 +37,19 @@ _DEPTH = 2
     help="Execution trace of the run of a PyTorch profile; gives its tensors.",
 )
 @click.option("--iteration", type=click.IntRange(min=0), help="Which ProfilerStep of a PyTorch profile; else the last.")
-def import_(path: Path, output: Path, force: bool, **told: Any) -> None:
+@quiet_option
+def import_(path: Path, output: Path, force: bool, quiet: bool, **told: Any) -> None:
     """Turn the recording at PATH into a trace folder. Its format is recognised from its content.
 
     The options tell what the recording does not say of itself.
 
     \b
-    simgpu import recordings/vgg13 -o vgg13-h100 --batch 128 --device "NVIDIA H100"
+    simgpu import recordings/vgg13 -o vgg13-h100 --batch 128 \\
+        --device "NVIDIA H100"
     simgpu import resnet32-b56.log -o resnet32
     simgpu import profile.json.gz --execution-trace graph.json -o vgg13
     """
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         say(f"reading {path.name}")
         if path.is_dir():
             _look_inside(path)

@@ -15,10 +15,11 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.choice import ZOO, parse_policy, scenario_of, size_option
+from simgpu.cli.choice import parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.largest_batch import MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
@@ -29,13 +30,16 @@ _FIRST_BATCH = 32
 
 
 @click.command("max-batch")
-@click.argument("trace")
-@click.option("--node", metavar="NODE", help="A shipped node or a YAML file; a scenario has its own.")
+@click.argument("trace", shell_complete=workloads)
+@click.option(
+    "--node", metavar="NODE", shell_complete=nodes, help="A shipped node or a YAML file; a scenario has its own."
+)
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="POLICY",
+    shell_complete=policies,
     help='Such as "vdnn(mode=conv)", or as in a scenario. Repeatable; where left out the scenario\'s, or '
     f"{', '.join(map(str, DEFAULT_POLICIES))}.",
 )
@@ -48,10 +52,11 @@ _FIRST_BATCH = 32
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=scenario_keys,
     help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10, iterations=5. Repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def max_batch_(
     trace: str,
     node: str | None,
@@ -69,8 +74,10 @@ def max_batch_(
     when every policy refuses the trace or the node.
 
     \b
-    simgpu max-batch vgg16-b128-v100 --node v100 --policy none --policy "vdnn(mode=conv)"
-    simgpu max-batch zoo:mobilenet --node 2080ti --budget 11GB --set trace.input=cifar10
+    simgpu max-batch vgg16-b128-v100 --node v100 \\
+        --policy none --policy "vdnn(mode=conv)"
+    simgpu max-batch zoo:mobilenet --node 2080ti --budget 11GB \\
+        --set trace.input=cifar10
     simgpu max-batch quickstart --json
     """
     written = {"policies": [parse_policy(text) for text in policies], "budget": budget}

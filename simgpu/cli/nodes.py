@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 
+from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
 from simgpu.hardware.spec import BuddySpec, CdmaSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
@@ -27,7 +28,7 @@ Row = tuple[str, str, str]
 
 
 @click.command()
-@click.argument("node", required=False)
+@click.argument("node", required=False, shell_complete=suggestions.nodes)
 def nodes(node: str | None) -> None:
     """List the machines that ship with simgpu, or show NODE with the source of every number.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
+from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, facts, indented
 from simgpu.errors import InputError, Problem
 from simgpu.policies.registry import describe, policy_names
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("policy", required=False)
+@click.argument("policy", required=False, shell_complete=suggestions.policies)
 def policies(policy: str | None) -> None:
     """List the memory policies with their parameters and sources, or show POLICY alone.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 
 import click
 
 from simgpu.cli.group import wrapped
-from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
+from simgpu.cli.suggestions import codecs as offer_codecs
+from simgpu.cli.suggestions import nodes, suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
 from simgpu.codecs.recording import BY_ENTRY, entries_in, sizes_in
 from simgpu.codecs.registry import codec_names
@@ -17,6 +20,7 @@ from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.trace.recorder import record as record_model
 
+_DEVICES = suggest(lambda: ("cpu", "cuda"))
 _MOST = 2**31 - 1  # more is a slip, and may be more than the numbers of PyTorch hold
 _COUNT = click.IntRange(min=1, max=_MOST)
 _FROM_NOUGHT = click.IntRange(min=0, max=_MOST)
@@ -24,7 +28,11 @@ _FROM_NOUGHT = click.IntRange(min=0, max=_MOST)
 
 def _listed(title: str, described: Mapping[str, str]) -> str:
     width = max(map(len, described))
-    return "\b\n" + "\n".join([f"{title}:", *(f"  {name:<{width}}  {what}" for name, what in described.items())])
+    lines = [f"{title}:"]
+    for name, what in described.items():
+        look = {"initial_indent": "  ", "subsequent_indent": " " * (width + 4)}
+        lines += wrap(f"{name:<{width}}  {what}", WIDTH - 2, break_on_hyphens=False, **look)
+    return "\b\n" + "\n".join(lines)
 
 
 _MODELS = _listed("Built-in models", BUILT_IN_MODELS)
@@ -37,12 +45,31 @@ _ROUGH = (
 
 
 @click.command(epilog=f"{_MODELS}\n\n{_OPTIMIZERS}")
-@click.argument("model")
+@click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @folder_options
 @click.option("--batch", type=_COUNT, required=True, help="Samples in the iteration.")
-@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Where it runs.")
-@click.option("--gpu", metavar="NODE", help="Run nothing: model the iteration for a node's GPU (v100, my-node.yaml).")
-@click.option("--optimizer", default="sgd", show_default=True, metavar="NAME", help="Built in, or module.path:factory.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda|cuda:N",
+    shell_complete=_DEVICES,
+    help="Where it runs.",
+)
+@click.option(
+    "--gpu",
+    metavar="NODE",
+    shell_complete=nodes,
+    help="Run nothing: model the iteration for a node's GPU (v100, my-node.yaml).",
+)
+@click.option(
+    "--optimizer",
+    default="sgd",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
+    help="Built in, or module.path:factory.",
+)
 @click.option("--warmup", type=_COUNT, default=2, show_default=True, help="Iterations run first.")
 @click.option("--repetitions", type=_COUNT, default=5, show_default=True, help="Timed iterations.")
 @click.option(
@@ -53,6 +80,7 @@ _ROUGH = (
     "codecs",
     multiple=True,
     metavar="NAME",
+    shell_complete=offer_codecs,
     help=f"Sizes too: of feature maps in {', '.join(name for name in codec_names() if name != BY_ENTRY)}; "
     f"of the memory-entries of all blocks in {BY_ENTRY}. Repeatable.",
 )
@@ -71,6 +99,7 @@ _ROUGH = (
 @click.option("--snapshots", type=_COUNT, help="How many.  [default: 10]")
 @click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
+@quiet_option
 def record(
     model: str,
     output: Path,
@@ -88,6 +117,7 @@ def record(
     snapshots: int | None,
     algorithms: bool,
     seed: int,
+    quiet: bool,
 ) -> None:
     """Run one training iteration of MODEL for real and write its trace; or with --gpu, model it without running it.
 
@@ -100,14 +130,16 @@ def record(
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
-    simgpu record digits-cnn --batch 64 --codec zvc --codec rle --save-maps maps -o digits-sizes
-    simgpu record digits-cnn --batch 64 --epochs 4 --codec bpc --dump-memory dump -o digits-entries
+    simgpu record digits-cnn --batch 64 --codec zvc --codec rle \\
+        --save-maps maps -o digits-sizes
+    simgpu record digits-cnn --batch 64 --epochs 4 --codec bpc \\
+        --dump-memory dump -o digits-entries
     """
     refuse_another(output, force)
     refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
     sys.path.insert(0, str(Path.cwd()))  # module.path:factory may stand in the folder the user is in
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         say(f"loading {model}")
         trace = record_model(
             model,

@@ -10,13 +10,14 @@ from pathlib import Path
 import click
 
 from simgpu.cli.nodes import show_node
-from simgpu.cli.screen import Screen, progress
+from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
 from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.trace.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
 from simgpu.units import format_bytes
+from simgpu.whole import whole_file
 
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 
@@ -31,7 +32,8 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 @click.option(
     "--repetitions", type=click.IntRange(min=1), default=DEFAULT_REPETITIONS, show_default=True, help="Of each copy."
 )
-def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions: int) -> None:
+@quiet_option
+def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
     """Measure this machine's GPU and its link to the host, and write a node file.
 
     Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
@@ -44,15 +46,11 @@ def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions
     simgpu run vgg11-cifar-cpu --set node=my-node.yaml
     """
     _check_output(output, force)
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         say(f"measuring {device}")
         text = record_node(output.stem, device=device, sizes=_bytes_of(sizes), repetitions=repetitions)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError.single(
-            output, "", f"cannot be written: {error.strerror}", "check the folder's rights"
-        ) from None
+    with whole_file(output) as part:
+        part.write_text(text, encoding="utf-8")
     screen = Screen()
     show_node(screen, load_node_file(output))
     click.echo(f"\nwritten to {output}")

@@ -76,9 +76,10 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> 
 
     \b
     simgpu compare quickstart
-    simgpu compare quickstart --set node=v100 --set "policies=[none, vdnn: {mode: conv}]"
+    simgpu compare quickstart --set "policies=[none, vdnn: {mode: conv}]"
     simgpu compare quickstart --set "policies=[vdnn, home, joint]" --bound
-    simgpu compare --trace my-trace --node v100 --policy none --policy "vdnn: {mode: conv}"
+    simgpu compare --trace vgg16-b128-v100 --node v100 \\
+        --policy none --policy "vdnn: {mode: conv}"
     """
     loaded = choice.load()
     with progress(quiet) as say:

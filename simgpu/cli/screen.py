@@ -90,6 +90,10 @@ def indented(content: Table | Text) -> Padding:
     return Padding(content, (0, 0, 0, 2))
 
 
+#: For every command that may take over a second.
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+
+
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yields a function to say what is being done, shown on stderr once it takes over a second.

@@ -15,10 +15,11 @@ import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.choice import ZOO, is_scenario, parse_policy, scenario_of, size_option
+from simgpu.cli.choice import is_scenario, parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
-from simgpu.cli.screen import Screen, facts, indented, progress, table
+from simgpu.cli.screen import Screen, facts, indented, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
@@ -33,14 +34,17 @@ _ROWS = 12
 
 
 @click.command()
-@click.argument("trace")
-@click.option("--node", metavar="NODE", help="A shipped node or a YAML file; a scenario has its own.")
+@click.argument("trace", shell_complete=workloads)
+@click.option(
+    "--node", metavar="NODE", shell_complete=nodes, help="A shipped node or a YAML file; a scenario has its own."
+)
 @click.option("--batch", type=click.IntRange(min=1), help="Samples; those of the trace where left out.")
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="POLICY",
+    shell_complete=policies,
     help=f'Such as "home(update=full)", or as in a scenario. Repeatable; {_DEFAULT} where left out.',
 )
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB; all that the node has.")
@@ -50,11 +54,12 @@ _ROWS = 12
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=scenario_keys,
     help="Change a value of the scenario, its trace or its node, e.g. trace.input=cifar10. Repeatable.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def search(
     trace: str,
     node: str | None,

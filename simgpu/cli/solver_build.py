@@ -14,12 +14,13 @@ import numpy as np
 
 from simgpu.buddy.snapshots import Seen, Snapshots, classes_of, collect
 from simgpu.buddy.stored import FILE, save_entries
-from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.screen import Screen, facts, progress, quiet_option
+from simgpu.cli.suggestions import suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
 from simgpu.codecs.entries import ENTRY_SIZES
 from simgpu.trace.folder import strangers, write_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.solvers.catalogue import solver_of
+from simgpu.trace.solvers.catalogue import SOLVERS, solver_of
 from simgpu.trace.solvers.solver import SNAPSHOTS, Solver, State
 from simgpu.trace.solvers.tracing import NODE, solver_trace
 from simgpu.trace.stats import trace_stats
@@ -28,7 +29,7 @@ from simgpu.whole import whole_folder
 
 
 @click.command("build")
-@click.argument("solver")
+@click.argument("solver", shell_complete=suggest(lambda: SOLVERS))
 @folder_options
 @click.option("--size", type=int, help="Size of the run that is measured; the usual one where left out.")
 @click.option(
@@ -40,7 +41,10 @@ from simgpu.whole import whole_folder
     metavar="DIR",
     help="Write the measured arrays too: a folder for each snapshot with a .npy file for each allocation.",
 )
-def build(solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None) -> None:
+@quiet_option
+def build(
+    solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None, quiet: bool
+) -> None:
     """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
 
     The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
@@ -52,7 +56,7 @@ def build(solver: str, output: Path, force: bool, size: int | None, snapshots: i
     simgpu solver build seismic -o my-seismic --size 64 --arrays my-arrays
     simgpu buddy profile my-arrays
     """
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         chosen = solver_of(solver, size)
         moments = chosen.moments(snapshots)
         refuse_another(output, force)

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from simgpu import __version__
 from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import studies, study_keys
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_outputs import check_study_outputs, write_study
 from simgpu.experiments.study_tables import (
@@ -31,18 +32,19 @@ from simgpu.scenario.load_study import load_study
 
 
 @click.command()
-@click.argument("study")
+@click.argument("study", shell_complete=studies)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=study_keys,
     help="Change a value of the study or of all its nodes, e.g. epochs=[0,48], or leave a network or run out: "
     "traces.VGG16=null. Repeatable.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write report and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool) -> None:
     """Run STUDY, a shipped study or a YAML file: one row a network, one column a run, and what was published.
 

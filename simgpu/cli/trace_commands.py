@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from simgpu.cli.screen import Screen, facts, table
+from simgpu.cli.suggestions import traces
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
@@ -19,9 +20,15 @@ from simgpu.units import format_bytes, format_time
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=traces)
 def show(path: str) -> None:
-    """Show what was recorded at PATH, layer by layer."""
+    """Show what was recorded at PATH, layer by layer.
+
+    PATH is a shipped trace or a trace folder.
+
+    \b
+    simgpu trace show vgg11-cifar-cpu
+    """
     found = load_trace(path)
     screen = Screen()
     screen.print(facts(_facts(found)))
@@ -30,17 +37,29 @@ def show(path: str) -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=traces)
 def check(path: str) -> None:
-    """Check the trace at PATH; list everything that is wrong with it."""
+    """Check the trace at PATH; list everything that is wrong with it.
+
+    PATH is a shipped trace or a trace folder. Ends with 2 when anything is wrong.
+
+    \b
+    simgpu trace check vgg11-cifar-cpu
+    """
     found = load_trace(path)
     click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks")
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=traces)
 def stats(path: str) -> None:
-    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded."""
+    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded.
+
+    PATH is a shipped trace or a trace folder.
+
+    \b
+    simgpu trace stats vgg11-cifar-cpu
+    """
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()

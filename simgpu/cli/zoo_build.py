@@ -10,8 +10,9 @@ from typing import cast
 
 import click
 
-from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
+from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
 from simgpu.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
@@ -37,7 +38,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 
 
 @click.command("build")
-@click.argument("network")
+@click.argument("network", shell_complete=networks)
 @click.option(
     "-o",
     "--output",
@@ -47,7 +48,13 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 )
 @click.option("--force", is_flag=True, help="Replace another trace in that folder.")
 @click.option("--batch", type=click.IntRange(min=1), required=True, help="Samples in the iteration.")
-@click.option("--gpu", required=True, metavar="NODE", help="Whose GPU: a shipped node or a YAML file (simgpu nodes).")
+@click.option(
+    "--gpu",
+    required=True,
+    metavar="NODE",
+    shell_complete=nodes,
+    help="Whose GPU: a shipped node or a YAML file (simgpu nodes).",
+)
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
 @click.option(
     "--framework",
@@ -58,7 +65,13 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     "cudnn for Caffe and Torch7, without pooling indices, ReLU in place both ways; "
     "fused for moDNN's framework, where a layer's normalization, ReLU and sum rewrite one result and one gradient.",
 )
-@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), default="sgd", show_default=True)
+@click.option(
+    "--optimizer",
+    type=click.Choice([each.value for each in Optimizer]),
+    default="sgd",
+    show_default=True,
+    help="Which updates the weights, and what it keeps of each.",
+)
 @click.option(
     "--epochs",
     type=click.IntRange(1, _MOST_EPOCHS),
@@ -73,6 +86,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     help="Convolution algorithms that need more workspace are left out.",
 )
 @click.option("--variant", multiple=True, metavar="KEY=VALUE", help="One of its variants (simgpu zoo list).")
+@quiet_option
 def build(
     network: str,
     output: Path | None,
@@ -86,17 +100,21 @@ def build(
     compressibility: bool,
     workspace_limit: str,
     variant: tuple[str],
+    quiet: bool,
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Its origin is *modelled*, which every result tells.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
-    simgpu zoo build vgg16 --batch 64 --gpu v100 --variant batch_norm=true -o vgg16-bn
-    simgpu zoo build vgg16 --batch 128 --gpu v100 --workspace-limit "256 MiB" -o vgg16-small
-    simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 -o alexnet-b256
+    simgpu zoo build vgg16 --batch 64 --gpu v100 \\
+        --variant batch_norm=true -o vgg16-bn
+    simgpu zoo build vgg16 --batch 128 --gpu v100 \\
+        --workspace-limit "256 MiB" -o vgg16-small
+    simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 \\
+        -o alexnet-b256
     """
     limit = parse_size(workspace_limit, "--workspace-limit")
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         say(f"building {network}")
         settings = parse_settings(variant, of="--variant", example="--variant width=0.5")
         # values of other types are refused with the rest

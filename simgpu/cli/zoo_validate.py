@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from simgpu.cli.screen import Screen, facts, progress, table
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.trace.calibration.memory import MemoryRow
 from simgpu.trace.calibration.samples import Use
 from simgpu.trace.calibration.validation import Row, Summary, Validation, validate
@@ -29,7 +29,8 @@ _MEMORY_HEADINGS = ("network", "GPU", "batch", "recorded", "modelled", "error", 
     help="Folder with recordings to compare to as well; those it should hold are told if missing.",
 )
 @click.option("--parts", is_flag=True, help="Show the sorts of kernels within recordings too.")
-def validate_(recordings: Path | None, parts: bool) -> None:
+@quiet_option
+def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
     Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
@@ -40,7 +41,7 @@ def validate_(recordings: Path | None, parts: bool) -> None:
     simgpu zoo validate --recordings ../shared/data --parts
     """
     screen = Screen()
-    with progress(quiet=False) as say:
+    with progress(quiet) as say:
         say("comparing the time model to measurements")
         found = validate(recordings)
     for gpu in found.gpus():

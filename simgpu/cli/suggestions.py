@@ -1,0 +1,130 @@
+"""What a shell offers when the tab key is pressed where a command takes a name.
+
+Lives here: functions for click's `shell_complete`, one for each sort of thing that has names. Does not live here: how
+shells ask (`simgpu.cli.completion`), or the names. What is slow to load is loaded within functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from simgpu.shipped import shipped_folder, shipped_names
+
+Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+#: Before the name of a network of the zoo, where a trace could stand.
+ZOO = "zoo:"
+_IS_STUDY = re.compile(r"^schema:\s*simgpu\.study/", re.MULTILINE)
+
+
+def suggest(names: Callable[[], Iterable[str]], paths: str = "") -> Suggest:
+    """Offers those of the names that begin as the word does; where none does, what the shell knows.
+
+    paths: ``file`` or ``dir`` where a path may stand too.
+    """
+
+    def offer(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+        return found if found or not paths else [CompletionItem(incomplete, type=paths)]
+
+    return offer
+
+
+def _scenario_names() -> list[str]:
+    return [*_shipped(study=False), *_yaml_files()]
+
+
+def _study_names() -> list[str]:
+    return [*_shipped(study=True), *_yaml_files()]
+
+
+def _shipped(study: bool) -> Iterator[str]:
+    folder = shipped_folder("scenarios")
+    for name in shipped_names("scenarios"):
+        text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+        if study == (_IS_STUDY.search(text) is not None):
+            yield name
+
+
+def _yaml_files() -> list[str]:
+    """Those in the current folder."""
+    return sorted(path.name for end in ("yaml", "yml") for path in Path().glob(f"*.{end}"))
+
+
+def _trace_names() -> list[str]:
+    return [*shipped_names("traces"), *sorted(path.parent.name for path in Path().glob("*/trace.yaml"))]
+
+
+def network_names() -> list[str]:
+    """Of the zoo."""
+    from simgpu.trace.zoo.catalogue import NETWORKS
+
+    return list(NETWORKS)
+
+
+def _codec_names() -> Iterable[str]:
+    from simgpu.codecs.registry import codec_names
+
+    return codec_names()
+
+
+def _policy_names() -> Iterable[str]:
+    from simgpu.policies.registry import policy_names
+
+    return policy_names()
+
+
+def _workloads() -> Iterator[str]:
+    yield from _trace_names()
+    yield from _scenario_names()
+    yield from (f"{ZOO}{network}" for network in network_names())
+
+
+def _setting_keys(kind: str) -> Iterator[str]:
+    from simgpu.hardware.nodes import NodeFile
+    from simgpu.scenario.model import ScenarioFile
+    from simgpu.scenario.study import StudyFile
+
+    yield from _keys(StudyFile if kind == "study" else ScenarioFile)
+    yield from (f"node.{key}" for key in _keys(NodeFile))
+
+
+def _keys(model: Any) -> Iterator[str]:
+    """The keys of a file with those of its sections behind dots; each but of a section ends in ``=``."""
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        section = _section(field.annotation)
+        if key == "schema":
+            continue
+        if section is None:
+            yield f"{key}="
+        else:
+            yield from (f"{key}.{inner}" for inner in _keys(section))
+
+
+def _section(annotation: Any) -> Any:
+    """The model of a section, None for a value."""
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if hasattr(kind, "model_fields"):
+            return kind
+    return None
+
+
+scenarios = suggest(_scenario_names, "file")
+studies = suggest(_study_names, "file")
+traces = suggest(_trace_names, "dir")
+#: A trace, or files that are none.
+traces_or_files = suggest(_trace_names, "file")
+#: A trace, a scenario or a network of the zoo.
+workloads = suggest(_workloads, "file")
+nodes = suggest(lambda: [*shipped_names("configs"), *_yaml_files()], "file")
+policies = suggest(_policy_names)
+codecs = suggest(_codec_names)
+networks = suggest(network_names)
+scenario_keys = suggest(lambda: _setting_keys("scenario"))
+study_keys = suggest(lambda: _setting_keys("study"))
