@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 
 from simgpu.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
@@ -24,16 +25,20 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
     model of the GPU that the trace is of: the node's, or else the shipped one of that name.
     """
-    for known in _LAST:
-        if known[0] is trace and known[1:3] == (node, epoch):
-            return known[3]
+    with _LOCK:
+        for known in _LAST:
+            if known[0] is trace and known[1:3] == (node, epoch):
+                return known[3]
     graph = _task_graph(trace, node, epoch)
-    _LAST.appendleft((trace, node, epoch, graph))
+    with _LOCK:
+        _LAST.appendleft((trace, node, epoch, graph))
     return graph
 
 
 #: The last answers: who compares policies, or tries a batch, asks for the same tasks again.
 _LAST: deque[tuple[Trace, NodeSpec, int, TaskGraph]] = deque(maxlen=2)
+#: Threads may simulate side by side.
+_LOCK = Lock()
 
 
 def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:

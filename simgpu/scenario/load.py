@@ -7,16 +7,18 @@ reading it has in common with other files (`simgpu.scenario.reading`), or runnin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.graph.work import not_told
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy
 from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.model import SCHEMA, Outputs, Scenario, ScenarioFile
 from simgpu.scenario.reading import Reading
-from simgpu.shipped import find
+from simgpu.scenario.sweep_axes import SweepSection, axes_of, count_of, section_problems
+from simgpu.shipped import find, shipped_folder
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 from simgpu.validation import validate
@@ -40,7 +42,7 @@ def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | No
 
     Raises `InputError` with the problems of the scenario, the node, the trace and the policies together.
     """
-    return _Loading(read_file(name_or_path, SCHEMA), dict(overrides or {})).scenario()
+    return ScenarioLoading(read_file(name_or_path, SCHEMA), dict(overrides or {})).scenario()
 
 
 def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Scenario:
@@ -53,10 +55,10 @@ def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[
     >>> made.trace.name, made.node.name, made.iterations
     ('resnet20-cifar-cpu', 'laptop-2gb', 3)
     """
-    return _Loading(YamlMapping(source, {"schema": SCHEMA, **values}, {}), dict(overrides or {})).scenario()
+    return ScenarioLoading(YamlMapping(source, {"schema": SCHEMA, **values}, {}), dict(overrides or {})).scenario()
 
 
-class _Loading(Reading):
+class ScenarioLoading(Reading):
     """One scenario on its way in."""
 
     def scenario(self) -> Scenario:
@@ -65,14 +67,15 @@ class _Loading(Reading):
         file = self.attempt(lambda: validate(ScenarioFile, values, self.where))
         node = self.node(values.get("node"), "node", {"overrides": values.get("overrides")})
         trace = self.trace(values.get("trace"), "trace", node, values.get("node"))
-        self._check_policies()
+        self.check_policies()
         self.budget(file.budget if file else None, values.get("budget"), "budget", node)
         if file and node and trace and "power" in file.outputs.plots:
             self._check_power(node, trace)
         asked = file.data_parallel if file else None
         how = self.data_parallel(asked, "data_parallel", node, (trace.info.batch,)) if node and trace else None
+        points = self._points(file.sweep) if file and file.sweep else 0
         if self.problems or file is None or node is None or trace is None:
-            raise InputError(self.problems)
+            raise InputError(map(self._or_swept, self.problems))
         outputs = file.outputs
         return Scenario(
             name=file.name or Path(self.document.file).stem,
@@ -93,7 +96,25 @@ class _Loading(Reading):
                 image=outputs.image,
             ),
             data_parallel=how,
+            swept=f"{points} points, run by: simgpu sweep {self._source}" if points else "",
         )
+
+    @property
+    def _source(self) -> str:
+        """What a command calls the file."""
+        path = Path(self.document.file)
+        return path.stem if path.parent == shipped_folder("scenarios") else self.document.file
+
+    def _points(self, section: SweepSection) -> int:
+        """How many points the scenario's sweep has."""
+        self.problems += section_problems(section, self.where)
+        return count_of(axes_of(section))
+
+    def _or_swept(self, problem: Problem) -> Problem:
+        """A problem, telling of what is missing that the file's sweep may give it."""
+        if problem.what != "is missing" or "sweep" not in self.document.lines:
+            return problem
+        return replace(problem, remedy=f"{problem.remedy}, or run the sweep: simgpu sweep {self._source}")
 
     def _check_power(self, node: NodeSpec, trace: Trace) -> None:
         """A figure of the power is asked for: node and trace must tell enough for one."""
@@ -103,7 +124,7 @@ class _Loading(Reading):
         elif missing := not_told(trace):
             self.tell("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
 
-    def _check_policies(self) -> None:
+    def check_policies(self) -> None:
         """Unknown policies, unknown or wrong parameters, and the same policy twice."""
         written = self.values.get("policies")
         entries = [written] if isinstance(written, str | dict) else written if isinstance(written, list) else []

@@ -21,6 +21,7 @@ from simgpu.hardware.spec import BuddyMode
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.modelled import WrittenTrace
+from simgpu.scenario.sweep_axes import SweepSection
 from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
 from simgpu.validation import Alignment, FileModel, Size
@@ -125,6 +126,7 @@ class ScenarioFile(FileModel):
     pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
     alignment: Alignment | None = Field(default=None, description="of every allocation; without: the node's")
     outputs: OutputsSection = OutputsSection()
+    sweep: SweepSection | None = Field(default=None, description="many points that `simgpu sweep` runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class Scenario:
     """Everything a run needs, loaded and checked.
 
     budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
-    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one.
+    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one. swept: what is told
+    of the file's sweep, which is not a part of the scenario; empty where there is none.
     """
 
     name: str
@@ -158,6 +161,7 @@ class Scenario:
     alignment: int | None
     outputs: Outputs
     data_parallel: DataParallel | None = None
+    swept: str = ""
 
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""
@@ -171,6 +175,7 @@ class Scenario:
             ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
             *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
+            *([("sweep", self.swept)] if self.swept else []),
             *([("times", other)] if device != NOT_RECORDED and not node.gpu.is_called(device) else []),
         ]
 

@@ -27,6 +27,7 @@ from simgpu.trace.sparsity.generator import with_sparsity
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.catalogue import build
 from simgpu.trace.zoo.modelled import trace_name, trace_of
+from simgpu.trace.zoo.network import Network
 from simgpu.validation import FileModel, SizeOrZero
 
 #: What the modelling calls a thing where the file has another key for it.
@@ -67,14 +68,22 @@ class _Modelling(FileModel):
     )
     variant: dict[str, Any] = Field(default={}, description="its variants, by name")
 
+    def network(self) -> Network:
+        """The network by its published description; `InputError` names keys of the file."""
+        try:
+            return build(self.zoo, self.input, **self.variant)
+        except InputError as error:
+            raise InputError(map(_at_key, error.problems)) from None
+
     def at(self, batch: int, gpu: GpuSpec, gpu_name: str) -> Trace:
         """The trace at a batch, called as ``simgpu zoo build`` would call its folder.
 
         gpu_name: of the node whose GPU it is. `InputError` names keys of the file.
         """
+        network = self.network()
         try:
             built = trace_of(
-                build(self.zoo, self.input, **self.variant),
+                network,
                 batch=batch,
                 gpu=gpu,
                 optimizer=self.optimizer,

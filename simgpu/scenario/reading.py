@@ -95,10 +95,10 @@ class Reading:
         if not isinstance(written, dict):
             return None  # the model of the file has already said so
         entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
-        gpu = self._gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
+        gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
             return None
-        return self._made(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
+        return self.made(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
 
     def _read_trace(self, name: str, place: str) -> Trace:
         folder = find("traces", name, self._base(place))
@@ -115,7 +115,7 @@ class Reading:
             return []
         found: list[Trace] = []
         for batch in entry.batches:
-            trace = self._made(partial(make, batch), place)
+            trace = self.made(partial(make, batch), place)
             if trace is None:
                 break
             found.append(trace)
@@ -126,7 +126,7 @@ class Reading:
     ) -> Callable[[int], Trace] | None:
         """What gives the trace of a sweep at a batch; None where something it needs could not be read."""
         if isinstance(entry, ModelledBatches):
-            gpu = self._gpu_for(entry.gpu, place, node, node_name)
+            gpu = self.gpu_for(entry.gpu, place, node, node_name)
             return None if gpu is None else lambda batch: entry.at(batch, *gpu)
         trace = self.trace(entry.trace, f"{place}.trace", node, node_name)
         if trace is None:
@@ -135,7 +135,7 @@ class Reading:
         own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
         return lambda batch: trace.at_batch(batch, own)
 
-    def _gpu_for(
+    def gpu_for(
         self, named: str | None, place: str, node: NodeSpec | None, node_name: object
     ) -> tuple[GpuSpec, str] | None:
         """The GPU to model for and what its node is called: the one named at a place, or else the file's own."""
@@ -145,8 +145,8 @@ class Reading:
             node = self.attempt(lambda: self._load_node(name, {}, at), at)
         return None if node is None else (node.gpu, Path(name).stem)
 
-    def _made(self, make: Callable[[], Trace], place: str) -> Trace | None:
-        """A trace, or None and its problems told at the keys of a place that they are about."""
+    def made(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
+        """What is made for a place, or None and its problems told at the keys of a place that they are about."""
         try:
             return make()
         except InputError as error:
