@@ -1,0 +1,171 @@
+"""A timeline that was written as tables is read back as it was, and damage is told by its row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
+from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.reading import read_timeline
+from tests.timeline.hand_made import curve_of, layered_run, timeline_of
+
+LARGEST = 2**63 - 1
+STREAMS = ("compute", "d2h", "h2d", "host", "gpu1.compute", "gpu1.d2h")
+#: Whatever a trace may call a tensor: printable, without spaces at its ends.
+NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable() and name == name.strip())
+NUMBERS = st.integers(0, LARGEST)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> MemoryCurve:
+    times = sorted(draw(st.lists(NUMBERS, min_size=1, max_size=4)))
+    return curve_of([(time, draw(NUMBERS), draw(NUMBERS)) for time in times], draw(st.none() | NUMBERS))
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Any rows that a timeline may hold, not only those that a machine would make."""
+    names = tuple(draw(st.lists(NAMES, unique=True, min_size=1, max_size=4)))
+    starts = sorted(draw(st.lists(NUMBERS, max_size=8)))
+    count = len(starts)
+
+    def column(values: st.SearchStrategy[int]) -> np.ndarray:
+        return np.array(draw(st.lists(values, min_size=count, max_size=count)), dtype=np.int64)
+
+    stream = column(st.integers(0, len(STREAMS) - 1))
+    first = draw(curves())
+    return Timeline(
+        streams=STREAMS,
+        names=names,
+        gpu=np.array([int(STREAMS[at].startswith("gpu1")) for at in stream], dtype=np.int64),
+        stream=stream,
+        kind=column(st.integers(0, len(SpanKind) - 1)),
+        name=column(st.integers(-1, len(names) - 1)),
+        start_ns=np.array(starts, dtype=np.int64),
+        end_ns=np.array([draw(st.integers(start, LARGEST)) for start in starts], dtype=np.int64),
+        bytes=column(NUMBERS),
+        cause=column(st.integers(-1, len(STREAMS) - 1)),
+        iteration=column(st.integers(0, 2)),
+        device_memory=first,
+        host_memory=draw(curves()),
+        iteration_ends_ns=(1, 2, 3),
+        more_devices=(MemoryCurve(first.time_ns, first.used, first.live, first.capacity),),
+    )
+
+
+def read_again(timeline: Timeline, spans: Path, memory: Path) -> Timeline:
+    return read_timeline(
+        spans,
+        memory,
+        iteration_ends_ns=timeline.iteration_ends_ns,
+        device_capacity=timeline.device_memory.capacity,
+        host_capacity=timeline.host_memory.capacity,
+    )
+
+
+def assert_same(read: Timeline, written: Timeline) -> None:
+    assert list(read) == list(written)
+    assert read.iteration_ends_ns == written.iteration_ends_ns
+    both = zip((*read.device_memories, read.host_memory), (*written.device_memories, written.host_memory), strict=True)
+    for one, other in both:
+        assert one.capacity == other.capacity
+        for name in ("time_ns", "live", "used"):
+            assert getattr(one, name).tolist() == getattr(other, name).tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(timelines())
+def test_csv_is_read_back_as_it_was_written(timeline: Timeline) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_csv(timeline, folder / "a.csv")
+        write_memory_csv(timeline, folder / "b.csv")
+        read = read_again(timeline, folder / "a.csv", folder / "b.csv")
+        assert_same(read, timeline)
+        write_csv(read, folder / "c.csv")
+        assert (folder / "c.csv").read_bytes() == (folder / "a.csv").read_bytes()
+
+
+def test_parquet_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    timeline = layered_run(layers=6)
+    write_parquet(timeline, tmp_path / "a.parquet")
+    write_memory_csv(timeline, tmp_path / "b.csv")
+    assert_same(read_again(timeline, tmp_path / "a.parquet", tmp_path / "b.csv"), timeline)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing behind it")
+    with pytest.raises(InputError, match=r"a\.parquet: not readable as Parquet"):
+        read_again(timeline, tmp_path / "a.parquet", tmp_path / "b.csv")
+
+
+SMALL = timeline_of(
+    [
+        ("compute", SpanKind.COMPUTE, "conv1", 0, 5),
+        ("d2h", SpanKind.COPY_OUT, "x", 1, 9, 64, ""),
+        ("compute", SpanKind.STALL_EVENT, "x", 5, 9, 0, "d2h"),
+    ],
+    [9],
+    device=curve_of([(0, 64, 64)]),
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "cells", "told"),
+    [
+        ("s.csv", 2, "0,0,compute,compute,conv1,zero,5,0,", "row 2, column start_ns: 'zero' is not a whole number"),
+        ("s.csv", 2, "0,0,compute,compute,conv1,0,-5,0,", "row 2, column end_ns: '-5' is not between 0 and"),
+        ("s.csv", 3, "0,0,d2h,copyout,x,1,9,64,", "row 3, column kind: 'copyout' is no kind of span; did you mean"),
+        ("s.csv", 3, "0,0,d2h,copy_out,x,1,9", "row 3: 7 fields where the header has 9"),
+        ("s.csv", 4, "0,0,compute,stall_event,x,5,9,0,D2H!", "row 4, column cause: 'D2H!' is not the name of a stream"),
+        (
+            "s.csv",
+            4,
+            "0,0,compute,stall_event,x,5,4,0,d2h",
+            "row 4, column end_ns: '4' is before the span starts",
+        ),
+        (
+            "s.csv",
+            4,
+            "0,0,compute,stall_event,x,0,9,0,d2h",
+            "row 4, column start_ns: '0' is before the span in",
+        ),
+        (
+            "s.csv",
+            4,
+            "7,0,compute,stall_event,x,5,9,0,d2h",
+            "row 4, column iteration: '7' is not one of the 1",
+        ),
+        ("s.csv", 1, "iteration,gpu,stream", "row 1: the columns are 'iteration,gpu,stream'; they should be"),
+        ("m.csv", 2, "0,devices,0,64,64", "row 2, column space: 'devices' is no memory; did you mean 'device'?"),
+        ("m.csv", 2, "-1,device,0,64,64", "row 2, column gpu: '-1' does not go with device memory"),
+        ("m.csv", 2, '0,"device,0,64,64', "not readable as CSV"),
+    ],
+)
+def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: int, cells: str, told: str) -> None:
+    write_csv(SMALL, tmp_path / "s.csv")
+    write_memory_csv(SMALL, tmp_path / "m.csv")
+    lines = (tmp_path / file).read_text().split("\n")
+    lines[row - 1] = cells
+    (tmp_path / file).write_text("\n".join(lines))
+    with pytest.raises(InputError) as caught:
+        read_again(SMALL, tmp_path / "s.csv", tmp_path / "m.csv")
+    assert any(str(problem).startswith(f"{tmp_path / file}: {told}") for problem in caught.value.problems), caught.value
+
+
+def test_files_that_are_missing_or_cut_off_are_told_together(tmp_path: Path) -> None:
+    write_csv(SMALL, tmp_path / "s.csv")
+    text = (tmp_path / "s.csv").read_text()
+    (tmp_path / "s.csv").write_text(text[:-4])
+    with pytest.raises(InputError) as caught:
+        read_again(SMALL, tmp_path / "s.csv", tmp_path / "m.csv")
+    cut = "row 4: the last line does not end in a line break: the file seems cut off; write it again"
+    assert caught.value.lines() == [
+        f"{tmp_path / 's.csv'}: {cut}",
+        f"{tmp_path / 'm.csv'}: no such file; check the path",
+    ]
