@@ -13,6 +13,7 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
+    FishComplete,
     add_completion_class,
     get_completion_class,
     split_arg_string,
@@ -66,7 +67,15 @@ class Bash(BashComplete):
         return f"{item.type},{str(item.value).removeprefix(self._before)}"
 
 
-add_completion_class(Bash)
+class Fish(FishComplete):
+    """Fish, with descriptions that hold commas: click's script ends them there."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return super().format_completion(CompletionItem(item.value, item.type, (item.help or "").replace(",", ";")))
+
+
+for _shell in (Bash, Fish):
+    add_completion_class(_shell)
 
 
 @click.command()

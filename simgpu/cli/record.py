@@ -30,8 +30,8 @@ def _listed(title: str, described: Mapping[str, str]) -> str:
     width = max(map(len, described))
     lines = [f"{title}:"]
     for name, what in described.items():
-        look = {"initial_indent": "  ", "subsequent_indent": " " * (width + 4)}
-        lines += wrap(f"{name:<{width}}  {what}", WIDTH - 2, break_on_hyphens=False, **look)
+        row, indent = f"  {name:<{width}}  {what}", " " * (width + 4)
+        lines += wrap(row, WIDTH - 2, subsequent_indent=indent, break_on_hyphens=False)
     return "\b\n" + "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ def scenarios() -> None:
     """List the scenarios and studies that ship with simgpu.
 
     \b
+    simgpu scenarios
     simgpu run NAME     runs a scenario: one trace under its policies
     simgpu study NAME   runs a study: several traces, beside published numbers
     """

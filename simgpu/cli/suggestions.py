@@ -29,10 +29,15 @@ def suggest(names: Callable[[], Iterable[str]], paths: str = "") -> Suggest:
     """
 
     def offer(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+        found = [CompletionItem(name) for name in names() if name.startswith(incomplete) and name != _open(incomplete)]
         return found if found or not paths else [CompletionItem(incomplete, type=paths)]
 
     return offer
+
+
+def _open(incomplete: str) -> str | None:
+    """A key that waits for its value, of which nothing is known; a shell would think that it is done."""
+    return incomplete if incomplete.endswith("=") else None
 
 
 def _scenario_names() -> list[str]:
@@ -90,6 +95,7 @@ def _setting_keys(kind: str) -> Iterator[str]:
     from simgpu.scenario.model import ScenarioFile
     from simgpu.scenario.study import StudyFile
 
+    """With ``=`` at the end; of values nothing is offered."""
     yield from _keys(StudyFile if kind == "study" else ScenarioFile)
     yield from (f"node.{key}" for key in _keys(NodeFile))
 
