@@ -258,7 +258,7 @@ def profile_files(
     largest_ratio: float = LARGEST_RATIO,
     progress: Say | None = None,
 ) -> BuddyProfile:
-    """The profile of ``.npy`` and ``.npz`` files, folders of them, stored entries, or a trace.
+    """The profile of ``.npy`` and ``.npz`` files, folders of them, stored entries, or a trace (a shipped one by name).
 
     What is an allocation and what a snapshot: see `simgpu.buddy.sources`. The rest as in `profile_arrays`.
     """

@@ -27,6 +27,7 @@ from simgpu.buddy.snapshots import Say, Seen, Snapshots, check_sizes, classes_of
 from simgpu.buddy.stored import DAMAGE, FILE, load_entries
 from simgpu.codecs.measure import open_array
 from simgpu.errors import InputError, Problem
+from simgpu.shipped import find, shipped_names
 from simgpu.trace.folder import read_trace
 
 _TRACE = "trace.yaml"
@@ -74,8 +75,9 @@ class _Found:
 def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) -> Snapshots:
     """The snapshots that files and folders hold, as the module's docstring tells; big ``.npy`` files piece by piece.
 
-    say: told what is being read. Raises `InputError` with every path that is missing or of no known kind, every array
-    that is damaged, empty or of Python objects, and every allocation whose size changes.
+    paths: files and folders; a shipped trace also by its name. say: told what is being read. Raises `InputError` with
+    every path that is missing or of no known kind, every array that is damaged, empty or of Python objects, and every
+    allocation whose size changes.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -86,7 +88,7 @@ def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) ->
     >>> found.labels, found.allocations[0].name
     (('early', 'late'), 'weights')
     """
-    given = [Path(path) for path in paths]
+    given = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
     if len(given) == 1 and (whole := _whole_program(given[0], say)) is not None:
         return whole
     found = _Found()

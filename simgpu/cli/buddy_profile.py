@@ -30,7 +30,6 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import traces_or_files
 from simgpu.errors import InputError
 from simgpu.experiments.profile_outputs import check_profile_outputs, profile_document, write_profile
-from simgpu.shipped import shipped_folder, shipped_names
 from simgpu.units import format_bytes
 
 #: Rows of the allocations that a terminal gets; files have all.
@@ -69,9 +68,7 @@ def profile(
     if output is not None:
         check_profile_outputs(output)
     with progress(quiet) as say:
-        found = profile_files(
-            [_path(file) for file in files], threshold=share, mostly_zero=not no_mostly_zero, progress=say
-        )
+        found = profile_files(files, threshold=share, mostly_zero=not no_mostly_zero, progress=say)
         if output is not None:
             say("writing the outputs")
             write_profile(found, output, about={"simgpu": __version__})
@@ -140,8 +137,3 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise InputError.single("--threshold", "", f"{text!r} is not a share from 0% to 100%", "write 30% or 0.3")
     return float(share)
-
-
-def _path(text: str) -> Path:
-    """A trace's shipped name, or a path."""
-    return shipped_folder("traces") / text if text in shipped_names("traces") else Path(text).expanduser()

@@ -11,7 +11,6 @@ import pytest
 
 from simgpu.buddy.profile import BuddyProfile, profile_files, ratio_text, share_text
 from simgpu.buddy.targets import choose_targets, compression_ratio, optimistic_ratio
-from simgpu.shipped import find
 from simgpu.trace.solvers.catalogue import SOLVERS
 
 README = Path(__file__).parents[3] / "traces" / "README.md"
@@ -19,7 +18,7 @@ README = Path(__file__).parents[3] / "traces" / "README.md"
 
 @cache
 def profile(name: str) -> BuddyProfile:
-    return profile_files([find("traces", f"hpc-{name}")])
+    return profile_files(f"hpc-{name}")
 
 
 def ratio(name: str, design: str) -> float:
