@@ -16,6 +16,7 @@ COMMANDS = {
     "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
     "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
     "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
+    "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
     "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
     "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),

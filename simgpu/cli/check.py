@@ -1,0 +1,131 @@
+"""``simgpu check``: scenarios against the timings that are kept of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from textwrap import fill
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.cli.screen import Screen, progress, quiet_option
+from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import scenario_keys, scenarios
+from simgpu.experiments.regression.check import Checked, check_scenarios
+from simgpu.experiments.regression.tolerances import parse_tolerances
+from simgpu.experiments.regression.words import WIDTH, difference_text
+
+DIFFERS = 1
+_STYLES = {"differs": "bold red", "not stored": "bold red", "same": "green"}
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenarios)
+@click.option(
+    "--against",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The folder of stored timings; a folder in it for each scenario.",
+)
+@click.option("--update", is_flag=True, help="Store what is now in place of comparing, and tell what changed.")
+@click.option(
+    "--tolerance",
+    "tolerances",
+    multiple=True,
+    metavar="METRIC=VALUE",
+    help='By how much a metric may differ, e.g. iteration_ns=1%, "stalled_*=20 us". Repeatable; the last one that '
+    "names a metric holds.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=scenario_keys,
+    help='Change a value of all scenarios or nodes, e.g. node.gpu.memory="8 GiB". Repeatable.',
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@quiet_option
+def check(
+    names: tuple[str, ...],
+    against: Path,
+    update: bool,
+    tolerances: tuple[str, ...],
+    settings: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run every SCENARIO, shipped or a YAML file, and compare it with what is stored of it.
+
+    Metrics, counts and every event of the timeline must be equal. Of what differs it tells by how much, and the first
+    event at which the timelines part.
+
+    A tolerance is a share of the stored value (1%), a time (20 us), a size (1 MiB), or a number for metrics that are
+    neither; METRIC may have a *. DIR/tolerances.yaml holds them too; those given here go before them. Once a tolerance
+    over 0 is given, a timeline that differs is told, but only metrics count.
+
+    What --set changes is stored too, and must be the same.
+
+    Ends with 1 when a scenario differs or is not stored, with 2 for bad input.
+
+    \b
+    simgpu check quickstart vgg16-v100 --against timings --update
+    simgpu check quickstart vgg16-v100 --against timings
+    simgpu check my-study.yaml --against timings --tolerance "*=0.1%"
+    """
+    if update and tolerances:
+        raise click.UsageError("--update stores whatever differs: leave --tolerance out.")
+    allowed = parse_tolerances(parse_settings(tolerances, "tolerance", "--tolerance iteration_ns=1%"))
+    checked: list[Checked] = []
+    screen = Screen()
+    with progress(quiet) as say:
+        for found in check_scenarios(
+            names, against, overrides=parse_settings(settings), tolerances=allowed, update=update, progress=say
+        ):
+            checked.append(found)
+            if not as_json:
+                _show(screen, found)
+    failed = [found for found in checked if found.failed]
+    if as_json:
+        told = {"schema": "simgpu.check/1", "simgpu": __version__, "against": str(against), "same": not failed}
+        click.echo(json.dumps(told | {"scenarios": [found.to_dict() for found in checked]}, indent=2, allow_nan=False))
+    elif not update:
+        _show_sum(screen, checked, failed)
+    if failed:
+        sys.exit(DIFFERS)
+
+
+def _show(screen: Screen, found: Checked) -> None:
+    """A line on the scenario, and what differs."""
+    told, details = _told(found)
+    screen.print(Text.assemble(f"{found.name}: ", (told, _STYLES.get(found.verdict, ""))))
+    for line in details.splitlines():
+        screen.print(Text(f"  {line}"))
+
+
+def _told(found: Checked) -> tuple[str, str]:
+    difference = found.difference
+    match found.verdict:
+        case "not stored":
+            return "no stored result; --update writes it", ""
+        case "new":
+            return "new", ""
+        case "replaced":
+            return "stored anew; what was stored could not be read", ""
+        case "changed" if difference is not None:
+            return "changed", "\n".join(fill(text, WIDTH, subsequent_indent="  ") for text in difference.changed)
+        case "same" if difference is not None and any(policy.values for policy in difference.policies):
+            return "same within tolerances", difference_text(difference)
+    return found.verdict, "" if difference is None or difference.empty else difference_text(difference)
+
+
+def _show_sum(screen: Screen, checked: list[Checked], failed: list[Checked]) -> None:
+    names = ", ".join(found.name for found in failed)
+    if failed:
+        screen.print(Text(f"\n{len(failed)} of {len(checked)} not as stored: {names}; --update stores what is now"))
+    elif len(checked) > 1:
+        screen.print(Text(f"\nall {len(checked)} as stored"))

@@ -1,0 +1,149 @@
+"""Scenarios against what a folder keeps of them: what `simgpu check` does.
+
+Lives here: which folder is whose, and what is read before anything runs. Does not live here: comparing
+(`simgpu.experiments.regression.difference`), or files (`simgpu.experiments.regression.store`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.outputs import check_folder, folder_name
+from simgpu.experiments.regression.difference import TimingDifference, compare_timings
+from simgpu.experiments.regression.store import not_ours, read_timings, write_timings
+from simgpu.experiments.regression.timings import Timings, timings_of
+from simgpu.experiments.regression.tolerances import Tolerance, read_tolerances
+from simgpu.scenario.load import load_scenario
+from simgpu.scenario.model import Scenario
+
+#: Of a check: `same` also within tolerances. Of an update: what became of the stored timings.
+Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What became of one scenario.
+
+    folder: where its timings are kept. difference: between them and those of now, None where there is nothing to
+    compare with: nothing is stored, or (`replaced`, in an update) what is stored cannot be read.
+    """
+
+    name: str
+    folder: Path
+    verdict: Verdict
+    difference: TimingDifference | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check did not pass."""
+        return self.verdict in ("differs", "not stored")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        told = self.difference.to_dict() if self.difference is not None and not self.difference.empty else None
+        return {"name": self.name, "verdict": self.verdict, "difference": told}
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    scenario: Scenario
+    folder: Path
+    stored: Timings | None
+    damaged: bool
+
+
+def check_scenarios(
+    names: Sequence[str | Path],
+    against: Path,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    tolerances: Sequence[Tolerance] = (),
+    update: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Checked]:
+    """Runs scenarios and compares them with what a folder keeps, one after the other.
+
+    names: shipped scenarios or files. against: the folder; of each scenario it holds a folder of its name, and
+    `tolerances.yaml` where metrics may differ. overrides: as `load_scenario` takes them, kept with the timings.
+    tolerances: go before those of the folder. update: store what is now wherever anything differs, tolerances or not.
+    progress: told what runs.
+
+    Raises `InputError`, before anything runs, for what is wrong with scenarios, tolerances or stored files (in an
+    update those are replaced), and where two scenarios have one name; then what running raises.
+    """
+    changes = dict(overrides or {})
+    every = (*read_tolerances(against), *tolerances)
+    for case in _cases(names, against, changes, update):
+        yield _checked(case, changes, every, update, progress)
+
+
+def _checked(
+    case: _Case,
+    overrides: Mapping[str, object],
+    tolerances: Sequence[Tolerance],
+    update: bool,
+    progress: Callable[[str], None] | None,
+) -> Checked:
+    name = case.scenario.name
+
+    def say(what: str) -> None:
+        if progress:
+            progress(f"{name}: {what}")
+
+    if case.stored is None and not update:
+        return Checked(name, case.folder, "not stored", None)
+    now = timings_of(case.scenario, overrides=overrides, progress=say)
+    difference = None if case.stored is None else compare_timings(case.stored, now, () if update else tolerances)
+    if not update:
+        assert difference is not None
+        return Checked(name, case.folder, "differs" if difference.counts else "same", difference)
+    if difference is not None and difference.empty:
+        return Checked(name, case.folder, "same", difference)
+    write_timings(now, case.folder)
+    verdict: Verdict = "changed" if difference is not None else "replaced" if case.damaged else "new"
+    return Checked(name, case.folder, verdict, difference)
+
+
+def _cases(names: Sequence[str | Path], against: Path, overrides: Mapping[str, object], update: bool) -> list[_Case]:
+    """Everything that is read before the first run; `InputError` with all that is wrong with it."""
+    if not update and not against.is_dir():
+        what = "is a file" if against.exists() else "no such folder"
+        raise InputError.single(against, "", what, "give the folder of stored timings, or make it with --update")
+    problems: list[Problem] = []
+    cases: list[_Case] = []
+    for name in names:
+        try:
+            case = _case(load_scenario(name, overrides), against, update)
+        except InputError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+            continue
+        if any(other.folder == case.folder for other in cases):
+            what = f"two scenarios are called {case.scenario.name!r}"
+            problems.append(Problem(str(name), "name", what, "check each once, or give them names of their own"))
+        cases.append(case)
+    if problems:
+        raise InputError(problems)
+    return cases
+
+
+def _case(scenario: Scenario, against: Path, update: bool) -> _Case:
+    called = folder_name(scenario.name)
+    if not called:
+        what = f"{scenario.name!r} gives no name of a folder"
+        raise InputError.single("", "name", what, "use letters or digits in the scenario's name")
+    folder = against / called
+    if not folder.exists():
+        if update:
+            check_folder(folder, not_ours)
+        return _Case(scenario, folder, None, False)
+    if not update:
+        return _Case(scenario, folder, read_timings(folder), False)
+    check_folder(folder, not_ours)
+    try:
+        return _Case(scenario, folder, read_timings(folder), False)
+    except InputError:
+        return _Case(scenario, folder, None, True)

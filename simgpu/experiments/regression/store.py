@@ -1,0 +1,151 @@
+"""Kept timings on disk: a folder that is written whole or not at all, and read back strictly.
+
+Lives here: which file holds what. Does not live here: what is kept (`simgpu.experiments.regression.timings`), or the
+form of a timeline (`simgpu.experiments.regression.events`).
+
+    timings.json         what was run, and each policy's values or why it has none, in an order that never changes
+    <policy>.csv.gz      a policy's timeline, all iterations
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.outputs import folder_names
+from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
+from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
+from simgpu.textfile import read_text
+from simgpu.validation import FileModel, validate
+from simgpu.whole import whole_folder
+
+TIMINGS = "timings.json"
+_SCHEMA = "simgpu.timings/1"
+_REMEDY = "get it back from version control, or store it anew"
+
+
+class _PolicyEntry(FileModel):
+    label: str = Field(min_length=1)
+    policy: str
+    outcome: Outcome
+    settings: dict[str, Any]
+    timeline: str | None = None
+    steady: bool | None = None
+    values: dict[str, int | float | None] = Field(default={})
+    failure: dict[str, Any] = Field(default={})
+
+
+class _TimingsFile(FileModel):
+    schema_: Literal["simgpu.timings/1"] = Field(alias="schema")
+    simgpu: str
+    name: str
+    provenance: str
+    overrides: dict[str, Any]
+    inputs: dict[str, Any]
+    policies: list[_PolicyEntry] = Field(min_length=1)
+
+
+def write_timings(timings: Timings, folder: Path) -> None:
+    """Writes what is kept as one folder. Replaces a folder that holds kept timings and nothing else.
+
+    Raises `InputError` when the system refuses, or the folder holds anything else.
+    """
+    files = [f"{name}{SUFFIX}" for name in folder_names(timings.labels)]
+    with whole_folder(folder, not_ours) as part:
+        for kept, file in zip(timings.policies, files, strict=True):
+            if kept.outcome == "ran":
+                write_events(kept.events, part / file)
+        text = json.dumps(_document(timings, files), indent=1, allow_nan=False, ensure_ascii=False)
+        (part / TIMINGS).write_text(text + "\n", encoding="utf-8")
+
+
+def read_timings(folder: Path) -> Timings:
+    """What a folder holds; `InputError` with every problem of its files.
+
+    >>> import simgpu, tempfile
+    >>> from simgpu.experiments.regression.timings import timings_of
+    >>> kept = timings_of(simgpu.load_scenario("resnet20-addressed", {"iterations": 1}))
+    >>> folder = Path(tempfile.mkdtemp()) / "resnet20"
+    >>> write_timings(kept, folder)
+    >>> read_timings(folder) == kept
+    True
+    """
+    path = folder / TIMINGS
+    file = validate(_TimingsFile, _parsed(path), lambda place: (str(path), place))
+    problems: list[Problem] = []
+    kept = []
+    for index, entry in enumerate(file.policies):
+        place = f"policies[{index}]"
+        try:
+            events = read_events(_timeline(folder, entry, place)) if entry.outcome == "ran" else ()
+        except InputError as error:
+            problems += error.problems
+            continue
+        told = (entry.label, entry.policy, entry.outcome, entry.settings, entry.steady, entry.values, entry.failure)
+        kept.append(PolicyTimings(*told, events))
+    if problems:
+        raise InputError(problems)
+    about = (file.name, file.simgpu, file.provenance, file.overrides, file.inputs)
+    return Timings(*about, tuple(kept))
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether the folder holds kept timings, of any version."""
+    try:
+        schema = json.loads((folder / TIMINGS).read_text(encoding="utf-8"))["schema"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return str(schema).startswith("simgpu.timings/")
+
+
+def not_ours(folder: Path) -> str:
+    """What a folder holds that may not be replaced."""
+    if not is_kept(folder):
+        return "files that are not timings stored by simgpu"
+    others = sorted(
+        entry.name for entry in folder.iterdir() if entry.name != TIMINGS and not entry.name.endswith(SUFFIX)
+    )
+    return f"a file that is not of stored timings: {others[0]}" if others else ""
+
+
+def _document(timings: Timings, files: list[str]) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "simgpu": timings.version,
+        "name": timings.name,
+        "provenance": timings.provenance,
+        "overrides": timings.overrides,
+        "inputs": timings.inputs,
+        "policies": [_entry(kept, file) for kept, file in zip(timings.policies, files, strict=True)],
+    }
+
+
+def _entry(kept: PolicyTimings, file: str) -> dict[str, Any]:
+    head = {"label": kept.label, "policy": kept.policy, "outcome": kept.outcome, "settings": kept.settings}
+    if kept.outcome != "ran":
+        return {**head, "failure": kept.failure}
+    return {**head, "timeline": file, "steady": kept.steady, "values": kept.values}
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    text = read_text(path, "a JSON file", if_empty=_REMEDY)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError.single(path, "", f"is not JSON: {error}", _REMEDY) from None
+    if not isinstance(found, dict):
+        raise InputError.single(path, "", "is not a mapping of keys to values", _REMEDY)
+    return found
+
+
+def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:
+    name = entry.timeline or ""
+    if not name.endswith(SUFFIX) or Path(name).name != name:
+        what = f"{entry.timeline!r} is not the name of a file {SUFFIX} beside it"
+        raise InputError.single(folder / TIMINGS, f"{place}.timeline", what, _REMEDY)
+    return folder / name

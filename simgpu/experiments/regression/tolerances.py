@@ -1,0 +1,154 @@
+"""By how much a value may differ from the one that is kept before it counts as a difference.
+
+Lives here: `Tolerance`, how it is written, and the file in which tolerances are kept. Does not live here: comparing
+(`simgpu.experiments.regression.difference`).
+
+    schema: simgpu.tolerances/1
+    tolerances:
+      iteration_ns: 1%               # of the kept value
+      stalled_*_ns: 20 us            # a time, of metrics in nanoseconds
+      "*_bytes": 1 MiB               # a size, of metrics in bytes
+      samples_per_s: 0.5             # a number, of metrics that are neither
+      spans: 0                       # 0 of any
+
+Of several that name a metric, the last one holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, DecimalException
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.experiments.regression.timings import Number, units
+from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time
+from simgpu.validation import FileModel, validate
+from simgpu.yamlfile import read_yaml_mapping
+
+TOLERANCES = "tolerances.yaml"
+_SCHEMA = "simgpu.tolerances/1"
+_HOW = "write '1%', '10 us', '1 MiB' or a number"
+#: What an absolute tolerance may be given in, by the unit of the metric.
+_IN = {"ns": ("a time", "'10 us'"), "B": ("a size", "'1 MiB'")}
+_NUMBER = ("a number", "'0.5'")
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far metrics may be off.
+
+    pattern: their name, or one with ``*``. share: of the kept value; otherwise `amount` is in `unit`, which is ``ns``,
+    ``B``, or empty for all others. text: as it was written.
+    """
+
+    pattern: str
+    text: str
+    amount: Fraction
+    unit: str
+    share: bool
+
+    def allows(self, stored: Number, now: Number) -> bool:
+        """Whether the one is near enough to the other; never where one of them is not known.
+
+        >>> one = parse_tolerances({"iteration_ns": "1%"})[0]
+        >>> one.allows(1000, 1010), one.allows(1000, 1011), one.allows(None, 0)
+        (True, False, False)
+        """
+        if stored is None or now is None:
+            return False
+        limit = self.amount * abs(Fraction(stored)) if self.share else self.amount
+        return abs(Fraction(now) - Fraction(stored)) <= limit
+
+
+def tolerance_for(key: str, tolerances: Iterable[Tolerance]) -> Tolerance | None:
+    """The last tolerance that names a metric."""
+    naming = [tolerance for tolerance in tolerances if fnmatchcase(key, tolerance.pattern)]
+    return naming[-1] if naming else None
+
+
+def parse_tolerances(
+    written: Mapping[str, object], where: Callable[[str], tuple[str, str]] = lambda pattern: ("tolerance", pattern)
+) -> tuple[Tolerance, ...]:
+    """Tolerances by pattern, as a file or an option has them; where: file and place of a pattern, for messages.
+
+    Raises `InputError` with all that are not understood, name no metric, or are of another unit than their metrics.
+
+    >>> [str(each.amount) for each in parse_tolerances({"iteration_ns": "1 us", "bytes_*": 0})]
+    ['1000', '0']
+    """
+    found, problems = [], []
+    for pattern, value in written.items():
+        try:
+            found.append(_tolerance(pattern, value))
+        except ValueError as error:
+            what, _, remedy = str(error).partition("; ")
+            problems.append(Problem(*where(pattern), what, remedy))
+    if problems:
+        raise InputError(problems)
+    return tuple(found)
+
+
+class _TolerancesFile(FileModel):
+    schema_: Literal["simgpu.tolerances/1"] = Field(alias="schema")
+    tolerances: dict[str, Any]
+
+
+def read_tolerances(folder: Path) -> tuple[Tolerance, ...]:
+    """Those kept in `tolerances.yaml` in a folder, none where there is no such file.
+
+    Raises `InputError` with every problem of the file, each with its line.
+    """
+    path = folder / TOLERANCES
+    if not path.exists():
+        return ()
+    document = read_yaml_mapping(path, _SCHEMA)
+    file = validate(_TolerancesFile, document.values, lambda place: (str(path), document.place(place)))
+    return parse_tolerances(file.tolerances, lambda pattern: (str(path), document.place(f"tolerances.{pattern}")))
+
+
+def _tolerance(pattern: str, value: object) -> Tolerance:
+    keys = [key for key in units() if fnmatchcase(key, pattern)]
+    if not keys:
+        raise ValueError(f"no metric is called so; {did_you_mean(pattern, units())}")
+    text = str(value).strip()
+    amount, unit, share = _amount(text, value)
+    if not share and amount:
+        for key in keys:
+            of_key, example = _IN.get(units()[key], _NUMBER)
+            given = _IN.get(unit, _NUMBER)[0]
+            if of_key != given:
+                raise ValueError(f"{text!r} is {given}, and {key} is counted as {of_key}; write {example} or '1%'")
+    return Tolerance(pattern, text, amount, unit, share)
+
+
+def _amount(text: str, value: object) -> tuple[Fraction, str, bool]:
+    """The amount, its unit, and whether it is a share."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is not a tolerance; {_HOW}")
+    words = text.removesuffix("%")
+    try:
+        number = Decimal(words)
+    except DecimalException:
+        return _quantity(text)
+    if not number.is_finite() or number < 0:
+        raise ValueError(f"{text!r} is not a tolerance; {_HOW}, 0 or more")
+    return (Fraction(number) / 100, "", True) if words != text else (Fraction(number), "", False)
+
+
+def _quantity(text: str) -> tuple[Fraction, str, bool]:
+    word = text.lstrip("0123456789._eE+- ").strip()
+    try:
+        if word in TIME_UNITS:
+            return Fraction(parse_time(text)), "ns", False
+        if word in BYTE_UNITS:
+            return Fraction(parse_bytes(text)), "B", False
+    except ValueError as error:
+        raise ValueError(str(error).replace("; ", ", ")) from None
+    raise ValueError(f"{text!r} is not a tolerance; {_HOW}")

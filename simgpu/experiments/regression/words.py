@@ -1,0 +1,208 @@
+"""A difference of timings told to a person, in lines of at most 76 columns: whoever shows them may indent them.
+
+Lives here: which lines there are and in which words. Does not live here: what differs
+(`simgpu.experiments.regression.difference`), or colours (the command line's).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from simgpu.experiments.regression.difference import (
+    ABSENT,
+    Change,
+    PolicyDifference,
+    TimingDifference,
+    ValueDifference,
+)
+from simgpu.experiments.regression.divergence import EventDifference
+from simgpu.experiments.regression.timings import Number
+from simgpu.timeline.model import Span
+from simgpu.units import format_time
+
+WIDTH = 76
+_LABELS = 12
+_FIELDS = ("kind", "name", "iteration", "gpu", "start_ns", "end_ns", "bytes", "cause")
+_UNITS = {"start_ns": "ns", "end_ns": "ns", "bytes": "B"}
+_HEADINGS = ("", "stored", "now", "by", "")
+
+
+def difference_text(difference: TimingDifference) -> str:
+    """All that differs, what counts and what does not.
+
+    >>> import simgpu
+    >>> from simgpu.experiments.regression.difference import compare_timings
+    >>> from simgpu.experiments.regression.timings import timings_of
+    >>> def kept(bandwidth: str):
+    ...     changes = {"policies": "vdnn", "node.link.d2h_bandwidth": bandwidth}
+    ...     return timings_of(simgpu.load_scenario("quickstart", changes))
+    >>> told = difference_text(compare_timings(kept("1 GB/s"), kept("0.99 GB/s")))
+    >>> print(next(line.strip() for line in told.splitlines() if "part" in line))
+    the timelines part at 393.2 us, on d2h: copy_out input ends 3,972 ns later
+    """
+    return "\n".join(_lines(difference))
+
+
+def _lines(difference: TimingDifference) -> Iterator[str]:
+    if difference.overrides:
+        yield "stored with other settings:"
+        yield from _changes(difference.overrides, "  ")
+    if difference.inputs:
+        yield "trace or node changed:"
+        yield from _changes(difference.inputs, "  ")
+    for labels, what in ((difference.only_stored, "only stored"), (difference.only_now, "only now")):
+        if labels:
+            yield from _wrapped(f"{what}: {', '.join(labels)}", "")
+    if difference.reordered:
+        yield "policies come in another order, which does not count"
+    for policy in difference.policies:
+        yield from _of_policy(policy)
+
+
+def _of_policy(policy: PolicyDifference) -> Iterator[str]:
+    yield policy.label if policy.counts else f"{policy.label} (does not count)"
+    yield from _changes(policy.facts, "  ")
+    yield from _values([value for value in policy.values if not value.tolerated], "")
+    yield from _values([value for value in policy.values if value.tolerated], "within tolerance:")
+    if policy.unkept:
+        yield from _wrapped(f"not stored, and not counted: {', '.join(policy.unkept)}", "  ")
+    if policy.events is not None:
+        yield from _events(policy.events, told_only=policy.by_metrics)
+    elif policy.values:
+        yield "  the timelines are equal, event by event"
+
+
+def _values(values: Sequence[ValueDifference], title: str) -> Iterator[str]:
+    if not values:
+        return
+    if title:
+        yield f"  {title}"
+    rows = [_HEADINGS, *map(_value_row, values)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield f"  {name.ljust(widths[0])}  {numbers}".rstrip()
+
+
+def _value_row(value: ValueDifference) -> tuple[str, ...]:
+    share = "" if value.share is None else f"{100 * value.share:+.3g}%"
+    return value.key, _number(value.stored), _number(value.now), _number(value.by, "+"), share
+
+
+def _number(value: Number, sign: str = "") -> str:
+    """Whole numbers whole, others to six digits."""
+    if value is None:
+        return "-"
+    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.6g}"
+
+
+def _changes(changes: Iterable[Change], indent: str) -> Iterator[str]:
+    for key, stored, now in changes:
+        yield from _wrapped(f"{key}: {_fact(stored)} -> {_fact(now)}", indent)
+
+
+def _fact(value: Any) -> str:
+    if value is ABSENT:
+        return "nothing"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "nothing"
+    return str(value)
+
+
+def _events(events: EventDifference, told_only: bool) -> Iterator[str]:
+    aside = "; this does not count, as metrics have tolerances" if told_only else ""
+    where = f"the timelines part at {format_time(events.at_ns)}, on {events.stream}"
+    yield from _wrapped(f"{where}: {_in_words(events)}{aside}", "  ")
+    yield from _side_by_side(events)
+    if events.before:
+        many = f"last of {events.equal:,} events" if events.equal > len(events.before) else "events"
+        yield f"    {many} before it on {events.stream}, equal in both:"
+        for event in events.before:
+            yield from _wrapped(_event(event), "      ")
+    else:
+        yield f"    it is the first event on {events.stream}"
+
+
+def _in_words(events: EventDifference) -> str:
+    stored, now, fields = events.stored, events.now, events.fields
+    if now is None and stored is not None:
+        return f"{_named(stored)} is only stored, nothing follows there now"
+    if stored is None and now is not None:
+        return f"{_named(now)} is only now, nothing followed there when it was stored"
+    assert stored is not None
+    assert now is not None
+    if "kind" in fields or "name" in fields:
+        return f"{_named(now)} stands where {_named(stored)} was"
+    told = []
+    later = now.start_ns - stored.start_ns
+    longer = (now.end_ns - now.start_ns) - (stored.end_ns - stored.start_ns)
+    if later:
+        told.append(f"starts {_by(later)}")
+    if longer and later:
+        told.append(f"takes {abs(longer):,} ns {'more' if longer > 0 else 'less'}")
+    elif longer:
+        told.append(f"ends {_by(longer)}")
+    if "bytes" in fields:
+        more = now.bytes - stored.bytes
+        told.append(f"moves {abs(more):,} B {'more' if more > 0 else 'less'}")
+    told += [
+        f"has {field} {getattr(now, field) or 'none'} and had {getattr(stored, field) or 'none'}"
+        for field in ("cause", "gpu", "iteration")
+        if field in fields
+    ]
+    return f"{_named(now)} {', '.join(told)}"
+
+
+def _by(nanoseconds: int) -> str:
+    return f"{abs(nanoseconds):,} ns {'later' if nanoseconds > 0 else 'earlier'}"
+
+
+def _side_by_side(events: EventDifference) -> Iterator[str]:
+    """One line a field, stored and now, what differs marked; a name that is too long for its column is cut."""
+    room = (WIDTH - 4 - _LABELS - 4) // 2
+    heads = "only stored" if events.now is None else "stored", "only now" if events.stored is None else "now"
+    fields = [(field.removesuffix("_ns"), _cell(events.stored, field), _cell(events.now, field)) for field in _FIELDS]
+    rows = [("", *heads), *fields]
+    width = min(room, max(len(row[1]) for row in rows))
+    for name, stored, now in rows:
+        mark = ">" if name and stored != now else " "
+        yield f"  {mark} {name.ljust(_LABELS)}{_cut(stored, width).ljust(width)}  {_cut(now, room)}".rstrip()
+
+
+def _cell(event: Span | None, field: str) -> str:
+    if event is None:
+        return "-"
+    value = getattr(event, field)
+    if field == "kind":
+        return str(value.label)
+    return f"{value:,} {_UNITS[field]}" if field in _UNITS else str(value)
+
+
+def _cut(text: str, width: int) -> str:
+    """The text, its middle left out where it is too long: names of blocks begin and end with what tells them apart."""
+    if len(text) <= width:
+        return text
+    head = (width - 2) // 2
+    return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
+
+
+def _event(event: Span) -> str:
+    size = f", {event.bytes:,} B" if event.bytes else ""
+    return f"{_named(event)}: {event.start_ns:,} to {event.end_ns:,} ns{size}"
+
+
+def _named(event: Span) -> str:
+    return f"{event.kind.label} {event.name}".rstrip()
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
