@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from simgpu.experiments.search_found import Search
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.experiments.training import Training, train
+    from simgpu.explain.explanation import Explanation, explain_result
+    from simgpu.explain.smallest_budget import smallest_budget
+    from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
@@ -46,6 +49,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Comparison": "simgpu.experiments.compare",
+    "Explanation": "simgpu.explain.explanation",
     "InputError": "simgpu.errors",
     "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
@@ -60,6 +64,7 @@ _HOMES = {
     "Trace": "simgpu.trace.model",
     "Training": "simgpu.experiments.training",
     "compare": "simgpu.experiments.compare",
+    "explain_result": "simgpu.explain.explanation",
     "least_memory": "simgpu.experiments.least_memory",
     "least_time": "simgpu.experiments.least_time",
     "load_node": "simgpu.hardware.nodes",
@@ -73,13 +78,16 @@ _HOMES = {
     "run_study": "simgpu.experiments.study",
     "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation",
+    "smallest_budget": "simgpu.explain.smallest_budget",
     "train": "simgpu.experiments.training",
+    "what_if": "simgpu.explain.what_if",
 }
 #: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
 _ROOMS = ("buddy",)
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "InputError",
     "MaxBatch",
     "NodeSpec",
@@ -96,6 +104,7 @@ __all__ = [
     "__version__",
     "buddy",
     "compare",
+    "explain_result",
     "least_memory",
     "least_time",
     "load_node",
@@ -109,7 +118,9 @@ __all__ = [
     "run_study",
     "search_placement",
     "simulate",
+    "smallest_budget",
     "train",
+    "what_if",
 ]
 
 

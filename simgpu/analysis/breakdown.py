@@ -93,7 +93,7 @@ class Breakdown:
         }
 
 
-class _Owner(IntEnum):
+class Owner(IntEnum):
     """To whom an instant belongs; those up to CODEC are the ones with a compute stream busy."""
 
     COMPUTE = 0
@@ -106,17 +106,33 @@ class _Owner(IntEnum):
     OTHER = 7
 
 
+@dataclass(frozen=True, slots=True)
+class Instants:
+    """An iteration cut into intervals at every span boundary, and to whom each belongs.
+
+    lengths: ns. owner: an `Owner` each. row: of the span that owns the interval, -1 where there is none: what a compute
+    stream runs, or what the chain of waits ends in. waiting: row of the wait that the first stalled compute stream
+    stands in, -1 where a compute stream is busy. rows: (streams, intervals) of the spans that are under way, else -1.
+    """
+
+    lengths: Column
+    owner: Column
+    row: Column
+    waiting: Column
+    rows: NDArray[np.int64]
+
+
 _Instants = NDArray[np.int64]
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
 _BUSY = {
-    SpanKind.COMPUTE: _Owner.COMPUTE,
-    SpanKind.RECOMPUTE: _Owner.RECOMPUTE,
-    SpanKind.ENCODE: _Owner.CODEC,
-    SpanKind.DECODE: _Owner.CODEC,
+    SpanKind.COMPUTE: Owner.COMPUTE,
+    SpanKind.RECOMPUTE: Owner.RECOMPUTE,
+    SpanKind.ENCODE: Owner.CODEC,
+    SpanKind.DECODE: Owner.CODEC,
 }
 _MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 _ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
-_DIRECTIONS = {"d2h": _Owner.COPY_OUT, "h2d": _Owner.COPY_IN}
+_DIRECTIONS = {"d2h": Owner.COPY_OUT, "h2d": Owner.COPY_IN}
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 _NOTHING = -1
 
@@ -155,31 +171,36 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     """
     start, end = timeline.window(iteration)
     sweep = _Sweep(timeline, start, end, gpu)
-    owner = _owners(sweep)
-    computing = owner <= _Owner.CODEC
+    owner = _attributed(sweep).owner
+    computing = owner <= Owner.CODEC
     result = Breakdown(
-        compute=sweep.duration(owner == _Owner.COMPUTE),
-        recompute=sweep.duration(owner == _Owner.RECOMPUTE),
-        codec=sweep.duration(owner == _Owner.CODEC),
-        stalled_copy_out=sweep.duration(owner == _Owner.COPY_OUT),
-        stalled_copy_in=sweep.duration(owner == _Owner.COPY_IN),
-        stalled_memory=sweep.duration(owner == _Owner.MEMORY),
-        stalled_host=sweep.duration(owner == _Owner.HOST),
-        stalled_other=sweep.duration(owner == _Owner.OTHER),
+        compute=sweep.duration(owner == Owner.COMPUTE),
+        recompute=sweep.duration(owner == Owner.RECOMPUTE),
+        codec=sweep.duration(owner == Owner.CODEC),
+        stalled_copy_out=sweep.duration(owner == Owner.COPY_OUT),
+        stalled_copy_in=sweep.duration(owner == Owner.COPY_IN),
+        stalled_memory=sweep.duration(owner == Owner.MEMORY),
+        stalled_host=sweep.duration(owner == Owner.HOST),
+        stalled_other=sweep.duration(owner == Owner.OTHER),
         copy_out=_copy_time(sweep, SpanKind.COPY_OUT, computing),
         copy_in=_copy_time(sweep, SpanKind.COPY_IN, computing),
-        overlap=sweep.duration((owner == _Owner.COMPUTE) & sweep.does(*_COPIES)),
+        overlap=sweep.duration((owner == Owner.COMPUTE) & sweep.does(*_COPIES)),
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
     return result
 
 
+def attributed(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Instants:
+    """The instants that `breakdown` adds up, each with the span that it belongs to. Errors as there."""
+    return _attributed(_Sweep(timeline, *timeline.window(iteration), gpu))
+
+
 class _Sweep:
     """The window cut at every span boundary, and what each stream does in each of the resulting intervals.
 
-    lengths: (intervals,) ns. kinds, causes: (streams, intervals); kind -1 where a stream does nothing. own: rows of the
-    GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
+    lengths: (intervals,) ns. rows, kinds, causes: (streams, intervals); -1 where a stream does nothing. own: rows of
+    the GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
     directions: (streams,) the owner that a copy stream stands for, or OTHER.
     """
 
@@ -192,6 +213,7 @@ class _Sweep:
         bounds = np.unique(np.concatenate([starts, ends, np.array([start, end], dtype=np.int64)]))
         self.lengths = np.diff(bounds)
         shape = (len(timeline.streams), len(self.lengths))
+        self.rows = np.full(shape, _NOTHING, dtype=np.int64)
         self.kinds = np.full(shape, _NOTHING, dtype=np.int64)
         self.causes = np.full(shape, _NOTHING, dtype=np.int64)
         for stream, name in enumerate(timeline.streams):
@@ -200,13 +222,14 @@ class _Sweep:
                 continue
             row, active = _active(name, starts[mine], ends[mine], bounds[:-1])
             spans = inside[mine][row[active]]
+            self.rows[stream, active] = spans
             self.kinds[stream, active] = timeline.kind[spans]
             self.causes[stream, active] = timeline.cause[spans]
         streams = [StreamId.of(name) for name in timeline.streams]
         self.own = [i for i, stream in enumerate(streams) if stream.gpu == gpu]
         self.compute = [i for i in self.own if streams[i].role == "compute"]
         self.host = [i for i, stream in enumerate(streams) if stream.role == "host"]
-        self.directions = np.array([_DIRECTIONS.get(s.role, _Owner.OTHER) for s in streams], dtype=np.int64)
+        self.directions = np.array([_DIRECTIONS.get(s.role, Owner.OTHER) for s in streams], dtype=np.int64)
 
     def duration(self, where: NDArray[np.bool_]) -> int:
         """Nanoseconds of the intervals chosen by a mask."""
@@ -227,60 +250,70 @@ def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column
     return row, (row >= 0) & (at < ends[row])
 
 
-def _owners(sweep: _Sweep) -> _Instants:
-    owner = np.full(len(sweep.lengths), _NOTHING, dtype=np.int64)
-    compute = sweep.kinds[sweep.compute]
+def _attributed(sweep: _Sweep) -> Instants:
+    owner, row, wait = (np.full(len(sweep.lengths), _NOTHING, dtype=np.int64) for _ in range(3))
+    compute, running = sweep.kinds[sweep.compute], sweep.rows[sweep.compute]
     for kind, who in _BUSY.items():
-        owner[(owner == _NOTHING) & (compute == kind).any(axis=0)] = who
+        does = compute == kind
+        mine = np.flatnonzero((owner == _NOTHING) & does.any(axis=0))
+        if len(mine):
+            owner[mine], row[mine] = who, running[does[:, mine].argmax(axis=0), mine]
     idle = np.flatnonzero(owner == _NOTHING)
     stalled = compute[:, idle] >= SpanKind.STALL_EVENT
-    owner[idle] = _Owner.OTHER
+    owner[idle] = Owner.OTHER
     waiting = stalled.any(axis=0)
     if waiting.any():
-        first = np.array(sweep.compute, dtype=np.int64)[stalled[:, waiting].argmax(axis=0)]
-        owner[idle[waiting]] = _follow(sweep, idle[waiting], first)
-    return owner
+        at, which = idle[waiting], stalled[:, waiting].argmax(axis=0)
+        wait[at] = running[which, at]
+        owner[at], row[at] = _follow(sweep, at, np.array(sweep.compute, dtype=np.int64)[which])
+    return Instants(sweep.lengths, owner, row, wait, sweep.rows)
 
 
-def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> _Instants:
-    """Owners of intervals `at`, in each of which the given stream is stalled.
+def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants, _Instants]:
+    """Owners of intervals `at`, in each of which the given stream is stalled, and the spans that are to blame.
 
     An event is followed to the stream that will signal it. Where the chain ends in a stream that neither
     copies nor waits for memory, or does not end within one step per stream, the last copy stream on the way
     gives the direction.
     """
-    owner = np.full(len(at), _Owner.OTHER, dtype=np.int64)
+    owner = np.full(len(at), Owner.OTHER, dtype=np.int64)
+    row = np.full(len(at), _NOTHING, dtype=np.int64)
     stream = stream.copy()
     open_ = np.arange(len(at))
     for _ in sweep.directions:
         here, now = stream[open_], at[open_]
         kind = sweep.kinds[here, now]
         direction = sweep.directions[here]
-        owner[open_[direction != _Owner.OTHER]] = direction[direction != _Owner.OTHER]
-        owner[open_[np.isin(kind, _MEMORY)]] = _Owner.MEMORY
+        busy = kind != _NOTHING
+        row[open_[busy]] = sweep.rows[here, now][busy]
+        owner[open_[direction != Owner.OTHER]] = direction[direction != Owner.OTHER]
+        owner[open_[np.isin(kind, _MEMORY)]] = Owner.MEMORY
         on_host = np.isin(kind, _ON_HOST) & np.isin(here, sweep.host)
-        owner[open_[np.isin(kind, _CODEC) | on_host]] = _Owner.HOST
-        for copy, who in zip(_COPIES, (_Owner.COPY_OUT, _Owner.COPY_IN), strict=True):
+        owner[open_[np.isin(kind, _CODEC) | on_host]] = Owner.HOST
+        for copy, who in zip(_COPIES, (Owner.COPY_OUT, Owner.COPY_IN), strict=True):
             owner[open_[kind == copy]] = who
         queued = kind == SpanKind.STALL_ENGINE
-        owner[open_[queued]] = _engine_holder(sweep, now[queued], owner[open_[queued]])
+        mine = open_[queued]
+        owner[mine], row[mine] = _engine_holder(sweep, now[queued], owner[mine], row[mine])
         cause = sweep.causes[here, now]
         onward = (kind == SpanKind.STALL_EVENT) & (cause != _NOTHING)
         stream[open_[onward]] = cause[onward]
         open_ = open_[onward]
         if len(open_) == 0:
             break
-    return owner
+    return owner, row
 
 
-def _engine_holder(sweep: _Sweep, at: _Instants, otherwise: _Instants) -> _Instants:
-    """Direction of the first stream that copies while another waits for its engine."""
-    holder = otherwise.copy()
+def _engine_holder(sweep: _Sweep, at: _Instants, owner: _Instants, row: _Instants) -> tuple[_Instants, _Instants]:
+    """Direction and span of the first stream that copies while another waits for its engine; else as they are."""
+    holder, span = owner.copy(), row.copy()
     for other in reversed(range(len(sweep.directions))):
         kind = sweep.kinds[other, at]
-        holder[kind == SpanKind.COPY_OUT] = _Owner.COPY_OUT
-        holder[kind == SpanKind.COPY_IN] = _Owner.COPY_IN
-    return holder
+        copying = np.isin(kind, _COPIES)
+        holder[kind == SpanKind.COPY_OUT] = Owner.COPY_OUT
+        holder[kind == SpanKind.COPY_IN] = Owner.COPY_IN
+        span[copying] = sweep.rows[other, at][copying]
+    return holder, span
 
 
 def _copy_time(sweep: _Sweep, kind: SpanKind, computing: NDArray[np.bool_]) -> CopyTime:

@@ -15,6 +15,7 @@ from simgpu.cli.group import LazyGroup
 COMMANDS = {
     "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
     "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
+    "explain": ("simgpu.cli.explain:explain", "Tell why policies are slow or do not fit, and what would help."),
     "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
     "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),

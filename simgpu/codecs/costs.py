@@ -113,7 +113,7 @@ class NodeCosts:
         return self._ns(block, encoding, decoding=True)
 
     def _ns(self, block: Block, encoding: Encoding, *, decoding: bool) -> int:
-        if encoding.by == "free":
+        if encoding.by == "free" or self.node.gpu.instant_codecs:
             return 0
         if encoding.by == "host":
             return self._on_host_ns(block)

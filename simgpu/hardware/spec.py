@@ -162,6 +162,7 @@ class GpuSpec:
     cdma: its compressing DMA engine; buddy: its compressed memory; None where it has none. power: what its parts draw,
     None where not stated.
     reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
+    instant_codecs: as if codecs took no time, on the GPU and on its host: what no machine has, and a what-if asks for.
     """
 
     name: str
@@ -178,6 +179,7 @@ class GpuSpec:
     buddy: BuddySpec | None = None
     power: PowerSpec | None = None
     reported_as: tuple[str, ...] = ()
+    instant_codecs: bool = False
 
     def is_called(self, device: str) -> bool:
         """Whether a recording on `device` was made on this GPU.

@@ -1,0 +1,153 @@
+"""``simgpu explain``: why a scenario's policies are slow, or do not fit, and what would help."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.text import Text
+
+from simgpu import __version__
+from simgpu.cli.choice import ScenarioChoice, choice_options
+from simgpu.cli.group import OUT_OF_MEMORY
+from simgpu.cli.run_tables import show_header
+from simgpu.cli.screen import Screen, facts, indented, progress, table
+from simgpu.cli.settings import parse_size
+from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.explain.explanation import (
+    ANSWER_HEADINGS,
+    PATH_HEADINGS,
+    Explanation,
+    answer_dict,
+    answer_rows,
+    budget_facts,
+    explain_result,
+    loss_lines,
+)
+from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
+from simgpu.explain.what_if import Answer, what_if
+from simgpu.scenario.model import Scenario
+from simgpu.simulation import task_graph
+
+EXPLANATION_SCHEMA = "simgpu.explanation/1"
+
+
+@click.command()
+@choice_options
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="How many losses to tell one by one.")
+@click.option(
+    "--more-memory", default="2 GiB", show_default=True, metavar="SIZE", help="How much more memory a what-if gives."
+)
+@click.option("--what-if/--no-what-if", default=True, help="Run everything again with something changed, or do not.")
+def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_memory: str, what_if: bool) -> None:
+    """Tell why the policies of SCENARIO are slow, or do not fit.
+
+    Every nanosecond that compute stood still, recomputed or ran a codec is put down to a tensor, an engine and a
+    decision of the policy. Then the critical path, and what would help: the same run again with a link twice as fast,
+    more memory, a second copy engine, codecs that take no time. For a policy that runs out of memory: the smallest
+    budget in which it would fit, and the tensors that pin it there. Policies with memory without limit are left out.
+
+    Ends with 3 when every policy runs out of memory.
+
+    \b
+    simgpu explain quickstart
+    simgpu explain quickstart --set "policies=[vdnn: {mode: conv}, home]" --top 10
+    simgpu explain vgg16-v100 --set "policies=[vdnn]" --more-memory "4 GiB"
+    simgpu explain --trace vgg16-b128-v100 --node v100 --policy none --memory 8GiB --no-what-if
+    """
+    more = parse_size(more_memory, "--more-memory")
+    loaded = choice.load()
+    with progress(quiet) as say:
+        comparison = compare(loaded, progress=say)
+        told = [_Told(loaded, run, more if what_if else None, say) for run in comparison if _limited(run)]
+    if as_json:
+        about = {"simgpu": __version__, "scenario": loaded.name, "description": loaded.description}
+        document = {"schema": EXPLANATION_SCHEMA, **about, **comparison.about()}
+        click.echo(json.dumps({**document, "explanations": [each.to_dict() for each in told]}, indent=2))
+    else:
+        _show(loaded, comparison, told, top)
+    if told and all(each.explanation is None and not each.run.refused for each in told):
+        sys.exit(OUT_OF_MEMORY)
+
+
+def _limited(run: Run) -> bool:
+    return run.result is None or not run.result.program.unlimited_memory
+
+
+class _Told:
+    """What is found out about one policy's run."""
+
+    def __init__(self, scenario: Scenario, run: Run, more: int | None, say: Callable[[str], None]) -> None:
+        self.run = run
+        self.explanation: Explanation | None = explain_result(run.result) if run.result else None
+        self.answers: tuple[Answer, ...] = ()
+        self.smallest: SmallestBudget | None = None
+        asked = (scenario.trace, scenario.node, run.policy)
+        how: dict[str, Any] = {"parameters": dict(run.parameters), "budget": scenario.budget, "progress": say}
+        how |= {"seed": scenario.seed, "pool": scenario.pool, "alignment": scenario.alignment, "epoch": scenario.epoch}
+        how |= scenario.data_parallel.arguments if scenario.data_parallel else {}
+        if run.result is not None and more is not None:
+            self.answers = what_if(*asked, **how, iterations=scenario.iterations, more_memory=more)
+        elif run.result is None and not run.refused:
+            self.smallest = smallest_budget(*asked, **how)
+            graph = task_graph(scenario.trace, scenario.node, scenario.epoch)
+            self.kinds = {
+                b.id: " of ".join(filter(None, (b.kind.value.replace("_", " "), b.layer))) for b in graph.blocks
+            }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        found: dict[str, Any] = self.explanation.to_dict() if self.explanation else {"policy": self.run.label}
+        if self.answers:
+            found["what_if"] = [answer_dict(answer) for answer in self.answers]
+        if self.explanation is None:
+            found["failure"] = {"kind": self.run.failure, "message": str(self.run.outcome)}
+        if self.smallest is not None:
+            pinned = [
+                {"block": name, "bytes": size, "what": self.kinds.get(name, "")}
+                for name, size in self.smallest.pinned_by
+            ]
+            below = {"below_bytes": self.smallest.below, "message": str(self.smallest.error or "")}
+            time = {"iteration_ns": self.smallest.result.iteration_ns}
+            found["smallest_budget"] = {"bytes": self.smallest.budget, **time, **below, "pinned_by": pinned}
+        return found
+
+
+def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: int) -> None:
+    screen = Screen()
+    show_header(screen, scenario, comparison)
+    for number, each in enumerate(told):
+        if number:
+            screen.print()
+        if each.explanation is not None:
+            _show_run(screen, each.explanation, each.answers, top)
+        else:
+            screen.print(Text(f"{each.run.label}: {each.run.failure}", style="bold"))
+            if each.smallest is not None:
+                screen.print(indented(facts(budget_facts(each.smallest, each.kinds))))
+            else:
+                screen.print(indented(Text(str(each.run.outcome))))
+
+
+def _show_run(screen: Screen, found: Explanation, answers: tuple[Answer, ...], top: int) -> None:
+    screen.print(Text(found.headline, style="bold"))
+    if found.losses:
+        screen.print(Text(found.by_engine))
+        screen.print()
+        screen.print(table(("lost", "share", "to"), _loss_rows(found, top), left=(2,), whole=(0, 1)))
+    screen.print()
+    screen.print(table(PATH_HEADINGS, found.path_rows(), left=(3, 4), whole=range(5)))
+    screen.print(Text("the critical path, of which every step begins when the one before it ends", style="dim"))
+    if answers:
+        screen.print()
+        screen.print(table(ANSWER_HEADINGS, answer_rows(answers), left=(0, 3), whole=(0, 1, 2)))
+
+
+def _loss_rows(found: Explanation, top: int) -> list[tuple[str, str, str]]:
+    """The largest losses, each tensor, decision and reason on lines of their own."""
+    lines = ["\n".join(loss_lines(loss)) for loss in found.losses[:top]]
+    rows = found.loss_rows(top)
+    return [(time, share, lines[n] if n < len(lines) else rest) for n, (time, share, rest) in enumerate(rows)]

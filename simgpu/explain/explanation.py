@@ -1,0 +1,219 @@
+"""A run explained: what it lost and to what, and its critical path, as one value that prints and shows as tables.
+
+Lives here: `Explanation`, and what is told of a run that did not fit. Does not live here: finding it out
+(`simgpu.explain.losses`, `simgpu.explain.critical_path`, `simgpu.explain.what_if`, `simgpu.explain.smallest_budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.breakdown import Owner
+from simgpu.analysis.tables import table_html, table_text
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.explain.critical_path import Step, by_kind, critical_path
+from simgpu.explain.losses import Loss, losses, lost
+from simgpu.explain.smallest_budget import SmallestBudget
+from simgpu.explain.what_if import Answer
+from simgpu.result import Result
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Rows that a printed explanation has of losses and of steps.
+_SHOWN = 10
+LOSS_HEADINGS = ("lost", "share", "to: tensor; engine, decision; why compute waited")
+PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
+ANSWER_HEADINGS = ("what if", "iteration", "against now", "")
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Why the last iteration of a run took as long as it did. Prints as tables; in a notebook it shows as tables.
+
+    losses: everything that GPU 0 did besides running kernels for the first time, the largest first. path: the steps of
+    the critical path in order of time. See `explain_result`.
+    """
+
+    result: Result
+    losses: tuple[Loss, ...]
+    path: tuple[Step, ...]
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """By how much the iteration is longer than the ideal one (ns), in parts that add up to it."""
+        return dict(lost(self.result, self.losses))
+
+    @property
+    def headline(self) -> str:
+        """One line: how long the iteration is, and by what it is longer than the ideal one."""
+        result, over = self.result, self.result.iteration_ns - self.result.ideal_ns
+        parts = ", ".join(f"{signed_time(ns)} {name}" for name, ns in self.parts.items() if ns)
+        told = f"{format_time(result.iteration_ns)}, {signed_time(over)} over ideal"
+        return f"{result.label}: {told}" + (f" = {parts}" if parts else "")
+
+    @property
+    def engines(self) -> dict[str, int]:
+        """Nanoseconds lost by the stream that was busy with it, the most first."""
+        found: dict[str, int] = {}
+        for loss in self.losses:
+            found[loss.cause.engine] = found.get(loss.cause.engine, 0) + loss.ns
+        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+
+    @property
+    def by_engine(self) -> str:
+        """One line: what was lost by engine; empty where nothing was."""
+        return ", ".join(f"{format_time(ns)} to {engine or 'nobody'}" for engine, ns in self.engines.items())
+
+    def loss_rows(self, count: int | None = None) -> list[tuple[str, str, str]]:
+        """Texts under `LOSS_HEADINGS`, the largest losses first, what is left in one row."""
+        total = sum(loss.ns for loss in self.losses)
+        shown = self.losses[:count]
+        rows = [(*_amount(loss.ns, total), "; ".join(loss_lines(loss))) for loss in shown]
+        rest = self.losses[len(shown) :]
+        if rest:
+            rows.append((*_amount(sum(loss.ns for loss in rest), total), f"{len(rest)} more"))
+        return rows
+
+    def path_rows(self) -> list[tuple[str, ...]]:
+        """Texts under `PATH_HEADINGS`: what kinds of work the critical path consists of."""
+        whole = self.result.iteration_ns
+        return [
+            (*_amount(ns, whole), str(count), stream, kind.replace("_", " "))
+            for (stream, kind), (ns, count) in by_kind(self.path).items()
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """The losses as a pandas table: ns, owner, tensor, bytes, what, engine, decision, reason, kernel, waits."""
+        import pandas as pd
+
+        return pd.DataFrame(map(loss_dict, self.losses), columns=list(_LOSS_COLUMNS))
+
+    def path_frame(self) -> pd.DataFrame:
+        """The critical path as a pandas table: start_ns and end_ns of the run's clock, ns, stream, kind, name."""
+        import pandas as pd
+
+        return pd.DataFrame(map(step_dict, self.path), columns=["start_ns", "end_ns", "ns", "stream", "kind", "name"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, all losses and steps."""
+        return {
+            "policy": self.result.label,
+            "iteration_ns": self.result.iteration_ns,
+            "ideal_ns": self.result.ideal_ns,
+            "lost_ns": self.parts,
+            "losses": [loss_dict(loss) for loss in self.losses],
+            "critical_path": [step_dict(step) for step in self.path],
+        }
+
+    def __repr__(self) -> str:
+        tables = [table_text(LOSS_HEADINGS, self.loss_rows(_SHOWN))] if self.losses else []
+        tables.append("critical path\n" + table_text(PATH_HEADINGS, self.path_rows()))
+        return "\n\n".join((f"{self.headline}\n{self.by_engine}".rstrip(), *tables))
+
+    def _repr_html_(self) -> str:
+        tables = [table_html(LOSS_HEADINGS, self.loss_rows(_SHOWN), self.headline)] if self.losses else []
+        return "".join((*tables, table_html(PATH_HEADINGS, self.path_rows(), "critical path")))
+
+
+def explain_result(result: Result) -> Explanation:
+    """Why the last iteration of a run took as long as it did.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.simulation import simulate
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
+    >>> found.headline
+    'vdnn: 83 ns, 20 ns over ideal = 20 ns stalled'
+    >>> found.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
+    [{'ns': 13, 'tensor': 'x2', 'decision': 'offload beside F2 of L2'}]
+    """
+    return Explanation(result, losses(result), critical_path(result.timeline))
+
+
+def loss_lines(loss: Loss) -> list[str]:
+    """Tensor, decision and reason of a loss, each in words."""
+    size = format_bytes(loss.tensor_bytes) if loss.tensor_bytes else ""
+    tensor = ", ".join(filter(None, (loss.cause.tensor, size, loss.what)))
+    decision = ", ".join(filter(None, (loss.cause.engine, loss.cause.decision)))
+    return [line for line in (tensor, decision, loss.cause.reason) if line]
+
+
+def answer_rows(answers: tuple[Answer, ...]) -> list[tuple[str, ...]]:
+    """Texts under `ANSWER_HEADINGS`."""
+    now = answers[0].result
+    return [(answer.change, *_answered(answer, now)) for answer in answers]
+
+
+def answer_dict(answer: Answer) -> dict[str, Any]:
+    """An answer as plain data for JSON."""
+    if answer.result is not None:
+        outcome: dict[str, Any] = {"iteration_ns": answer.result.iteration_ns}
+    else:
+        outcome = {"iteration_ns": None, "reason": answer.note or str(answer.outcome)}
+    return {"change": answer.change, **outcome}
+
+
+def budget_facts(found: SmallestBudget, kinds: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Names and texts: the smallest budget, how fast it is there, what runs out below it, and the blocks that pin it.
+
+    kinds: what each block is, in words.
+    """
+    result = found.result
+    yield "smallest budget", f"{format_bytes(found.budget)} ({found.budget} B): {format_time(result.iteration_ns)}"
+    if isinstance(found.error, OutOfMemoryError):
+        error = found.error
+        yield "below it", f"{error.waiting} asks for {format_bytes(error.requested)} of {format_bytes(error.capacity)}"
+    elif found.error is not None:
+        yield "below it", str(found.error)
+    for number, (name, size) in enumerate(found.pinned_by[:_SHOWN]):
+        yield "" if number else "pinned by", f"{name}, {format_bytes(size)}, {kinds.get(name, '')}".rstrip(", ")
+    rest = found.pinned_by[_SHOWN:]
+    if rest:
+        yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
+
+
+def signed_time(ns: int) -> str:
+    """A time that may be negative."""
+    return f"-{format_time(-ns)}" if ns < 0 else format_time(ns)
+
+
+def step_dict(step: Step) -> dict[str, Any]:
+    """A step of the critical path as plain data."""
+    times = {"start_ns": step.start_ns, "end_ns": step.end_ns, "ns": step.ns}
+    return {**times, "stream": step.stream, "kind": step.label, "name": step.name}
+
+
+_LOSS_COLUMNS = ("ns", "owner", "tensor", "bytes", "what", "engine", "decision", "reason", "kernel", "waits")
+
+
+def loss_dict(loss: Loss) -> dict[str, Any]:
+    """A loss as plain data."""
+    cause = loss.cause
+    told = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
+    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *told, loss.kernel, loss.waits), strict=True))
+
+
+def _owner(owner: Owner) -> str:
+    return owner.name.lower()
+
+
+def _amount(ns: int, whole: int) -> tuple[str, str]:
+    return format_time(ns), f"{ns / whole:.1%}" if whole else "-"
+
+
+def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
+    if answer.result is None:
+        if isinstance(answer.outcome, OutOfMemoryError):
+            return "out of memory", "", ""
+        return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
+    time = answer.result.iteration_ns
+    if now is None or answer.result is now:
+        return format_time(time), "", ""
+    if time == now.iteration_ns:
+        return format_time(time), "the same", ""
+    return format_time(time), f"{time / now.iteration_ns - 1:+.1%}" if now.iteration_ns else "-", ""

@@ -1,0 +1,236 @@
+"""What an iteration lost, nanosecond by nanosecond: to which tensor, on which engine, by which decision.
+
+Lives here: `losses`, of everything that is no first run of a kernel. Does not live here: whom each instant belongs to
+(`simgpu.analysis.breakdown`), or which instruction a span carried out (`simgpu.explain.places`).
+
+An instant in which no compute stream runs anything belongs to the span in which the chain of waits ends. Its tensor is
+what that span moves; where the chain ends in a wait for memory, it is what the stream that will give memory back is
+moving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from simgpu.analysis.breakdown import Instants, Owner, attributed
+from simgpu.explain.places import Places
+from simgpu.program.instructions import Decode, Encode, Launch
+from simgpu.program.paging import Remote
+from simgpu.result import Result
+from simgpu.timeline.model import SpanKind
+
+_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
+_STALLED = (Owner.COPY_OUT, Owner.COPY_IN, Owner.MEMORY, Owner.HOST, Owner.OTHER)
+
+
+class Cause(NamedTuple):
+    """To what time was lost.
+
+    tensor: block id, a kernel's where no block can be named, empty where nobody is to blame. engine: the stream that
+    was busy with it. decision: what the program does with it, and beside which kernel that begins. reason: why compute
+    had to wait for it.
+    """
+
+    tensor: str
+    engine: str
+    decision: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Time lost to one cause, of one iteration.
+
+    ns: nanoseconds. waits: how often. tensor_bytes: size of the tensor in device memory, 0 for what is none. what: kind
+    and layer of the tensor. owner: as in the breakdown. kernel: the one that waited longest, empty where none did.
+    """
+
+    cause: Cause
+    owner: Owner
+    ns: int
+    waits: int
+    tensor_bytes: int
+    what: str
+    kernel: str
+
+    @property
+    def stalled(self) -> bool:
+        """Whether compute stood still; else it recomputed, or ran a codec."""
+        return self.owner in _STALLED
+
+
+def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
+    """Everything that an iteration (the last one by default) of GPU 0 did besides running kernels for the first time.
+
+    The largest comes first. Their nanoseconds add up to those of the breakdown, owner by owner: what it calls stalled,
+    recomputed and spent in codecs.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.simulation import simulate
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = losses(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))
+    >>> [(loss.ns, loss.cause.tensor, loss.cause.engine, loss.cause.decision) for loss in found[:2]]
+    [(13, 'x2', 'd2h', 'offload beside F2 of L2'), (5, 'x1', 'd2h', 'offload beside F1 of L1')]
+    """
+    instants = attributed(result.timeline, iteration)
+    teller = _Teller(result, Places(result), instants)
+    found: dict[tuple[Cause, Owner], _Sum] = {}
+    for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
+        key = teller.cause(at), Owner(int(instants.owner[at]))
+        found.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), teller.waiter(at))
+    every = (teller.loss(cause, owner, each) for (cause, owner), each in found.items())
+    return tuple(sorted(every, key=lambda loss: (-loss.ns, loss.cause)))
+
+
+class _Sum:
+    """What adds up to a loss. kernels: nanoseconds that each waited."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.waits: set[int] = set()
+        self.kernels: dict[str, int] = {}
+
+    def add(self, ns: int, wait: int, kernel: str) -> None:
+        self.ns += ns
+        self.waits.add(wait)
+        self.kernels[kernel] = self.kernels.get(kernel, 0) + ns
+
+
+class _Teller:
+    """Puts intervals of an iteration into words."""
+
+    def __init__(self, result: Result, places: Places, instants: Instants) -> None:
+        self.graph = result.graph
+        self.timeline = result.timeline
+        self.places = places
+        self.instants = instants
+        self.blocks = {block.id: number for number, block in enumerate(result.graph.blocks)}
+
+    def cause(self, at: int) -> Cause:
+        """To what an interval was lost."""
+        row, wait = int(self.instants.row[at]), int(self.instants.waiting[at])
+        if row < 0:
+            return Cause("", "", "nothing to do", "")
+        reason = self._reason(row, wait) if wait >= 0 else ""
+        row = self._giving(row, at)
+        engine = self.timeline.streams[int(self.timeline.stream[row])]
+        kind = SpanKind(int(self.timeline.kind[row]))
+        if kind in _COPIES:
+            return Cause(self._name(row), engine, self._travels(row, kind), reason)
+        if kind in _CODECS:
+            decision = "encode before offload" if kind is SpanKind.ENCODE else "decode after prefetch"
+            return Cause(self._coded(row), engine, decision, reason)
+        if kind is SpanKind.RECOMPUTE:
+            return Cause(self._made(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason)
+        if kind is SpanKind.COMPUTE:
+            return Cause(self._name(row), engine, "runs on the host" if engine.endswith("host") else "runs", reason)
+        if self.places.program.residency is not None:
+            return Cause(self._name(row), engine, "page faults are served", reason)
+        return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
+
+    def waiter(self, at: int) -> str:
+        """The kernel that an interval kept waiting."""
+        wait = int(self.instants.waiting[at])
+        return self._kernel(self._kept_waiting(wait)) if wait >= 0 else ""
+
+    def loss(self, cause: Cause, owner: Owner, each: _Sum) -> Loss:
+        kernel = max(each.kernels, key=lambda name: (each.kernels[name], name))
+        number = self.blocks.get(cause.tensor)
+        if number is None:
+            return Loss(cause, owner, each.ns, len(each.waits), 0, "", kernel)
+        block = self.graph.blocks[self.graph.encoded[number].block if number in self.graph.encoded else number]
+        what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
+        what = f"encoded {what}" if number in self.graph.encoded else what
+        return Loss(cause, owner, each.ns, len(each.waits), self.graph.sizes[number], what, kernel)
+
+    # --- words ----------------------------------------------------------------------------------------------
+
+    def _giving(self, row: int, at: int) -> int:
+        """Of a wait for memory, what the stream that ends it is doing meanwhile, if that is known; else the wait."""
+        if self.timeline.kind[row] not in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY):
+            return row
+        giver = int(self.timeline.cause[row])
+        doing = int(self.instants.rows[giver, at]) if giver >= 0 else -1
+        return doing if doing >= 0 and self.timeline.kind[doing] < SpanKind.STALL_EVENT else row
+
+    def _travels(self, row: int, kind: SpanKind) -> str:
+        out = kind is SpanKind.COPY_OUT
+        residency = self.places.program.residency
+        if isinstance(residency, Remote):
+            return "written in host memory" if out else "read in host memory"
+        if residency is not None:
+            return "pages leave" if out else "pages come"
+        beside = self.places.beside(row)
+        if beside is None:
+            return "copied out" if out else "copied in"
+        return f"{'offload' if out else 'prefetch'} beside {self._kernel(beside)}"
+
+    def _coded(self, row: int) -> str:
+        instruction = self.places.instruction(row)
+        return self.graph.blocks[instruction.block].id if isinstance(instruction, Encode | Decode) else self._name(row)
+
+    def _made(self, row: int) -> str:
+        """The block for which a kernel runs again: the largest of those that it makes."""
+        instruction = self.places.instruction(row)
+        if not isinstance(instruction, Launch):
+            return self._name(row)
+        makes = instruction.makes or self.graph.writes[instruction.kernel]
+        largest = max(makes, key=lambda b: (self.graph.sizes[b], -b), default=None)
+        return self._name(row) if largest is None else self.graph.blocks[largest].id
+
+    def _reason(self, row: int, wait: int) -> str:
+        """Why the kernel that comes next could not run."""
+        kernel = self._kept_waiting(wait)
+        name, kind = self._kernel(kernel), self.timeline.kind[row]
+        if self.places.program.residency is not None:
+            return f"{name} reaches it"
+        if kind == SpanKind.STALL_HOST_MEMORY:
+            return "no room in host memory"
+        if kind == SpanKind.STALL_DEVICE_MEMORY:
+            return f"no room for {name}" if row == wait else "no room to prefetch"
+        number = int(self.timeline.name[row]) - len(self.graph.kernels)
+        if kernel is None:
+            return "ends the iteration"
+        if number >= 0 and number in self._touched(kernel):
+            return f"{name} uses it"
+        return f"{name} is held back until it ends"
+
+    def _touched(self, kernel: int) -> set[int]:
+        """Blocks that a kernel reads or writes, and what they are encoded as."""
+        touched = {*self.graph.reads[kernel], *self.graph.writes[kernel]}
+        return touched | {form for form, encoded in self.graph.encoded.items() if encoded.block in touched}
+
+    def _kept_waiting(self, wait: int) -> int | None:
+        """The kernel that a compute stream runs next after a wait."""
+        row = self.places.work_after(wait)
+        if row is None:
+            return None
+        if SpanKind(int(self.timeline.kind[row])) in (SpanKind.COMPUTE, SpanKind.RECOMPUTE):
+            return int(self.timeline.name[row])
+        return self.places.next_launch(row)
+
+    def _name(self, row: int) -> str:
+        number = int(self.timeline.name[row])
+        return self.timeline.names[number] if number >= 0 else ""
+
+    def _kernel(self, number: int | None) -> str:
+        """A kernel by its id, with its layer where that does not say it."""
+        if number is None:
+            return "the end"
+        kernel = self.graph.kernels[number]
+        return f"{kernel.id} of {kernel.layer}" if kernel.layer and kernel.layer not in kernel.id else kernel.id
+
+
+def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
+    """By how much an iteration is longer than the ideal one, in parts that add up: stalls, recomputation, codecs, and
+    kernels that take longer than recorded (negative where sub-batches or other algorithms make them shorter)."""
+    yield "stalled", sum(loss.ns for loss in found if loss.stalled)
+    yield "recomputing", sum(loss.ns for loss in found if loss.owner is Owner.RECOMPUTE)
+    yield "codecs", sum(loss.ns for loss in found if loss.owner is Owner.CODEC)
+    yield "kernels themselves", result.metrics.breakdown.compute - result.ideal_ns

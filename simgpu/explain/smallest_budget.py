@@ -1,0 +1,136 @@
+"""The smallest budget in which a run fits, and what pins it there.
+
+Lives here: the search over budgets, by running. Does not live here: the largest batch that fits
+(`simgpu.experiments.max_batch`), or bounds that no schedule passes (`simgpu.graph.bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simgpu.analysis.labels import policy_label
+from simgpu.arguments import bytes_of
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import Policy, no_progress
+from simgpu.policies.registry import make_policy
+from simgpu.result import Result
+from simgpu.simulation import simulate
+from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
+
+#: The search ends when what fits and what does not are this part of the budget apart.
+_PART = 2**12
+#: Beyond this nothing is looked for.
+_LARGEST = 2**50
+
+
+@dataclass(frozen=True, slots=True)
+class SmallestBudget:
+    """The smallest budget that was found to hold a run.
+
+    budget: bytes; result: the run within it. below: the largest budget less than it that was tried and does not hold
+    it, at most a four-thousandth away, and what ran out there; 0 and None where nothing smaller was tried. A policy
+    plans anew for every budget, so one that is smaller still, out of sight, may hold it too.
+    """
+
+    budget: int
+    result: Result
+    below: int
+    error: SimgpuError | None
+
+    @property
+    def pinned_by(self) -> tuple[tuple[str, int], ...]:
+        """The blocks that hold the memory just below, (id, bytes), largest first; empty where a plan was refused."""
+        return self.error.holders if isinstance(self.error, OutOfMemoryError) else ()
+
+
+def smallest_budget(
+    trace: Trace,
+    node: NodeSpec,
+    policy: str | Policy = "vdnn",
+    *,
+    parameters: dict[str, object] | None = None,
+    budget: int | str | None = None,
+    progress: Callable[[str], None] = no_progress,
+    **settings: Any,
+) -> SmallestBudget:
+    """Searches for the least device memory in which a policy's run fits, by running it.
+
+    budget: where the search begins, bytes or a text; by default the node's memory. The node is given more memory where
+    it takes more. All other arguments as for `simulate`. Two iterations are run at each budget.
+    Raises `InputError` where memory without limit is not what the policy lacks.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 500), LinkSpec("pcie", 10**10, 10**10))
+    >>> found = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "none")
+    >>> found.budget, found.below, found.pinned_by
+    (600, 599, (('x2', 200), ('x1', 100)))
+    """
+    chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
+    begin = bytes_of("budget", budget) or node.budget
+    search = _Search(trace, node, chosen, {**settings, "iterations": 2}, progress)
+    high, low = begin, 0
+    while search.result(high) is None:
+        high, low = 2 * high, high
+        if high > _LARGEST:
+            raise _never(search.errors[low])
+    while True:
+        high = search.least(high)
+        if high - low <= max(node.gpu.alignment, high // _PART):
+            break
+        middle = (low + high) // 2
+        if search.result(middle) is None:
+            low = middle
+        else:
+            high = middle
+    found = search.result(high)
+    assert found is not None
+    return SmallestBudget(high, found, low, search.errors.get(low))
+
+
+class _Search:
+    """Runs within budgets. errors: of those that do not hold the run."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        node: NodeSpec,
+        policy: Policy,
+        settings: dict[str, Any],
+        progress: Callable[[str], None],
+    ) -> None:
+        self.trace, self.node, self.policy, self.settings = trace, node, policy, settings
+        self.progress = progress
+        self.errors: dict[int, SimgpuError] = {}
+        self.results: dict[int, Result] = {}
+
+    def result(self, budget: int) -> Result | None:
+        """The run within a budget, None where it does not hold it."""
+        if budget not in self.results and budget not in self.errors:
+            self.progress(f"{policy_label(self.policy)} in {format_bytes(budget)}")
+            gpu = self.node.gpu
+            node = replace(self.node, gpu=replace(gpu, memory=max(gpu.memory, budget + gpu.reserved)))
+            try:
+                self.results[budget] = simulate(self.trace, node, self.policy, budget=budget, **self.settings)
+            except MissingExtraError:
+                raise
+            except (OutOfMemoryError, InputError) as error:
+                self.errors[budget] = error
+        return self.results.get(budget)
+
+    def least(self, budget: int) -> int:
+        """What a run within a budget needed of it, if the policy can do with that; else the budget."""
+        needed = self.results[budget].high_water
+        return needed if 0 < needed < budget and self.result(needed) is not None else budget
+
+
+def _never(error: SimgpuError) -> SimgpuError:
+    """Why no budget helps."""
+    if isinstance(error, InputError):
+        return error
+    what = f"does not fit {format_bytes(_LARGEST)} either: {error}"
+    return InputError.single("", "budget", what, "look at what it waits for: it may be the host's memory")

@@ -1,0 +1,157 @@
+"""What would help: the same run again, planned anew, with one thing of the machine changed.
+
+Lives here: the changes, and `what_if`. Does not live here: what was lost and why (`simgpu.explain.losses`). Every
+answer is a simulation of its own, so what a policy does with a faster link or more memory is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simgpu.analysis.labels import policy_label
+from simgpu.arguments import bytes_of
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
+from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.policies.base import Policy, no_progress
+from simgpu.policies.registry import make_policy
+from simgpu.program.instructions import Decode, Encode
+from simgpu.result import Result
+from simgpu.simulation import simulate
+from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
+
+#: By how much memory grows unless told otherwise.
+MORE_MEMORY = 2 * 2**30
+#: Bytes per second of what is as good as infinitely fast.
+_INFINITE = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a change.
+
+    change: in words. outcome: the new run, or why there is none; None where the change is none here. note: why it is
+    none.
+    """
+
+    change: str
+    outcome: Result | SimgpuError | None
+    note: str = ""
+
+    @property
+    def result(self) -> Result | None:
+        """The new run, None where there is none."""
+        return self.outcome if isinstance(self.outcome, Result) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """node: as it would be, None where it already is so. budget: bytes of device memory."""
+
+    told: str
+    node: NodeSpec | None
+    budget: int
+    note: str = ""
+
+
+def what_if(
+    trace: Trace,
+    node: NodeSpec,
+    policy: str | Policy = "vdnn",
+    *,
+    parameters: dict[str, object] | None = None,
+    budget: int | str | None = None,
+    more_memory: int | str = MORE_MEMORY,
+    progress: Callable[[str], None] = no_progress,
+    **settings: Any,
+) -> tuple[Answer, ...]:
+    """Runs a policy as it is, then with a link twice as fast, more memory, a second copy engine, and instant codecs.
+
+    The first answer is the run as it is. more_memory: by how much, bytes or a text such as ``"2 GiB"``; all other
+    arguments as for `simulate`. With instant codecs, encoding and decoding take no time, and neither does a compressing
+    DMA engine or the decompression of compressed memory.
+    Raises `InputError` for arguments that are not good; what a single run refuses or does not fit is in its answer.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000, copy_engines=1), LinkSpec("pcie", 10**10, 10**10))
+    >>> for answer in what_if(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"):
+    ...     print(answer.change, answer.result.iteration_ns if answer.result else answer.note)
+    as it is 83
+    link twice as fast 66
+    2 GiB more memory 83
+    a second copy engine 83
+    codecs in no time nothing is encoded
+    """
+    grown = bytes_of("more_memory", more_memory)
+    limit = bytes_of("budget", budget)
+    chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
+    progress(policy_label(chosen))
+    at = node.budget if limit is None else limit
+    as_it_is = _outcome(trace, node, chosen, at, settings)
+    if isinstance(as_it_is, InputError | MissingExtraError):
+        raise as_it_is
+    answers = [Answer("as it is", as_it_is)]
+    for change in _changes(node, at, grown or 0, as_it_is):
+        if change.node is None:
+            answers.append(Answer(change.told, None, change.note))
+            continue
+        progress(f"{policy_label(chosen)}: {change.told}")
+        answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, settings)))
+    return tuple(answers)
+
+
+def _outcome(
+    trace: Trace, node: NodeSpec, policy: Policy, budget: int, settings: dict[str, Any]
+) -> Result | SimgpuError:
+    try:
+        return simulate(trace, node, policy, budget=budget, **settings)
+    except (OutOfMemoryError, InputError, MissingExtraError) as error:
+        return error
+
+
+def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) -> Iterator[_Change]:
+    gpu, link = node.gpu, node.link
+    faster = replace(link, d2h_bandwidth=2 * link.d2h_bandwidth, h2d_bandwidth=2 * link.h2d_bandwidth)
+    switches = tuple(
+        replace(each, d2h_bandwidth=2 * each.d2h_bandwidth, h2d_bandwidth=2 * each.h2d_bandwidth)
+        for each in node.switches
+    )
+    yield _Change("link twice as fast", replace(node, link=faster, switches=switches), budget)
+    yield _Change(
+        f"{format_bytes(more)} more memory", replace(node, gpu=replace(gpu, memory=gpu.memory + more)), budget + more
+    )
+    if gpu.copy_engines > 1:
+        yield _Change("a second copy engine", None, budget, "there is one for each direction")
+    else:
+        yield _Change("a second copy engine", replace(node, gpu=replace(gpu, copy_engines=2)), budget)
+    if encodes(node, run):
+        yield _Change("codecs in no time", with_instant_codecs(node), budget)
+    else:
+        yield _Change("codecs in no time", None, budget, "nothing is encoded")
+
+
+def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
+    """Whether codecs have a part in a run: its program's, a DMA engine's, or compressed memory's."""
+    if not isinstance(run, Result):
+        return True
+    moves = run.metrics.bytes_out + run.metrics.bytes_in > 0
+    written = any(
+        isinstance(instruction, Encode | Decode)
+        for segment in run.program.segments
+        for code in segment.streams.values()
+        for instruction in code
+    )
+    return written or run.graph.compressed is not None or (node.gpu.cdma is not None and moves)
+
+
+def with_instant_codecs(node: NodeSpec) -> NodeSpec:
+    """The same node with codecs that take no time, wherever they are."""
+    gpu = replace(node.gpu, instant_codecs=True)
+    if gpu.cdma is not None:
+        gpu = replace(gpu, cdma=CdmaSpec(gpu.cdma.codec, _INFINITE, _INFINITE, 0, gpu.cdma.kernel_bandwidth))
+    if gpu.buddy is not None:
+        gpu = replace(gpu, buddy=replace(gpu.buddy, decompression_ns=0))
+    return replace(node, gpu=gpu)

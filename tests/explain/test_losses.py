@@ -1,0 +1,174 @@
+"""Every nanosecond that is no first run of a kernel is put down to a tensor, an engine and a decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu import load_node, load_scenario, load_trace
+from simgpu.analysis.breakdown import Owner
+from simgpu.errors import OutOfMemoryError
+from simgpu.explain.losses import Loss, losses, lost
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.result import Result
+from simgpu.simulation import simulate
+from simgpu.timeline.model import SpanKind as K
+from simgpu.timeline.streams import is_compute
+from simgpu.trace.chain import chain
+from tests.semantics.random_traces import nodes, traces
+from tests.semantics.test_random_runs import placed
+
+many = settings(suppress_health_check=list(HealthCheck), max_examples=100)
+CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+NODE = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+
+
+def by_owner(found: tuple[Loss, ...]) -> Counter[Owner]:
+    sums: Counter[Owner] = Counter()
+    for loss in found:
+        sums[loss.owner] += loss.ns
+    return sums
+
+
+def check_sums(result: Result) -> tuple[Loss, ...]:
+    found, parts = losses(result), result.metrics.breakdown
+    assert by_owner(found) == Counter(
+        {
+            owner: ns
+            for owner, ns in {
+                Owner.RECOMPUTE: parts.recompute,
+                Owner.CODEC: parts.codec,
+                Owner.COPY_OUT: parts.stalled_copy_out,
+                Owner.COPY_IN: parts.stalled_copy_in,
+                Owner.MEMORY: parts.stalled_memory,
+                Owner.HOST: parts.stalled_host,
+                Owner.OTHER: parts.stalled_other,
+            }.items()
+            if ns
+        }
+    )
+    assert sum(dict(lost(result, found)).values()) == result.iteration_ns - result.ideal_ns
+    assert [loss.ns for loss in found] == sorted((loss.ns for loss in found), reverse=True)
+    return found
+
+
+def test_vdnn_on_a_chain_by_hand() -> None:
+    # Each copy begins with its layer's kernel; what is left of it when the kernel has ended is what the next one waits.
+    found = check_sums(simulate(CHAIN, NODE, "vdnn"))
+    assert [(loss.ns, *loss.cause, loss.tensor_bytes, loss.kernel) for loss in found] == [
+        (20 - 7, "x2", "d2h", "offload beside F2 of L2", "F3 of L3 is held back until it ends", 200, "F3 of L3"),
+        (10 - 5, "x1", "d2h", "offload beside F1 of L1", "F2 of L2 is held back until it ends", 100, "F2 of L2"),
+        (20 - 18, "x2", "h2d", "prefetch beside B3 of L3", "B2 of L2 uses it", 200, "B2 of L2"),
+    ]
+
+
+def test_a_run_that_loses_nothing_has_no_losses() -> None:
+    assert losses(simulate(CHAIN, NODE, "ideal")) == ()
+
+
+@many
+@given(st.data(), st.sampled_from(["counting", "addressed"]))
+def test_losses_add_up_to_the_breakdown_whatever_the_trace_and_the_budget(data: st.DataObject, pool: str) -> None:
+    trace, node = data.draw(traces()), data.draw(nodes())
+    most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
+    budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
+    try:
+        result = simulate(trace, node, data.draw(placed(trace)), budget=budget, pool=pool)
+    except OutOfMemoryError:
+        return
+    check_sums(result)
+
+
+@many
+@given(st.data())
+def test_blame_for_copies_agrees_with_a_look_at_every_nanosecond(data: st.DataObject) -> None:
+    """Whom each stalled nanosecond belongs to, looked up span by span, by the words of the docstring alone."""
+    trace, node = data.draw(traces()), data.draw(nodes())
+    result = simulate(trace, node, data.draw(placed(trace)), budget=10**9)
+    slowly: Counter[tuple[str, str, Owner]] = Counter()
+    for instant in range(*result.timeline.window(-1)):
+        now = {span.stream: span for span in result.timeline if span.start_ns <= instant < span.end_ns}
+        compute = [span for name, span in now.items() if is_compute(name)]
+        if any(not span.kind.is_stall for span in compute):
+            continue
+        span = compute[0]
+        while span.kind is K.STALL_EVENT and span.cause in now:
+            span = now[span.cause]
+        if span.kind is K.STALL_ENGINE:
+            span = next(other for other in now.values() if other.kind in (K.COPY_OUT, K.COPY_IN))
+        assert span.kind in (K.COPY_OUT, K.COPY_IN), "with memory to spare, nothing but copies stalls a placement"
+        slowly[span.name, span.stream, Owner.COPY_OUT if span.kind is K.COPY_OUT else Owner.COPY_IN] += 1
+    found: Counter[tuple[str, str, Owner]] = Counter()
+    for loss in losses(result):
+        found[loss.cause.tensor, loss.cause.engine, loss.owner] += loss.ns
+    assert found == slowly
+
+
+POLICIES = ["none", "vdnn", "superneurons", "capuchin", "home", "modnn", "um", "vdnn+"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_loss_of_a_recorded_network_names_tensor_engine_and_decision(policy: str) -> None:
+    scenario = load_scenario("quickstart")
+    result = simulate(scenario.trace, scenario.node, policy, budget="50 MiB" if policy == "none" else "20 MiB")
+    for loss in check_sums(result):
+        assert loss.cause.tensor in {block.id for block in result.graph.blocks}
+        assert loss.cause.engine in result.timeline.streams
+        assert loss.cause.decision
+        assert loss.cause.reason or not loss.stalled
+        assert loss.tensor_bytes > 0
+        assert loss.what
+
+
+def test_recomputation_is_put_down_to_what_is_made_again() -> None:
+    scenario = load_scenario("quickstart")
+    result = simulate(scenario.trace, scenario.node, "superneurons")
+    again = [loss for loss in losses(result) if loss.owner is Owner.RECOMPUTE]
+    assert again
+    assert all(loss.cause.decision.startswith("recompute for k") and not loss.stalled for loss in again)
+
+
+def test_codecs_are_put_down_to_the_tensor_that_they_encode() -> None:
+    scenario = load_scenario("vgg16-v100")
+    found = check_sums(simulate(scenario.trace, scenario.node, "static", parameters={"launch": "expert"}))
+    coded = {(loss.cause.tensor, loss.cause.decision) for loss in found if loss.owner is Owner.CODEC}
+    assert ("conv1_1", "encode before offload") in coded
+    assert ("conv1_1", "decode after prefetch") in coded
+    travelling = next(loss for loss in found if loss.cause.tensor == "conv1_1:zvc")
+    assert travelling.what == "encoded feature map of conv1_1"
+
+
+def test_waiting_for_memory_is_put_down_to_what_leaves() -> None:
+    """F2 writes 300 bytes beside 300 that are there: of 500, not before x1 has left, which takes from the end of F1."""
+    from simgpu.graph.taskgraph import TaskGraph
+    from simgpu.program.placement import Placement, Swap
+    from tests.semantics.test_random_runs import Placed
+
+    graph = TaskGraph.of(CHAIN)
+    placement = Placement((Swap(graph.block("x1"), after=0, before=5, fetch_with=5),))
+    slow = NodeSpec("slow", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**9, 10**9))
+    result = simulate(CHAIN, slow, Placed(placement, recorded=False), budget=500)
+    waited = [loss for loss in check_sums(result) if loss.owner is Owner.MEMORY]
+    assert [(loss.cause.tensor, loss.cause.engine, loss.cause.reason) for loss in waited] == [
+        ("x1", "d2h", "no room for F2 of L2")
+    ]
+    assert waited[0].ns == 100
+
+
+def test_pages_that_come_and_go_are_put_down_to_their_blocks() -> None:
+    node, trace = load_node("buddy-gpu"), load_trace("hpc-seismic")
+    found = check_sums(simulate(trace, node, "um", budget="2 GiB"))
+    assert {loss.cause.decision for loss in found} == {"page faults are served", "pages come", "pages leave"}
+    pinned = check_sums(simulate(trace, node, "um", parameters={"access": "pinned"}, budget="2 GiB"))
+    assert {loss.cause.decision for loss in pinned} <= {"read in host memory", "written in host memory"}
+
+
+@pytest.mark.parametrize("exchange", ["host", "gather"])
+def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
+    scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
+    result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange=exchange)
+    engines = {loss.cause.engine for loss in check_sums(result)}
+    assert engines & ({"host1"} if exchange == "host" else {"gpu1.h2d", "gpu1.d2h"})

@@ -1,0 +1,59 @@
+"""The smallest budget in which a run fits, against trying every byte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu import load_scenario
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.explain.smallest_budget import smallest_budget
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+
+LINK = LinkSpec("pcie", 10**10, 10**10)
+QUICK = load_scenario("quickstart")
+
+
+@settings(suppress_health_check=list(HealthCheck), max_examples=25)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.sampled_from(["none", "vdnn"]), st.integers(1, 100))
+def test_every_byte_below_it_is_too_little(sizes: list[int], policy: str, memory: int) -> None:
+    trace = chain([5] * len(sizes), [7] * len(sizes), sizes)
+    node = NodeSpec("example", GpuSpec("gpu", memory), LINK)
+    found = smallest_budget(trace, node, policy)
+    large = NodeSpec("large", GpuSpec("gpu", 10**4), LINK)
+    assert simulate(trace, large, policy, budget=found.budget).iteration_ns == found.result.iteration_ns
+    for budget in range(found.budget):
+        with pytest.raises(OutOfMemoryError):
+            simulate(trace, large, policy, budget=budget)
+
+
+@pytest.mark.parametrize("policy", ["none", "vdnn", "modnn", "um"])
+def test_of_a_recorded_network_it_is_within_a_four_thousandth(policy: str) -> None:
+    found = smallest_budget(QUICK.trace, QUICK.node, policy, budget="4 MiB")
+    assert found.result.budget == found.budget == found.result.high_water
+    assert 0 < found.budget - found.below <= max(found.budget // 2**12, 1) + 1
+    assert isinstance(found.error, OutOfMemoryError)
+    with pytest.raises(OutOfMemoryError):
+        simulate(QUICK.trace, QUICK.node, policy, budget=found.below)
+
+
+def test_the_tensors_that_pin_it_are_those_that_hold_the_memory_below() -> None:
+    found = smallest_budget(QUICK.trace, QUICK.node, "vdnn")
+    assert isinstance(found.error, OutOfMemoryError)
+    assert found.pinned_by == found.error.holders
+    held = sum(size for _, size in found.pinned_by)
+    assert held <= found.below < held + found.error.requested
+
+
+def test_where_memory_is_not_what_lacks_it_says_what_does() -> None:
+    with pytest.raises(InputError, match="codec times of GPU"):
+        smallest_budget(QUICK.trace, QUICK.node, "cswap")
+
+
+def test_pinned_memory_of_the_host_is_not_helped_by_a_larger_gpu() -> None:
+    node = load_scenario("quickstart", {"node.host.pinned_memory": "1 MiB"}).node
+    with pytest.raises(InputError, match="does not fit 1024 TiB either: out of host memory"):
+        smallest_budget(QUICK.trace, node, "vdnn")

@@ -1,0 +1,89 @@
+"""What would help is found out by real runs on a changed machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu import load_node, load_scenario
+from simgpu.codecs.gpu.response import response_of
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.explain.what_if import Answer, what_if, with_instant_codecs
+from simgpu.simulation import simulate
+
+QUICK = load_scenario("quickstart")
+
+
+def by_change(answers: tuple[Answer, ...]) -> dict[str, Answer]:
+    return {answer.change: answer for answer in answers}
+
+
+@pytest.mark.parametrize("policy", ["vdnn", "capuchin", "modnn"])
+def test_each_answer_is_the_run_on_the_changed_node(policy: str) -> None:
+    node = load_node("laptop-2gb", {"gpu.memory": "20 MiB", "gpu.copy_engines": 1})
+    found = by_change(what_if(QUICK.trace, node, policy, more_memory="8 MiB"))
+    changed = {
+        "as it is": {},
+        "link twice as fast": {"link.d2h_bandwidth": "2 GB/s", "link.h2d_bandwidth": "2 GB/s"},
+        "8 MiB more memory": {"gpu.memory": "28 MiB"},
+        "a second copy engine": {"gpu.copy_engines": 2},
+    }
+    for change, overrides in changed.items():
+        base = {"gpu.memory": "20 MiB", "gpu.copy_engines": 1}
+        result = found[change].result
+        assert result is not None
+        assert (
+            result.iteration_ns == simulate(QUICK.trace, load_node("laptop-2gb", base | overrides), policy).iteration_ns
+        )
+    assert found["codecs in no time"] == Answer("codecs in no time", None, "nothing is encoded")
+
+
+def test_a_node_with_an_engine_for_each_direction_needs_no_second_one() -> None:
+    found = by_change(what_if(QUICK.trace, QUICK.node, "vdnn"))
+    assert found["a second copy engine"].note == "there is one for each direction"
+
+
+def test_what_does_not_fit_may_fit_with_more_memory() -> None:
+    found = by_change(what_if(QUICK.trace, QUICK.node, "none", more_memory="10 MiB"))
+    assert isinstance(found["as it is"].outcome, OutOfMemoryError)
+    assert found["10 MiB more memory"].result is not None
+
+
+def test_a_policy_that_refuses_the_trace_is_an_error() -> None:
+    with pytest.raises(InputError, match="tells no sparsity|no sparsity"):
+        what_if(QUICK.trace, QUICK.node, "cswap")
+
+
+def test_instant_codecs_take_no_time_in_the_run_and_in_its_planning() -> None:
+    scenario = load_scenario("vgg16-v100")
+    parameters: dict[str, object] = {"launch": "expert"}
+    found = by_change(what_if(scenario.trace, scenario.node, "static", parameters=parameters, budget=scenario.budget))
+    now, instant = found["as it is"].result, found["codecs in no time"].result
+    assert now is not None
+    assert instant is not None
+    assert now.metrics.breakdown.codec > 0 == instant.metrics.breakdown.codec
+    assert instant.iteration_ns < now.iteration_ns
+
+
+def test_a_gpu_with_instant_codecs_has_the_same_codecs_and_no_times() -> None:
+    gpu = load_node("v100").gpu
+    surface = response_of(replace(gpu, instant_codecs=True))
+    assert surface.codecs == response_of(gpu).codecs
+    assert surface.encode_ns("zvc", 10**9, 0.5, 80, 64) == surface.decode_ns("zvc", 10**9, 0.5, 80, 64) == 0
+    assert surface.encode_times("zvc", [10**9, 7], 0.5, 80, 64).tolist() == [0, 0]
+
+
+def test_an_infinitely_fast_compressing_dma_engine_is_bound_by_link_and_dram_alone() -> None:
+    node = load_node("titan-x-maxwell-cdma")
+    instant = with_instant_codecs(node).gpu.cdma
+    assert instant is not None
+    assert node.gpu.cdma is not None
+    assert (instant.codec, instant.kernel_bandwidth) == (node.gpu.cdma.codec, node.gpu.cdma.kernel_bandwidth)
+    assert instant.peak > 10**18
+
+
+def test_compressed_memory_decompresses_in_no_time() -> None:
+    buddy = with_instant_codecs(load_node("buddy-gpu")).gpu.buddy
+    assert buddy is not None
+    assert buddy.decompression_ns == 0
