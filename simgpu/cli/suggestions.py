@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -114,11 +115,9 @@ def _keys(model: Any) -> Iterator[str]:
 
 
 def _section(annotation: Any) -> Any:
-    """The model of a section, None for a value."""
-    for kind in (annotation, *getattr(annotation, "__args__", ())):
-        if hasattr(kind, "model_fields"):
-            return kind
-    return None
+    """The model of a section that may be left out or not, None for a value and for tables of sections."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
 
 
 scenarios = suggest(_scenario_names, "file")

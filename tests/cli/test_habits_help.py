@@ -22,7 +22,6 @@ QUICK = frozenset(
         "bound quickstart --json",
         "bound zoo:resnet34 --batch 256 --node k40 --framework fused --budget 5GB",
         "codec list",
-        "codec tune",
         "compare quickstart",
         'compare quickstart --set "policies=[none, vdnn: {mode: conv}]"',
         "completion bash",

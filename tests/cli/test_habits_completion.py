@@ -1,0 +1,203 @@
+"""Shell completion: what is offered where, and that real shells take it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+
+from simgpu.cli import COMMANDS, main
+from simgpu.cli.completion import Bash, Fish
+from simgpu.codecs.registry import codec_names
+from simgpu.hardware.nodes import node_names
+from simgpu.policies.registry import policy_names
+from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
+from simgpu.shipped import shipped_names
+from simgpu.trace.solvers.catalogue import SOLVERS
+from simgpu.trace.zoo.catalogue import NETWORKS
+from tests.cli.cli_helpers import make_study, simgpu
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def offered(line: str) -> list[str]:
+    """The values that the shell is told of for the last word of a line; a path's kind in angle brackets."""
+    *words, last = line.split(" ")
+    found = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions(words, last)
+    return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
+
+
+def test_commands_and_their_lines_are_offered() -> None:
+    found = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions([], "")
+    assert [(item.value, item.help) for item in found] == [(name, line) for name, (_, line) in COMMANDS.items()]
+    assert offered("com") == ["compare", "completion"]
+    assert offered("codec ") == ["list", "tune", "times", "measure"]
+    assert offered("--v") == ["--version"]
+
+
+def test_offering_commands_loads_none_of_them() -> None:
+    done = ask("simgpu ", "; print(sorted(n for n in sys.modules if n.startswith('simgpu.cli.')), file=sys.stderr)")
+    assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]
+    known = {"simgpu.cli.group", "simgpu.cli.signals", "simgpu.cli.completion"}
+    assert {name.strip("'") for name in done.stderr.strip("[]\n").split(", ")} == known
+
+
+def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
+    done = ask("simgpu nonsense ")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("run ", list(shipped_scenarios())),
+        ("compare --json ", list(shipped_scenarios())),
+        ("study ", list(shipped_studies())),
+        ("run --trace ", list(shipped_names("traces"))),
+        ("trace show ", list(shipped_names("traces"))),
+        ("run --node ", list(node_names())),
+        ("nodes ", list(node_names())),
+        ("zoo build --gpu ", list(node_names())),
+        ("policies ", list(policy_names())),
+        ("max-batch quickstart --policy ", list(policy_names())),
+        ("zoo build ", list(NETWORKS)),
+        ("bound zoo:", [f"zoo:{name}" for name in NETWORKS]),
+        ("solver build ", list(SOLVERS)),
+        ("codec measure --codec ", list(codec_names())),
+        ("codec measure --layout n", ["nchw", "nhwc"]),
+        ("record digits-cnn --optimizer ada", ["adam", "adamw", "adagrad"]),
+        ("record vgg", ["vgg11"]),
+        ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam"]),
+        ("schema ", ["scenario", "study", "node"]),
+        ("completion ", ["bash", "zsh", "fish"]),
+    ],
+)
+def test_names_are_offered_where_a_command_takes_one(line: str, names: list[str]) -> None:
+    assert sorted(offered(line)) == sorted(names)
+
+
+def test_what_may_be_run_is_a_trace_a_scenario_or_a_network() -> None:
+    found = offered("max-batch ")
+    assert found == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
+
+
+@pytest.mark.parametrize("line", ["run ./", "study results/", "run --node ../", "import ", "run -o "])
+def test_paths_are_left_to_the_shell(line: str) -> None:
+    assert offered(line) == ["<file>"]
+
+
+def test_files_of_the_reader_stand_beside_what_ships(tmp_path: Path) -> None:
+    make_study(tmp_path)
+    assert offered("run st") == ["study.yaml"]
+    assert offered("run --node n") == ["node.yaml"]
+    assert offered("run --trace ch") == ["chain"]
+
+
+def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
+    assert {"iterations=", "seed=", "node.gpu.memory="} <= set(offered("run --set "))
+    assert offered("run --set node.gpu.mem") == ["node.gpu.memory="]
+    assert offered("run --set node.gpu.memory=") == [], "nothing is known of values"
+    assert set(offered("study --set ")) >= {"epochs=", "traces=", "runs=", "node.link.latency="}
+    assert not [key for key in offered("run --set ") if key.startswith("schema")]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("simgpu bound zoo:resnet3", ["resnet34", "resnet32"]),
+        ("simgpu bound zoo:resnet3 --node lap", ["laptop-2gb"]),
+        ("simgpu run --policy=vdnn+", ["vdnn+", "vdnn++"]),
+        ("simgpu run --set node.gpu.memory=1GB --set node.link.lat", ["node.link.latency="]),
+        ('simgpu run --policy "vdnn: {mode: conv}" --trace vgg16', ["vgg16-b128-v100"]),
+        ("simgpu run  quick", ["quickstart"]),
+        ("simgpu run quickstart ", []),
+    ],
+)
+def test_bash_completes_the_part_of_a_word_that_it_sees(
+    line: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    answers = Bash(main, {}, "simgpu", "_SIMGPU_COMPLETE").complete().split("\n")
+    assert [answer.removeprefix("plain,") for answer in answers if answer] == told
+
+
+def test_fish_shows_descriptions_whole() -> None:
+    item = CompletionItem("trace", help="Look at it: show, check, stats.")
+    assert Fish(main, {}, "simgpu", "X").format_completion(item) == "plain,trace\tLook at it: show; check; stats."
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_tells_first_how_it_is_installed(shell: str) -> None:
+    script = simgpu("completion", shell).stdout
+    lines = script.splitlines()
+    assert lines[1 if shell == "zsh" else 0].startswith(f"# To install: simgpu completion {shell} > ")
+    assert (lines[0] == "#compdef simgpu") == (shell == "zsh"), "which zsh wants first"
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here to read the script")
+    read = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "command", "start"),
+    [
+        ("bash", ["bash", "--norc", "-i"], 'eval "$(simgpu completion bash)"'),
+        ("zsh", ["zsh", "-f", "-i"], 'autoload -U compinit; compinit -D; eval "$(simgpu completion zsh)"'),
+        ("fish", ["fish", "--no-config", "-i"], "simgpu completion fish | source"),
+    ],
+)
+def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    program = tmp_path / "bin" / "simgpu"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m simgpu "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    path = f"{program.parent}:/usr/local/bin:/usr/bin:/bin"
+    environment = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "80"}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, environment)
+    try:
+        for typed, shown in (
+            (f"{start}; echo re''ady\n", "ready"),
+            ("simgpu max\t", "max-batch"),
+            ("zoo:resnet15\t", "zoo:resnet152"),
+            ("--set node.gpu.mem\t", "node.gpu.memory="),
+        ):
+            os.write(terminal, typed.encode())
+            assert shown in _until(terminal, shown), typed
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
+def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
+    """What the script of bash runs at the tab key."""
+    code = f"import sys\nfrom simgpu.__main__ import main\ntry: main()\nfinally: pass{then}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_SIMGPU_COMPLETE": "bash_complete", "COMP_LINE": line}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def _until(terminal: int, awaited: str) -> str:
+    """What a terminal shows until the awaited text, or for as long as a slow machine may take."""
+    shown, end = "", monotonic() + 20
+    while awaited not in shown and monotonic() < end and select.select([terminal], [], [], 20)[0]:
+        try:
+            shown += os.read(terminal, 65536).decode(errors="replace")
+        except OSError:
+            break
+    return shown
