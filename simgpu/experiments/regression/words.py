@@ -25,6 +25,8 @@ from simgpu.units import format_time
 WIDTH = 76
 _LABELS = 12
 _FIELDS = ("kind", "name", "iteration", "gpu", "start_ns", "end_ns", "bytes", "cause")
+#: Shown also where they are 0 or empty.
+_ALWAYS = ("kind", "name", "iteration", "start_ns", "end_ns")
 _UNITS = {"start_ns": "ns", "end_ns": "ns", "bytes": "B"}
 _HEADINGS = ("", "stored", "now", "by", "")
 
@@ -163,7 +165,9 @@ def _side_by_side(events: EventDifference) -> Iterator[str]:
     """One line a field, stored and now, what differs marked; a name that is too long for its column is cut."""
     room = (WIDTH - 4 - _LABELS - 4) // 2
     heads = "only stored" if events.now is None else "stored", "only now" if events.stored is None else "now"
-    fields = [(field.removesuffix("_ns"), _cell(events.stored, field), _cell(events.now, field)) for field in _FIELDS]
+    both = (events.stored, events.now)
+    told = [field for field in _FIELDS if field in _ALWAYS or any(getattr(event, field, 0) for event in both)]
+    fields = [(field.removesuffix("_ns"), _cell(events.stored, field), _cell(events.now, field)) for field in told]
     rows = [("", *heads), *fields]
     width = min(room, max(len(row[1]) for row in rows))
     for name, stored, now in rows:
