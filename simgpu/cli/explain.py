@@ -27,10 +27,10 @@ from simgpu.explain.explanation import (
     explain_result,
     loss_lines,
 )
+from simgpu.explain.losses import block_words
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
 from simgpu.explain.what_if import Answer, what_if
 from simgpu.scenario.model import Scenario
-from simgpu.simulation import task_graph
 
 EXPLANATION_SCHEMA = "simgpu.explanation/1"
 
@@ -93,10 +93,8 @@ class _Told:
             self.answers = what_if(*asked, **how, iterations=scenario.iterations, more_memory=more)
         elif run.result is None and not run.refused:
             self.smallest = smallest_budget(*asked, **how)
-            graph = task_graph(scenario.trace, scenario.node, scenario.epoch)
-            self.kinds = {
-                b.id: " of ".join(filter(None, (b.kind.value.replace("_", " "), b.layer))) for b in graph.blocks
-            }
+            graph = self.smallest.result.graph
+            self.kinds = {block.id: block_words(graph, number) for number, block in enumerate(graph.blocks)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

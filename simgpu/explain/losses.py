@@ -18,6 +18,7 @@ import numpy as np
 
 from simgpu.analysis.breakdown import Instants, Owner, attributed
 from simgpu.explain.places import Places
+from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import Decode, Encode, Launch
 from simgpu.program.paging import Remote
 from simgpu.result import Result
@@ -144,10 +145,8 @@ class _Teller:
         number = self.blocks.get(cause.tensor)
         if number is None:
             return Loss(cause, owner, each.ns, len(each.waits), 0, "", kernel)
-        block = self.graph.blocks[self.graph.encoded[number].block if number in self.graph.encoded else number]
-        what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
-        what = f"encoded {what}" if number in self.graph.encoded else what
-        return Loss(cause, owner, each.ns, len(each.waits), self.graph.sizes[number], what, kernel)
+        size, what = self.graph.sizes[number], block_words(self.graph, number)
+        return Loss(cause, owner, each.ns, len(each.waits), size, what, kernel)
 
     # --- words ----------------------------------------------------------------------------------------------
 
@@ -225,6 +224,19 @@ class _Teller:
             return "the end"
         kernel = self.graph.kernels[number]
         return f"{kernel.id} of {kernel.layer}" if kernel.layer and kernel.layer not in kernel.id else kernel.id
+
+
+def block_words(graph: TaskGraph, number: int) -> str:
+    """What a block is: its kind and layer, or those of the block that it is an encoded form of.
+
+    >>> from simgpu.trace.chain import chain
+    >>> block_words(TaskGraph.of(chain([5], [7], [100])), 0)
+    'input of L1'
+    """
+    encoded = graph.encoded.get(number)
+    block = graph.blocks[number if encoded is None else encoded.block]
+    what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
+    return what if encoded is None else f"encoded {what}"
 
 
 def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:

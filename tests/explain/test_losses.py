@@ -89,8 +89,9 @@ def test_blame_for_copies_agrees_with_a_look_at_every_nanosecond(data: st.DataOb
     trace, node = data.draw(traces()), data.draw(nodes())
     result = simulate(trace, node, data.draw(placed(trace)), budget=10**9)
     slowly: Counter[tuple[str, str, Owner]] = Counter()
+    spans = list(result.timeline)
     for instant in range(*result.timeline.window(-1)):
-        now = {span.stream: span for span in result.timeline if span.start_ns <= instant < span.end_ns}
+        now = {span.stream: span for span in spans if span.start_ns <= instant < span.end_ns}
         compute = [span for name, span in now.items() if is_compute(name)]
         if any(not span.kind.is_stall for span in compute):
             continue

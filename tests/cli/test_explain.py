@@ -1,0 +1,82 @@
+"""``simgpu explain`` says why policies are slow, why they do not fit, and what would help."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.cli_helpers import simgpu
+
+SMALL = ("explain", "quickstart", "--quiet")
+
+
+def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> None:
+    done = simgpu(*SMALL, "--set", "policies=[vdnn: {mode: conv}]")
+    assert done.exit_code == 0
+    for told in (
+        "vdnn(mode=conv): 111.8 ms, 1.671 ms over ideal = 1.671 ms stalled",
+        "1.18 ms to d2h, 490.7 us to h2d",
+        "stage1_3:add, 2 MiB, feature map of stage1_3",
+        "d2h, offload beside k32 of stage2_1.conv1",
+        "108.1 ms  96.7%    342  compute  compute",
+        "link twice as fast     110.4 ms        -1.3%",
+        "a second copy engine          -               there is one for each direction",
+    ):
+        assert told in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> None:
+    done = simgpu(*SMALL, "--set", "policies=none")
+    assert done.exit_code == 3
+    for told in (
+        "none: out of memory",
+        "smallest budget  49.45 MiB (51849368 B): 110.1 ms",
+        "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB",
+        "pinned by        bn1:native_batch_norm, 2 MiB, feature map of bn1",
+    ):
+        assert told in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the_other() -> None:
+    done = simgpu(*SMALL, "--no-what-if")
+    assert done.exit_code == 0
+    assert [line for line in done.stdout.splitlines() if line.startswith(("ideal", "none:", "vdnn"))] == [
+        "none: out of memory",
+        "vdnn(mode=conv): 111.8 ms, 1.671 ms over ideal = 1.671 ms stalled",
+        "vdnn: 154.7 ms, 44.55 ms over ideal = 44.55 ms stalled",
+    ]
+
+
+def test_json_has_every_loss_and_step() -> None:
+    done = simgpu(*SMALL, "--json", "--set", "policies=[none, vdnn]", "--more-memory", "8 MiB")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "simgpu.explanation/1"
+    none, vdnn = document["explanations"]
+    assert none["smallest_budget"]["bytes"] == 51849368
+    assert none["failure"]["kind"] == "out of memory"
+    assert sum(loss["ns"] for loss in vdnn["losses"]) == sum(vdnn["lost_ns"].values())
+    assert sum(step["ns"] for step in vdnn["critical_path"]) == vdnn["iteration_ns"]
+    assert [answer["change"] for answer in vdnn["what_if"]] == [
+        "as it is",
+        "link twice as fast",
+        "8 MiB more memory",
+        "a second copy engine",
+        "codecs in no time",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--more-memory", "much"), "--more-memory: 'much'"),
+        (("--top", "0"), "0 is not in the range x>=1"),
+        (("--set", "policies=vdn"), "did you mean 'vdnn'"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(options: tuple[str, ...], told: str) -> None:
+    done = simgpu(*SMALL, *options)
+    assert done.exit_code == 2
+    assert told in done.stderr
