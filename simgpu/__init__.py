@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.search import search_placement
     from simgpu.experiments.search_found import Search
     from simgpu.experiments.study import StudyResult, run_study
+    from simgpu.experiments.sweep.run import SweepResult, run_sweep
     from simgpu.experiments.training import Training, train
     from simgpu.explain.explanation import Explanation, explain_result
     from simgpu.explain.smallest_budget import smallest_budget
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     from simgpu.result import Result
     from simgpu.scenario.load import load_scenario, load_trace
     from simgpu.scenario.load_study import load_study
+    from simgpu.scenario.load_sweep import load_sweep
     from simgpu.scenario.model import Scenario
     from simgpu.scenario.study import Study
+    from simgpu.scenario.sweep import Sweep
     from simgpu.simulation import simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.model import Trace
@@ -60,6 +63,8 @@ _HOMES = {
     "SimgpuError": "simgpu.errors",
     "Study": "simgpu.scenario.study",
     "StudyResult": "simgpu.experiments.study",
+    "Sweep": "simgpu.scenario.sweep",
+    "SweepResult": "simgpu.experiments.sweep.run",
     "Timeline": "simgpu.timeline.model",
     "Trace": "simgpu.trace.model",
     "Training": "simgpu.experiments.training",
@@ -70,12 +75,14 @@ _HOMES = {
     "load_node": "simgpu.hardware.nodes",
     "load_scenario": "simgpu.scenario.load",
     "load_study": "simgpu.scenario.load_study",
+    "load_sweep": "simgpu.scenario.load_sweep",
     "load_trace": "simgpu.scenario.load",
     "max_batch": "simgpu.experiments.max_batch",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
     "record": "simgpu.trace.recorder",
     "run_study": "simgpu.experiments.study",
+    "run_sweep": "simgpu.experiments.sweep.run",
     "search_placement": "simgpu.experiments.search",
     "simulate": "simgpu.simulation",
     "smallest_budget": "simgpu.explain.smallest_budget",
@@ -98,6 +105,8 @@ __all__ = [
     "SimgpuError",
     "Study",
     "StudyResult",
+    "Sweep",
+    "SweepResult",
     "Timeline",
     "Trace",
     "Training",
@@ -110,12 +119,14 @@ __all__ = [
     "load_node",
     "load_scenario",
     "load_study",
+    "load_sweep",
     "load_trace",
     "max_batch",
     "node_names",
     "policy_names",
     "record",
     "run_study",
+    "run_sweep",
     "search_placement",
     "simulate",
     "smallest_budget",

@@ -32,7 +32,7 @@ class Given(NamedTuple):
     changed: bool
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Sweep:
     """A scenario and the axes along which it varies; checked, so that a point fails only by what is loaded for it.
 

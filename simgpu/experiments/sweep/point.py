@@ -1,0 +1,147 @@
+"""One point of a sweep, run under its policies: rows of plain data, whatever becomes of it.
+
+Lives here: `run_point`. Does not live here: which points run where (`simgpu.experiments.sweep.processes` and its
+neighbours), or how rows become a table (`simgpu.experiments.sweep.table`).
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.labels import policy_label
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.experiments.compare import made_policy
+from simgpu.simulation import Result, simulate
+
+if TYPE_CHECKING:
+    from simgpu.scenario.model import Scenario
+    from simgpu.scenario.sweep import Points
+
+OK, OUT_OF_MEMORY, REFUSED, ERROR = OUTCOMES = "ok", "out of memory", "refused", "error"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PointRows:
+    """What became of a point: one row a policy, as plain data by column; columns without a value are left out.
+
+    again: whether another run may end otherwise, since something broke or is not installed.
+    """
+
+    point: int
+    again: bool
+    rows: tuple[Row, ...]
+
+
+def run_point(points: Points, point: int) -> PointRows:
+    """Runs a point under all its policies; raises nothing but what ends the process.
+
+    The rows say nothing of when or where they were made: they are the same whichever process made them.
+    """
+    try:
+        scenario = points.scenario(point)
+    except Exception as error:
+        return _without_scenario(points, point, error)
+    about = _about(scenario)
+    ran = [_run(scenario, made_policy(choice)) for choice in scenario.policies]
+    return PointRows(point, any(again for again, _ in ran), tuple({**about, **row} for _, row in ran))
+
+
+def died(point: int, why: str) -> PointRows:
+    """The rows of a point that took the process down which ran it."""
+    return PointRows(point, True, ({"outcome": ERROR, "message": why},))
+
+
+def _without_scenario(points: Points, point: int, error: Exception) -> PointRows:
+    """A point whose scenario cannot be made: a row for each policy that is written, as far as it can be read."""
+    again, told = _failure(error)
+    rows = []
+    for written in points.policies(point):
+        try:
+            policy: Row = _policy(made_policy(written))  # type: ignore[arg-type]
+        except Exception:
+            policy = {"policy": str(written)}
+        rows.append({**policy, **told})
+    return PointRows(point, again, tuple(rows))
+
+
+def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:
+    about = _policy(policy)
+    together = scenario.data_parallel.arguments if scenario.data_parallel else {}
+    try:
+        result = simulate(
+            scenario.trace,
+            scenario.node,
+            policy,
+            budget=scenario.budget,
+            iterations=scenario.iterations,
+            seed=scenario.seed,
+            pool=scenario.pool,
+            alignment=scenario.alignment,
+            epoch=scenario.epoch,
+            **together,
+        )
+        return False, {**about, "outcome": OK, **_numbers(result)}
+    except Exception as error:
+        again, told = _failure(error)
+        return again, {**about, **told}
+
+
+def _failure(error: Exception) -> tuple[bool, Row]:
+    """Whether to try again, and what is told of it."""
+    if isinstance(error, OutOfMemoryError):
+        return False, {"outcome": OUT_OF_MEMORY, "message": str(error)}
+    if isinstance(error, InputError):
+        return False, {"outcome": REFUSED, "message": "; ".join(error.lines())}
+    if isinstance(error, MissingExtraError):
+        return True, {"outcome": REFUSED, "message": str(error)}
+    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+    where = f"in {frame.f_globals.get('__name__')}.{frame.f_code.co_name}, line {line}"
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return True, {"outcome": ERROR, "message": f"{told} ({where})"}
+
+
+def _policy(policy: Any) -> dict[str, Any]:
+    parameters = json.dumps(policy.parameters, default=str)
+    return {"policy": policy_label(policy), "policy_name": policy.name, "parameters": parameters}
+
+
+def _about(scenario: Scenario) -> dict[str, Any]:
+    """What all rows of a point share, in base units; the budget is the node's where the scenario gives none."""
+    info, how = scenario.trace.info, scenario.data_parallel
+    return {
+        "trace_name": scenario.trace.name or info.model,
+        "model": info.model,
+        "batch": info.batch,
+        "node_name": scenario.node.name,
+        "budget_bytes": scenario.node.budget if scenario.budget is None else scenario.budget,
+        "iterations": scenario.iterations,
+        "epoch": scenario.epoch,
+        "seed": scenario.seed,
+        "pool": scenario.pool,
+        "alignment_bytes": scenario.node.gpu.alignment if scenario.alignment is None else scenario.alignment,
+        "gpus": how.gpus if how else 1,
+        "exchange": str(how.exchange) if how else None,
+        "cores": how.cores if how else None,
+        "origin": info.origin.value,
+        "device": info.device,
+        "date": info.date,
+        "tool": info.tool,
+    }
+
+
+def _numbers(result: Result) -> dict[str, Any]:
+    return {
+        "pool": result.pool,
+        "steady": result.steady,
+        "ideal_ns": result.ideal_ns,
+        "high_water_bytes": result.high_water,
+        "retired_instructions": result.retired,
+        "spans": len(result.timeline),
+        **{row.key: row.value for row in result.metrics.rows()},
+    }

@@ -1,0 +1,164 @@
+"""Points in processes of this machine, or in this one.
+
+Lives here: who runs which point, and what becomes of a point whose process dies. Does not live here: running one
+(`simgpu.experiments.sweep.point`), or a cluster (`simgpu.experiments.sweep.cluster`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from simgpu.errors import InputError
+from simgpu.experiments.sweep.point import PointRows, died, run_point
+
+if TYPE_CHECKING:
+    from simgpu.scenario.sweep import Points, Sweep
+
+#: What runs one point.
+Work = Callable[["Points", int], PointRows]
+
+#: Points given out for each process: one that runs and one that follows.
+AHEAD = 2
+_DIED = "the process that ran it died: the system may have ended it for lack of memory"
+
+
+def in_this_process(sweep: Sweep, points: Iterable[int], work: Work = run_point) -> Generator[PointRows, None, None]:
+    """Runs the points one after the other."""
+    opened = sweep.points()
+    for point in points:
+        yield work(opened, point)
+
+
+def in_processes(
+    sweep: Sweep, points: Iterable[int], jobs: int, work: Work = run_point
+) -> Generator[PointRows, None, None]:
+    """Runs the points in so many processes, and gives each as it finishes; few are under way at any time.
+
+    When a process dies, all others of its pool are lost with it. Then the points that were under way run alone, one
+    after the other: of one that dies again, this is what is told.
+    """
+    remaining = iter(points)
+    pool = _Pool(sweep, jobs, work)
+    try:
+        running: dict[Future[PointRows], int] = {}
+        while True:
+            suspects = []
+            for point in islice(remaining, AHEAD * jobs - len(running)):
+                if (future := pool.run(point)) is None:
+                    suspects.append(point)
+                else:
+                    running[future] = point
+            if not running and not suspects:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=running.__getitem__):
+                found, point = _outcome(future), running.pop(future)
+                if found is None:
+                    suspects.append(point)
+                else:
+                    yield found
+            if suspects:
+                wait(running)
+                for future, point in running.items():
+                    found = _outcome(future)
+                    if found is None:
+                        suspects.append(point)
+                    else:
+                        yield found
+                running.clear()
+                pool.end()
+                yield from _one_by_one(sweep, sorted(suspects), work)
+                pool = _Pool(sweep, jobs, work)
+    finally:
+        pool.end()
+
+
+def _one_by_one(sweep: Sweep, points: Iterable[int], work: Work) -> Generator[PointRows, None, None]:
+    pool = _Pool(sweep, 1, work)
+    try:
+        for point in points:
+            future = pool.run(point)
+            found = None if future is None else _outcome(future)
+            if found is None:
+                pool.end()
+                pool = _Pool(sweep, 1, work)
+            yield found or died(point, _DIED)
+    finally:
+        pool.end()
+
+
+def _outcome(future: Future[PointRows]) -> PointRows | None:
+    """What a point gave, None where its process died."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return None
+
+
+class _Pool:
+    """Processes that end when they are told to, or when this one ends in any way."""
+
+    def __init__(self, sweep: Sweep, jobs: int, work: Work) -> None:
+        context = get_context("spawn")
+        # Nothing is ever sent: that the end which is held here closes is what the processes wait for.
+        lifeline, self._held = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_begin, initargs=(lifeline, sweep, work)
+        )
+        try:
+            self._executor.submit(_ready).result()
+        except BaseException as error:
+            self.end()
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            what = "cannot be started: a new process that imports this program ends at once"
+            remedy = "in a script, call run_sweep below `if __name__ == '__main__':`, or with jobs=1"
+            raise InputError.single("", "processes of a sweep", what, remedy) from error
+
+    def run(self, point: int) -> Future[PointRows] | None:
+        """Has a point run; None where the pool has lost a process."""
+        try:
+            return self._executor.submit(_run, point)
+        except BrokenProcessPool:
+            return None
+
+    def end(self) -> None:
+        """Ends the processes, whatever they are doing."""
+        self._held.close()
+        self._executor.shutdown(cancel_futures=True)
+
+
+_points: Points
+_work: Work
+
+
+def _begin(lifeline: Connection, sweep: Sweep, work: Work) -> None:
+    """Makes a new process ready for points."""
+    global _points, _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    _points, _work = sweep.points(), work
+
+
+def _end_with(lifeline: Connection) -> None:
+    with suppress(EOFError, OSError):
+        lifeline.recv()
+    os._exit(1)
+
+
+def _ready() -> None:
+    """Shows that a process has started."""
+
+
+def _run(point: int) -> PointRows:
+    return _work(_points, point)

@@ -1,0 +1,159 @@
+"""A sweep, run from where it stands to its end.
+
+Lives here: `run_sweep` and its answer. Does not live here: who runs a point (`processes`, `cluster`), where it is kept
+(`store`), and what the folder holds (`folder`), all beside this module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simgpu.analysis.tables import table_html, table_text
+from simgpu.errors import InputError
+from simgpu.experiments.sweep.cluster import on_cluster
+from simgpu.experiments.sweep.folder import abandon, forget_results, open_store, write_results
+from simgpu.experiments.sweep.point import OUTCOMES, PointRows
+from simgpu.experiments.sweep.processes import in_processes, in_this_process
+from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
+from simgpu.experiments.sweep.store import Store, stored
+from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from distributed import Client
+
+    from simgpu.scenario.sweep import Sweep
+
+#: Told how many points are finished, and of how many.
+Progress = Callable[[int, int], None]
+#: Runs points, and gives each as it finishes.
+Engine = Callable[[Iterable[int]], Generator[PointRows, None, None]]
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """All points of a sweep. Prints as a table of the first rows.
+
+    counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``. folder: where they are kept, None
+    where they are in memory. ran: how many points ran this time.
+    """
+
+    sweep: Sweep
+    counts: dict[str, int]
+    folder: Path | None
+    ran: int
+    _kept: Callable[[], Iterator[tuple[int, list[dict[str, Any]]]]]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One mapping a point and policy, in order, by column; columns without a value are left out."""
+        return table_rows(self.sweep, self._kept())
+
+    def frame(self) -> pd.DataFrame:
+        """One row a point and policy.
+
+        Columns: ``point``; what varies, by its path; every parameter in base units; ``policy`` (its label),
+        ``policy_name``, ``parameters`` (JSON); ``outcome`` and ``message``; the numbers of the run (see `Metrics`); and
+        where they come from. What a row does not have is missing.
+        """
+        return frame_of(columns_of(self.sweep, self._kept()), self.rows())
+
+    @property
+    def caption(self) -> str:
+        """How many points there are, and what became of their rows."""
+        told = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items() if count)
+        return f"{self.sweep.name}: {self.sweep.count} points; {told}"
+
+    def _shown(self) -> list[tuple[str, ...]]:
+        return shown_rows(self.sweep, self.rows())
+
+    def __repr__(self) -> str:
+        more = sum(self.counts.values()) - SHOWN
+        below = f"\n{more} more rows: frame() has them" if more > 0 else ""
+        return f"{self.caption}\n{table_text(HEADINGS, self._shown())}{below}"
+
+    def _repr_html_(self) -> str:
+        return table_html(HEADINGS, self._shown(), self.caption)
+
+
+def run_sweep(
+    sweep: Sweep,
+    *,
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    dask: str | Client | None = None,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> SweepResult:
+    """Runs the points of a sweep that have yet to run; the results are the same whoever runs them.
+
+    folder: where finished points are kept, and the tables once all are; the same call goes on where an earlier one
+    stopped. Points that ended in an error, or lacked a package, run again. Without a folder nothing is written. jobs:
+    processes on this machine, 1 for none but this one. dask: the address of a cluster's scheduler, or a client of it,
+    in their place. restart: forget what the folder has. progress: told how many points are finished, of how many.
+
+    Raises `InputError` for a folder that holds something else or is in use, and for a cluster that cannot be used;
+    `MissingExtraError` for a cluster without distributed. What is wrong with single points stands in their rows.
+
+    >>> from simgpu.scenario.load_sweep import load_sweep
+    >>> result = run_sweep(load_sweep("memory-sweep", {"sweep.grid.budget": ["32 MiB"], "iterations": 1}))
+    >>> result.counts
+    {'ok': 4, 'out of memory': 4, 'refused': 0, 'error': 0}
+    """
+    if type(jobs) is not int or jobs < 1:
+        what = f"{jobs!r} is not a whole number of at least 1"
+        raise InputError.single("", "argument jobs", what, "give how many processes run points")
+
+    def engine(points: Iterable[int]) -> Generator[PointRows, None, None]:
+        if dask is not None:
+            return on_cluster(sweep, points, dask)
+        return in_this_process(sweep, points) if jobs == 1 else in_processes(sweep, points, jobs)
+
+    return carry_out(sweep, engine, folder=folder, restart=restart, progress=progress)
+
+
+def carry_out(
+    sweep: Sweep,
+    engine: Engine,
+    *,
+    folder: str | Path | None = None,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> SweepResult:
+    """What `run_sweep` does, whoever runs the points."""
+    home = None if folder is None else Path(folder).absolute()
+    store = open_store(sweep, home, restart)
+    try:
+        ran = _finish(sweep, store, engine, progress)
+        counted = Counter(row["outcome"] for _, rows in store.rows() for row in rows)
+        counts = {outcome: counted[outcome] for outcome in OUTCOMES}
+        write_results(sweep, store, counts)
+    except BaseException:
+        abandon(store)
+        raise
+    if home is None:
+        return SweepResult(sweep, counts, None, ran, store.rows)
+    store.close()
+    return SweepResult(sweep, counts, home, ran, lambda: stored(home))
+
+
+def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | None) -> int:
+    """Runs what has yet to run, and keeps each point before the next; how many there were."""
+    done, total = store.finished(), sweep.count
+    if progress:
+        progress(done, total)
+    if done == total:
+        return 0
+    forget_results(store)
+    ran = 0
+    with closing(engine(store.pending(total))) as finished:
+        for point in finished:
+            store.keep(point)
+            ran += 1
+            if progress:
+                progress(done + ran, total)
+    return ran

@@ -1,0 +1,159 @@
+"""Finished points on disk: a database that a kill at any moment leaves whole.
+
+Lives here: `Store`, one SQLite file that one process at a time has open. Does not live here: what a row means, or the
+tables made of them (`simgpu.experiments.sweep.table`).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError
+from simgpu.experiments.sweep.point import PointRows
+from simgpu.whole import unwritable
+
+FILE = "points.sqlite"
+#: Says of a SQLite file that it is one of these ("simg").
+_APPLICATION = 0x73696D67
+#: Points that are looked up at once.
+_PAGE = 4096
+
+_TABLES = """
+create table if not exists about (key text primary key, value text not null) without rowid;
+create table if not exists points (point integer primary key, again integer not null, rows text not null);
+"""
+
+
+class Store:
+    """The finished points of one sweep, in a folder or, without one, in memory.
+
+    Holds the file for itself until it is closed. `InputError` where another process has it, or the system refuses.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._file = ":memory:" if folder is None else str(folder / FILE)
+        try:
+            self._database = sqlite3.connect(self._file, timeout=0, isolation_level=None, check_same_thread=False)
+            # The first look at the file locks it for this process, until it is closed or dies.
+            self._database.execute("pragma locking_mode = exclusive")
+            self._database.execute("pragma journal_mode = wal")
+            self._database.execute("begin exclusive")
+            for statement in _TABLES.split(";"):
+                self._database.execute(statement)
+            self._database.execute(f"pragma application_id = {_APPLICATION}")
+            self._database.execute("commit")
+            self._database.execute("pragma synchronous = normal")
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.Error) -> InputError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            remedy = "wait for it, or choose another folder with -o"
+            return InputError.single(self._file, "", "another sweep is running in this folder", remedy)
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return InputError.single(
+                self._file, "", f"is damaged: {error}", "remove it, or choose another folder with -o"
+            )
+        return unwritable(Path(self._file), OSError(0, str(error)))
+
+    def about(self) -> dict[str, Any]:
+        """What was noted of the sweep, by key."""
+        return {key: json.loads(value) for key, value in self._database.execute("select key, value from about")}
+
+    def note(self, about: Mapping[str, object]) -> None:
+        """Notes something of the sweep."""
+        with self._writing():
+            rows = [(key, json.dumps(value)) for key, value in about.items()]
+            self._database.executemany("insert or replace into about values (?, ?)", rows)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._writing():
+            self._database.execute("delete from points")
+            self._database.execute("delete from about")
+
+    def keep(self, finished: PointRows) -> None:
+        """Keeps a point, whole or, where the process dies meanwhile, not at all."""
+        row = (finished.point, finished.again, json.dumps(finished.rows, allow_nan=False))
+        with self._writing():
+            self._database.execute("insert or replace into points values (?, ?, ?)", row)
+
+    def _writing(self) -> _Transaction:
+        return _Transaction(self._database, self._refused)
+
+    def finished(self) -> int:
+        """How many points need not run again."""
+        ((count,),) = self._database.execute("select count(*) from points where again = 0")
+        return int(count)
+
+    def pending(self, count: int) -> Iterator[int]:
+        """The points below `count` that have yet to run, ascending; those may be kept meanwhile that were given out."""
+        query = "select point from points where again = 0 and point >= ? order by point limit ?"
+        start = 0
+        while True:
+            known = [point for (point,) in self._database.execute(query, (start, _PAGE))]
+            for point in known:
+                yield from range(start, min(point, count))
+                start = point + 1
+            if len(known) < _PAGE:
+                yield from range(start, count)
+                return
+
+    def rows(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """The points that are kept, ascending, with their rows."""
+        for point, rows in self._database.execute("select point, rows from points order by point"):
+            yield point, json.loads(rows)
+
+    def close(self) -> None:
+        """Closes the file, of which nothing else stays beside it."""
+        with suppress(sqlite3.Error):  # a full disk: what is beside it then is put in when it is opened again
+            self._database.execute("pragma journal_mode = delete")
+        self._database.close()
+
+
+class _Transaction:
+    """What is written within the block is written together or not at all."""
+
+    def __init__(self, database: sqlite3.Connection, refused: Any) -> None:
+        self._database, self._refused = database, refused
+
+    def __enter__(self) -> None:
+        self._database.execute("begin immediate")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self._database.execute("commit" if kind is None else "rollback")
+        except sqlite3.Error as refused:
+            raise self._refused(refused) from refused
+        if isinstance(error, sqlite3.Error):
+            raise self._refused(error) from error
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder holds the points of a sweep, or was to hold them. Touches nothing."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    # https://www.sqlite.org/fileformat.html, section 1.3: the application's id is at 68, once it has left the log.
+    return not head or (
+        head.startswith(b"SQLite format 3") and head[68:] in (bytes(4), _APPLICATION.to_bytes(4, "big"))
+    )
+
+
+def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The points that a folder keeps, ascending, with their rows, while nobody runs it."""
+    database = sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        for point, rows in database.execute("select point, rows from points order by point"):
+            yield point, json.loads(rows)
+    finally:
+        database.close()
