@@ -34,7 +34,14 @@ class Problem:
 
 
 class SimgpuError(Exception):
-    """Base class of every error simgpu raises on purpose."""
+    """Base class of every error simgpu raises on purpose.
+
+    A notebook shows its name and its text, as the command line does, in place of a traceback through simgpu.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints for it."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 #: Of one kind of problem in one column, so many are written out; the rest are counted.

@@ -1,0 +1,37 @@
+"""A user's mistake in a notebook is told as on the command line: what is wrong, without a traceback through simgpu."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import simgpu
+from simgpu.errors import MissingExtraError
+
+pytest.importorskip("IPython")
+
+
+def told(cell, folder):
+    """What IPython, of which a notebook's kernel is one, shows for a cell that fails."""
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", cell]
+    environment = {**os.environ, "IPYTHONDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    assert done.returncode == 1, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_mistake_shows_its_text_alone(tmp_path):
+    with pytest.raises(simgpu.InputError) as raised:
+        simgpu.load_node("v1000")
+    assert told("import simgpu; simgpu.load_node('v1000')", tmp_path) == f"InputError: {raised.value}"
+
+
+def test_so_does_a_package_that_is_missing(tmp_path):
+    cell = "from simgpu.errors import MissingExtraError; raise MissingExtraError('this notebook', 'torch', 'record')"
+    assert told(cell, tmp_path) == f"MissingExtraError: {MissingExtraError('this notebook', 'torch', 'record')}"
+
+
+def test_any_other_error_keeps_its_traceback(tmp_path):
+    shown = told("import simgpu; simgpu.load_node('v100') / 0", tmp_path)
+    assert "Traceback" in shown and "TypeError" in shown
