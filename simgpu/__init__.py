@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from simgpu.scenario.sweep import Sweep
     from simgpu.simulation import simulate
     from simgpu.timeline.model import Timeline
+    from simgpu.trace.folder import write_trace
     from simgpu.trace.model import Trace
     from simgpu.trace.recorder import record
 
@@ -87,6 +88,7 @@ _HOMES = {
     "simulate": "simgpu.simulation",
     "smallest_budget": "simgpu.explain.smallest_budget",
     "train": "simgpu.experiments.training",
+    "write_trace": "simgpu.trace.folder",
     "what_if": "simgpu.explain.what_if",
 }
 #: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
@@ -132,6 +134,7 @@ __all__ = [
     "smallest_budget",
     "train",
     "what_if",
+    "write_trace",
 ]
 
 
