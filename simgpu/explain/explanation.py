@@ -82,7 +82,7 @@ class Explanation:
         """Texts under `PATH_HEADINGS`: what kinds of work the critical path consists of."""
         whole = self.result.iteration_ns
         return [
-            (*_amount(ns, whole), str(count), stream, kind.replace("_", " "))
+            (*_amount(ns, whole), str(count), stream, kind.replace("stall_", "wait for ").replace("_", " "))
             for (stream, kind), (ns, count) in by_kind(self.path).items()
         ]
 
