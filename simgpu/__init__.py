@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
+    from simgpu.report.writing import write_report
     from simgpu.result import Result
     from simgpu.scenario.load import load_scenario, load_trace
     from simgpu.scenario.load_study import load_study
@@ -88,8 +89,9 @@ _HOMES = {
     "simulate": "simgpu.simulation",
     "smallest_budget": "simgpu.explain.smallest_budget",
     "train": "simgpu.experiments.training",
-    "write_trace": "simgpu.trace.folder",
     "what_if": "simgpu.explain.what_if",
+    "write_report": "simgpu.report.writing",
+    "write_trace": "simgpu.trace.folder",
 }
 #: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
 _ROOMS = ("buddy",)
@@ -134,6 +136,7 @@ __all__ = [
     "smallest_budget",
     "train",
     "what_if",
+    "write_report",
     "write_trace",
 ]
 

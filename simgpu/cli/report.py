@@ -1,0 +1,49 @@
+"""``simgpu report``: a run as one page to open in a browser and to pass on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from simgpu import __version__
+from simgpu.cli.choice import is_scenario
+from simgpu.cli.screen import progress
+from simgpu.experiments.compare import compare
+from simgpu.report.recorded import read_run, recorded_from
+from simgpu.report.writing import check_target, write_recorded
+from simgpu.scenario.load import load_scenario
+
+
+@click.command()
+@click.argument("result")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the page here.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+def report(result: str, output: Path | None, quiet: bool) -> None:
+    """Write RESULT as one page: its tables, and a timeline to zoom into and search.
+
+    RESULT is a folder that `simgpu run` wrote, whose page is its report.html unless -o says otherwise; or a scenario,
+    which is then run, and whose page is NAME.html. The page needs no network and nothing beside it. Each policy's
+    timeline for https://ui.perfetto.dev is written beside it.
+
+    \b
+    simgpu run quickstart -o results/try
+    simgpu report results/try
+    simgpu report quickstart -o quickstart.html
+    """
+    with progress(quiet) as say:
+        if is_scenario(result):
+            scenario = load_scenario(result)
+            target = output or Path(f"{Path(result).stem}.html")
+            check_target(target)
+            about = {"simgpu": __version__, "scenario": scenario.name, "description": scenario.description}
+            recorded = recorded_from(compare(scenario, progress=say), about)
+        else:
+            target = output or Path(result) / "report.html"
+            say("reading the run")
+            recorded = read_run(result)
+        say("writing the page")
+        page, *timelines = write_recorded(recorded, target)
+    click.echo(f"written to {page}")
+    if timelines:
+        click.echo(f"and beside it, for https://ui.perfetto.dev: {', '.join(file.name for file in timelines)}")

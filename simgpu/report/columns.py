@@ -1,0 +1,169 @@
+"""What the page's timeline is drawn from: a run's columns as short lists of whole numbers.
+
+Lives here: what is written how (`resources/columns.js` reads it). Does not live here: what a span looks like
+(`simgpu.analysis.bars`), or the page around the data.
+
+Names stand in the page once. Spans stand by stream, in order of time: each tells the gap to the end of the one before
+and its length, so that most numbers are short. JavaScript's numbers are whole up to 2**53; what is larger is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simgpu.analysis.bars import LOOKS, Look, look_of
+from simgpu.errors import InputError
+from simgpu.report.recorded import Ran, Recorded
+from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.streams import StreamId, track_order
+from simgpu.trace.model import Block, Kernel
+
+#: Up to here every whole number is a number of JavaScript.
+EXACT = 2**53
+_STREAM_TITLES = {"compute": "compute", "d2h": "copy out", "h2d": "copy in", "data": "copies", "host": "host"}
+
+
+def page_data(recorded: Recorded) -> dict[str, Any]:
+    """Plain data for JSON: names, looks, tasks and, for each policy that came to its end, its spans and memory.
+
+    Raises `InputError` for times or sizes above 2**53, which the page could not tell exactly.
+    """
+    words = _Words()
+    tasks: dict[tuple[tuple[Kernel, ...], tuple[Block, ...]], int] = {}
+    told: list[dict[str, Any]] = []
+    runs = []
+    for ran in recorded.runs:
+        if ran.timeline is None:
+            continue
+        _require_exact(ran.label, ran.timeline)
+        number = tasks.setdefault((ran.kernels, ran.blocks), len(tasks))
+        if number == len(told):
+            told.append(_tasks(ran.kernels, ran.blocks, words))
+        runs.append(_run(ran, ran.timeline, number, words))
+    return {
+        "kinds": [kind.label.replace("_", " ") for kind in SpanKind],
+        "looks": [_look(look) for look in LOOKS],
+        "tasks": told,
+        "runs": runs,
+        "words": words.all,
+    }
+
+
+class _Words:
+    """Every text once, by its number."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._number: dict[str, int] = {}
+
+    def __call__(self, word: str) -> int:
+        number = self._number.setdefault(word, len(self.all))
+        if number == len(self.all):
+            self.all.append(word)
+        return number
+
+
+def _require_exact(label: str, timeline: Timeline) -> None:
+    curves = (*timeline.device_memories, timeline.host_memory)
+    columns = [timeline.end_ns, timeline.bytes, *(column for c in curves for column in (c.time_ns, c.live, c.used))]
+    largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
+    if largest > EXACT:
+        what = f"{largest} is above 2**53: a page in a browser cannot tell such times and sizes exactly"
+        raise InputError.single("", label, what, "look at a shorter run, or at its tables")
+
+
+def _look(look: Look) -> dict[str, Any]:
+    return {"label": look.label, "fill": look.fill, "hatch": look.hatch[:1], "ink": look.ink, "height": look.height}
+
+
+def _tasks(kernels: Sequence[Kernel], blocks: Sequence[Block], words: _Words) -> dict[str, Any]:
+    place = {block.id: number for number, block in enumerate(blocks)}
+    return {
+        "kernels": {
+            "id": [words(kernel.id) for kernel in kernels],
+            "op": [words(kernel.op) for kernel in kernels],
+            "layer": [words(kernel.layer or "") for kernel in kernels],
+            "phase": [words(kernel.phase.value) for kernel in kernels],
+            "reads": [[place[name] for name in kernel.reads if name in place] for kernel in kernels],
+            "writes": [[place[name] for name in kernel.writes if name in place] for kernel in kernels],
+        },
+        "blocks": {
+            "id": [words(block.id) for block in blocks],
+            "bytes": [block.bytes for block in blocks],
+            "kind": [words(block.kind.value.replace("_", " ")) for block in blocks],
+            "layer": [words(block.layer or "") for block in blocks],
+        },
+    }
+
+
+def _run(ran: Ran, timeline: Timeline, tasks: int, words: _Words) -> dict[str, Any]:
+    looks = _looks(timeline, ran.kernels)
+    shown = sorted(set(timeline.stream.tolist()), key=lambda stream: track_order(timeline.streams[stream]))
+    name = np.array([*(words(name) for name in timeline.names), -1], dtype=np.int64)[timeline.name]
+    curves = [_memory(f"GPU {gpu}", curve) for gpu, curve in enumerate(timeline.device_memories)]
+    return {
+        "label": ran.label,
+        "tasks": tasks,
+        "budget": ran.entry["budget_bytes"],
+        "unlimited": timeline.device_memory.capacity is None,
+        "ends": list(timeline.iteration_ends_ns),
+        "streams": list(timeline.streams),
+        "tracks": [_track(timeline, stream, looks, name) for stream in shown],
+        "memory": curves,
+        "host": _memory("host", timeline.host_memory),
+    }
+
+
+def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict[str, Any]:
+    mine = np.flatnonzero(timeline.stream == stream)
+    start, end = timeline.start_ns[mine], timeline.end_ns[mine]
+    moved = np.flatnonzero(timeline.bytes[mine])
+    stream_id = StreamId.of(timeline.streams[stream])
+    title = f"{_STREAM_TITLES.get(stream_id.role, stream_id.role)} {stream_id.number or ''}".rstrip()
+    return {
+        "stream": stream,
+        "gpu": stream_id.gpu,
+        "title": title,
+        "gap": (start - np.concatenate([[0], end[:-1]])).tolist(),
+        "length": (end - start).tolist(),
+        "kind": timeline.kind[mine].tolist(),
+        "look": looks[mine].tolist(),
+        "name": name[mine].tolist(),
+        "cause": timeline.cause[mine].tolist(),
+        "iteration": _steps(timeline.iteration[mine]),
+        "moved": {"at": _steps(moved), "bytes": timeline.bytes[mine][moved].tolist()},
+    }
+
+
+def _looks(timeline: Timeline, kernels: Iterable[Kernel]) -> Column:
+    """The number in `LOOKS` of every span; spans that look alike are worked out once."""
+    phases = {kernel.id: kernel.phase for kernel in kernels}
+    number = {look: position for position, look in enumerate(LOOKS)}
+    found: dict[tuple[object, ...], int] = {}
+    looks = []
+    for span in timeline:
+        key = (span.stream, span.kind, span.cause, phases.get(span.name))
+        if key not in found:
+            found[key] = number[look_of(span, phases)]
+        looks.append(found[key])
+    return np.array(looks, dtype=np.int64)
+
+
+def _memory(title: str, curve: MemoryCurve) -> Mapping[str, Any]:
+    padding = curve.used - curve.live
+    return {
+        "title": title,
+        "capacity": curve.capacity,
+        "time": _steps(curve.time_ns),
+        "live": _steps(curve.live),
+        "padding": _steps(padding) if padding.any() else None,
+    }
+
+
+def _steps(column: Column) -> list[int]:
+    """Each value less the one before."""
+    found: list[int] = np.diff(column, prepend=0).tolist()
+    return found

@@ -1,0 +1,183 @@
+"""The numbers of policies side by side, as texts.
+
+Lives here: which measures the page shows, in which order and words: those of `simgpu run` on a terminal, and the same
+numbers. Does not live here: the numbers (`simgpu.analysis.metrics`, by way of report.json), or looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simgpu.units import format_bytes, format_energy, format_power, format_time
+
+_ABSENT = "-"
+_Metrics = Mapping[str, Any]
+
+
+class Line(NamedTuple):
+    """A measure: its name, a text for each policy, and whether it is a part of the line above."""
+
+    name: str
+    cells: tuple[str, ...]
+    part: bool = False
+
+
+class Group(NamedTuple):
+    """Measures of one kind under a heading."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+def failure(entry: Mapping[str, Any]) -> str:
+    """Why a policy's entry has no numbers; empty where it has them."""
+    if "refused" in entry:
+        return "refused"
+    return "out of memory" if "out_of_memory" in entry else ""
+
+
+def groups(entries: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """The table of policies; measures that no policy has are left out."""
+    metrics = [entry.get("metrics") for entry in entries]
+    limits = [_limit_mw(entry) for entry in entries]
+    speed = (Line("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
+    found = [
+        Group("Speed", speed),
+        Group("Time of compute", tuple(_parts(metrics))),
+        Group("Traffic", tuple(_traffic(metrics))),
+        Group("Memory", tuple(_memory(metrics))),
+        Group("Energy", tuple(_energy(metrics, limits))),
+    ]
+    return [group for group in found if group.lines and (group.title == "Speed" or any(metrics))]
+
+
+def _line(
+    metrics: Sequence[_Metrics | None], name: str, key: str, text: Callable[[Any], str], part: bool = False
+) -> Line:
+    """A measure by its key in the metrics; a dash where a policy has none."""
+    return Line(name, tuple(_ABSENT if not m or m.get(key) is None else text(m[key]) for m in metrics), part)
+
+
+def _has(metrics: Sequence[_Metrics | None], *keys: str) -> bool:
+    return any(found and found.get(key) for found in metrics for key in keys)
+
+
+def _iteration(entry: Mapping[str, Any]) -> str:
+    return failure(entry) or format_time(entry["metrics"]["iteration_ns"])
+
+
+def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+    if not any(metrics):
+        return
+    yield _line(metrics, "samples/s", "samples_per_s", _number)
+    yield _line(metrics, "slowdown", "slowdown", _times)
+    if _has(metrics, "speedup"):
+        yield _line(metrics, "speedup of the GPUs", "speedup", _times)
+        yield _line(metrics, "longer than alone", "together_ns", _signed, part=True)
+    if any(entry.get("steady") is False for entry in entries):
+        words: dict[object, str] = {True: "steady", False: "UNSTEADY"}
+        yield Line("state", tuple(words.get(entry.get("steady"), "") for entry in entries))
+
+
+def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+    for name, key, part in (
+        ("compute", "compute_ns", False),
+        ("beside copies", "overlap_ns", True),
+        ("recompute", "recompute_ns", False),
+        ("codec", "codec_ns", False),
+        ("stalled on copy-out", "stalled_copy_out_ns", False),
+        ("stalled on copy-in", "stalled_copy_in_ns", False),
+        ("stalled on memory", "stalled_memory_ns", False),
+        ("stalled on host", "stalled_host_ns", False),
+        ("stalled otherwise", "stalled_other_ns", False),
+    ):
+        if _has(metrics, key):
+            cells = (_with_share(m[key], m["iteration_ns"]) if m else _ABSENT for m in metrics)
+            yield Line(name, tuple(cells), part)
+
+
+def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+    if not any(metrics):
+        return
+    for direction, way in (("out", "copied out"), ("in", "copied in")):
+        yield _line(metrics, way, f"bytes_{direction}", format_bytes)
+        hidden = (_hidden(m, direction) if m else _ABSENT for m in metrics)
+        yield Line("beside compute", tuple(hidden), part=True)
+        yield _line(metrics, "link in use", f"link_utilisation_{direction}", _share, part=True)
+    if _has(metrics, "codec_share"):
+        yield _line(metrics, "swapping latency", "swapping_ns", format_time)
+        yield _line(metrics, "of it codecs", "codec_share", lambda share: _share(share) if share else _ABSENT, True)
+
+
+def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[Line]:
+    if not any(metrics):
+        return
+    yield _line(metrics, "device memory, peak", "device_peak_bytes", format_bytes)
+    yield _line(metrics, "mean", "device_mean_bytes", format_bytes, part=True)
+    if any(m and m["device_peak_used_bytes"] != m["device_peak_bytes"] for m in metrics):
+        yield _line(metrics, "peak with padding", "device_peak_used_bytes", format_bytes, part=True)
+    if any(m and m["fragmentation"] is not None for m in metrics):
+        yield _line(metrics, "fragmentation", "fragmentation", _share, part=True)
+    compressed = any(m and "compression_ratio" in m for m in metrics)
+    if compressed:
+        yield _line(metrics, "compressed", "compression_ratio", lambda ratio: f"{ratio:.2f}x", part=True)
+        yield _line(metrics, "metadata hits", "metadata_hit_rate", _share, part=True)
+        yield _line(metrics, "buddy memory, peak", "buddy_peak_bytes", format_bytes)
+        yield _line(metrics, "entries overflow", "overflow_share", _share, part=True)
+        yield _line(metrics, "read by kernels", "buddy_read_bytes", format_bytes, part=True)
+        yield _line(metrics, "written", "buddy_written_bytes", format_bytes, part=True)
+    yield _line(metrics, "host memory, peak", "host_peak_bytes", format_bytes)
+
+
+def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterator[Line]:
+    if not _has(metrics, "energy_nj"):
+        return
+    yield _line(metrics, "energy", "energy_nj", format_energy)
+    for name, part in (
+        ("idle", "idle"),
+        ("arithmetic", "arithmetic"),
+        ("to device memory", "dram"),
+        ("over the link", "link"),
+    ):
+        key = f"energy_{part}_nj"
+        cells = (_share(m[key] / m["energy_nj"]) if m and m.get("energy_nj") else _ABSENT for m in metrics)
+        yield Line(name, tuple(cells), part=True)
+    for name, key in (("power, average", "average_power_w"), ("largest in 20 ms", "largest_power_w")):
+        known = [
+            m if m and m.get(key) is not None and limit else None for m, limit in zip(metrics, limits, strict=True)
+        ]
+        yield Line(name, tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known))
+        shares = (_share(m[key] * 1000 / limit) if m else _ABSENT for m, limit in zip(known, limits, strict=True))
+        yield Line("of the limit", tuple(shares), part=True)
+
+
+def _limit_mw(entry: Mapping[str, Any]) -> int:
+    """Of all GPUs that train together."""
+    power = entry.get("node", {}).get("gpu", {}).get("power")
+    return power["limit_mw"] * entry.get("data_parallel", {}).get("gpus", 1) if power else 0
+
+
+def _with_share(part: int, whole: int) -> str:
+    return f"{format_time(part)} {part / whole:.0%}" if part else _ABSENT
+
+
+def _hidden(metrics: _Metrics, direction: str) -> str:
+    hidden, exposed = metrics[f"copy_{direction}_hidden_ns"], metrics[f"copy_{direction}_exposed_ns"]
+    return _share(hidden / (hidden + exposed)) if hidden + exposed else _ABSENT
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.3f}x"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _signed(nanoseconds: int) -> str:
+    return f"-{format_time(-nanoseconds)}" if nanoseconds < 0 else format_time(nanoseconds)

@@ -1,0 +1,178 @@
+"""What a report tells of: the document of a run and each policy's timeline, from a folder or from memory.
+
+Lives here: reading the folder that `simgpu run` wrote, and saying why another one cannot be told of. Does not live
+here: the tables' formats (`simgpu.timeline.reading`, `simgpu.trace.tables`), or the page (`simgpu.report.page`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simgpu import __version__
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.compare import Comparison
+from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
+from simgpu.textfile import read_text
+from simgpu.timeline.model import Timeline
+from simgpu.timeline.reading import read_timeline
+from simgpu.trace.columns import BLOCKS, KERNELS
+from simgpu.trace.model import Block, Kernel, Origin, TraceInfo
+from simgpu.trace.tables import read_table
+
+_RUN = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
+_TABLES_OF_TIMELINES = "outputs.timeline: [csv]"
+_AGAIN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} as it is by default"
+#: What other commands write, by how the schema of their report.json begins.
+_OTHERS = {
+    "simgpu.study-report/": "holds a study",
+    "simgpu.search-report/": "holds a search",
+    "simgpu.buddy-profile/": "holds a profile of compressed memory",
+    "simgpu.sweep": "holds a sweep",
+}
+#: What a policy's entry has, one of these beside label, policy and parameters.
+_OUTCOMES = ("metrics", "out_of_memory", "refused")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One policy of a run. entry: its numbers, as report.json has them. name: for files, of its own among the policies.
+
+    timeline: what happened; None where the run did not come to its end. kernels, blocks: what its names stand for.
+    """
+
+    entry: Mapping[str, Any]
+    name: str
+    timeline: Timeline | None = None
+    kernels: tuple[Kernel, ...] = ()
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The policy with the parameters that are not its defaults."""
+        return str(self.entry["label"])
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of one or several policies. document: report.json; runs: the policies in its order."""
+
+    document: Mapping[str, Any]
+    runs: tuple[Ran, ...]
+
+    @property
+    def info(self) -> TraceInfo:
+        """Where the trace comes from."""
+        told = {name: value for name, value in self.document["trace"].items() if name != "name"}
+        return TraceInfo(**{**told, "origin": Origin(told["origin"])})
+
+    @property
+    def title(self) -> str:
+        """The scenario, or the trace on the node."""
+        trace, node = self.document["trace"], self.document["node"]
+        return str(self.document.get("scenario") or f"{trace['name'] or trace['model']} on {node['name']}")
+
+
+def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None) -> Recorded:
+    """What is told of a comparison. about: what was run, beside the comparison itself; the version by default."""
+    document = report_document(comparison, {"simgpu": __version__} if about is None else about)
+    plain = json.loads(json.dumps(document, allow_nan=False))
+    names = folder_names(run.label for run in comparison)
+    runs = []
+    for run, entry, name in zip(comparison, plain["results"], names, strict=True):
+        result = run.result
+        if result is None:
+            runs.append(Ran(entry, name))
+        else:
+            graph = result.graph
+            runs.append(Ran(entry, name, result.timeline, tuple(graph.kernels), tuple(graph.blocks)))
+    return Recorded(plain, tuple(runs))
+
+
+def read_run(folder: str | Path) -> Recorded:
+    """What a folder that `simgpu run` wrote tells; `InputError` with everything that is missing or damaged in it."""
+    home = Path(folder)
+    document = _document(home)
+    runs: list[Ran] = []
+    problems: list[Problem] = []
+    names = folder_names(entry["label"] for entry in document["results"])
+    for entry, name in zip(document["results"], names, strict=True):
+        try:
+            runs.append(_read_policy(home / name, entry, name) if "metrics" in entry else Ran(entry, name))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return Recorded(document, tuple(runs))
+
+
+def _document(home: Path) -> Mapping[str, Any]:
+    path = home / REPORT
+    if not home.is_dir():
+        what = "is not a folder" if home.exists() else "no such folder"
+        raise InputError.single(home, "", what, _RUN)
+    if not path.exists():
+        raise InputError.single(home, "", f"holds no {REPORT}: no run of simgpu wrote it", _RUN)
+    try:
+        document = json.loads(read_text(path, "the report of a run"))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}"
+        raise InputError.single(path, place, f"is not JSON: {error.msg}", "run it again") from None
+    schema = str(document.get("schema", "")) if isinstance(document, dict) else ""
+    if schema != REPORT_SCHEMA:
+        other = next((what for start, what in _OTHERS.items() if schema.startswith(start)), "")
+        what = f"{other} (schema {schema!r})" if other else f"schema {schema[:60]!r} is not {REPORT_SCHEMA!r}"
+        raise InputError.single(path, "", what, _RUN)
+    if "trainings" in document:
+        raise InputError.single(path, "", "holds trainings over epochs, of `simgpu epochs`", _RUN)
+    problems = [Problem(str(path), place, what, "run it again") for place, what in _missing(document)]
+    if problems:
+        raise InputError(problems)
+    return dict(document)
+
+
+def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Places of a report at which something is not there that every run writes."""
+    found = [
+        (name, "is missing or not a mapping") for name in ("trace", "node") if not isinstance(document.get(name), dict)
+    ]
+    results = document.get("results")
+    if not isinstance(results, list) or not results:
+        return [*found, ("results", "is missing or empty")]
+    for number, entry in enumerate(results):
+        place = f"results[{number}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("label"), str):
+            found.append((place, "is not the entry of a policy"))
+        elif not any(name in entry for name in _OUTCOMES):
+            found.append((place, "tells neither metrics nor why there are none"))
+        elif "metrics" in entry and "timeline" not in entry:
+            found.append((place, "tells no timeline: an earlier simgpu wrote it"))
+    return found
+
+
+def _read_policy(home: Path, entry: Mapping[str, Any], name: str) -> Ran:
+    found = next((home / timeline_file(form) for form in TABLES if (home / timeline_file(form)).exists()), None)
+    if found is None:
+        wanted = " or ".join(timeline_file(form) for form in TABLES)
+        raise InputError.single(home, "", f"holds no {wanted}, which the timeline is drawn from", _AGAIN)
+    told = entry["timeline"]
+    problems: list[Problem] = []
+    timeline = None
+    try:
+        timeline = read_timeline(
+            found,
+            home / "memory.csv",
+            iteration_ends_ns=told["iteration_ends_ns"],
+            device_capacity=told["device_capacity_bytes"],
+            host_capacity=told["host_capacity_bytes"],
+        )
+    except InputError as error:
+        problems += error.problems
+    kernels, blocks = read_table(home / KERNELS.file, KERNELS), read_table(home / BLOCKS.file, BLOCKS)
+    problems += kernels.problems + blocks.problems
+    if timeline is None or problems:
+        raise InputError(problems)
+    return Ran(entry, name, timeline, tuple(kernels.rows), tuple(blocks.rows))

@@ -1,0 +1,86 @@
+// What is told of a span: for the tip under the pointer and for the details that are pinned.
+// Lives here: facts as names and texts, and the elements that show them. Texts reach the page as texts only.
+
+const stripped = op => op.replace(/^aten::/, "");
+
+/** The word with that number, empty for none. */
+const word = (run, number) => number < 0 ? "" : run.words[number];
+
+/** Kernel or block that a span names: spans of work by their kind, waits by the stream that is waited for. */
+function subjectOf(run, track, i) {
+  const { tasks } = run, name = track.name[i], kind = run.kinds[track.kind[i]];
+  if (name < 0) return {};
+  const waits = kind.startsWith("stall");
+  const computes = waits ? /compute|host/.test(run.streams[track.cause[i]] || "") : /compute/.test(kind);
+  const kernel = tasks.kernelOf.get(name), block = tasks.blockOf.get(name);
+  return computes && kernel !== undefined || block === undefined ? { kernel } : { block };
+}
+
+function kernelTitle(run, kernel) {
+  const { kernels } = run.tasks, id = word(run, kernels.id[kernel]), op = stripped(word(run, kernels.op[kernel]));
+  return op && !id.includes(op) ? `${id} ${op}` : id;
+}
+
+/** A short name for a box: where a kernel has a layer, that tells more than its number. */
+function labelOf(run, track, i) {
+  const { kernel } = subjectOf(run, track, i), name = word(run, track.name[i]);
+  const waits = run.kinds[track.kind[i]].startsWith("stall");
+  if (kernel === undefined) return waits ? `waits: ${name}` : name;
+  const layer = word(run, run.tasks.kernels.layer[kernel]), op = stripped(word(run, run.tasks.kernels.op[kernel]));
+  const text = layer ? `${layer} ${op}` : kernelTitle(run, kernel);
+  return waits ? `waits: ${text}` : text;
+}
+
+/** Names and texts of a span; times count from `origin`. */
+function factsOf(run, track, i, origin) {
+  const kind = run.kinds[track.kind[i]], waits = kind.startsWith("stall"), { tasks } = run;
+  const { kernel, block } = subjectOf(run, track, i), name = word(run, track.name[i]);
+  const start = track.start[i], end = track.end[i], unit = unitFor(Math.max(1, end - origin));
+  const title = waits ? waitTitle(kind) : kernel !== undefined ? kernelTitle(run, kernel) : name;
+  const rows = [["kind", waits ? kind.replace("stall ", "stalled: ") : kind], ["stream", run.streams[track.stream]]];
+  if (waits && name) rows.push(["waits for", kernel !== undefined ? kernelTitle(run, kernel) : name]);
+  if (waits && track.cause[i] >= 0) rows.push(["on stream", run.streams[track.cause[i]]]);
+  if (kernel !== undefined) {
+    rows.push(["layer", word(run, tasks.kernels.layer[kernel])], ["phase", word(run, tasks.kernels.phase[kernel])]);
+  } else if (block !== undefined) {
+    rows.push(["holds", word(run, tasks.blocks.kind[block])], ["size", exactSize(tasks.blocks.bytes[block])]);
+  }
+  rows.push(["start", exactTime(start - origin, unit)], ["end", exactTime(end - origin, unit)]);
+  rows.push(["duration", timeText(end - start)]);
+  if (track.bytes[i]) {
+    rows.push(["moved", exactSize(track.bytes[i])]);
+    if (end > start) rows.push(["rate", rateText(track.bytes[i] * 1e9 / (end - start))]);
+  }
+  return { title, rows: rows.filter(([, text]) => text !== ""), kernel: waits ? undefined : kernel, look: track.look[i] };
+}
+
+function waitTitle(kind) {
+  if (kind.includes("device memory")) return "waits for device memory";
+  if (kind.includes("host memory")) return "waits for host memory";
+  return kind.includes("engine") ? "waits for a copy engine" : "waits for another stream";
+}
+
+/** The memory in use at a time. */
+function memoryFacts(run, time, origin, unit) {
+  const rows = [["time", exactTime(Math.round(time) - origin, unit)]];
+  for (const curve of [...run.memory, run.host]) {
+    const at = curve.at(time);
+    if (at < 0) continue;
+    const padding = curve.used[at] - curve.live[at];
+    rows.push([curve.title, sizeText(curve.live[at]) + (padding ? ` and ${sizeText(padding)} padding` : "")]);
+  }
+  return { title: "memory in use", rows };
+}
+
+function element(tag, attributes = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), attributes);
+  made.append(...children);
+  return made;
+}
+
+function showFacts(home, facts) {
+  const list = element("dl");
+  for (const [name, text] of facts.rows) list.append(element("dt", {}, name), element("dd", {}, text));
+  home.classList.add("told");
+  home.replaceChildren(element("strong", {}, facts.title), list);
+}

@@ -1,0 +1,41 @@
+// Finding a tensor, a kernel or a layer: every span that has to do with it.
+// Lives here: what matches, in order of time. Does not live here: how hits are shown (marks.js, details.js).
+
+/** What a span has to do with the hits: its own name matched, or it makes or uses a tensor that did. */
+const ROLES = { made: "makes", read: "uses", changed: "changes" };
+
+class Matches {
+  /** Looks through names once: spans are then found by number. */
+  constructor(run, query) {
+    const { kernels, blocks } = run.tasks, wanted = query.toLowerCase();
+    const known = new Map();
+    const has = number => {
+      if (!known.has(number)) known.set(number, run.words[number].toLowerCase().includes(wanted));
+      return known.get(number);
+    };
+    this.has = has;
+    const tensors = blocks.id.map(has);
+    this.kernels = kernels.id.map((id, k) => {
+      if (has(id) || has(kernels.op[k]) || has(kernels.layer[k])) return "";
+      const reads = kernels.reads[k].some(b => tensors[b]), writes = kernels.writes[k].some(b => tensors[b]);
+      return reads && writes ? ROLES.changed : writes ? ROLES.made : reads ? ROLES.read : null;
+    });
+    this.tensors = tensors.reduce((count, found) => count + found, 0);
+  }
+}
+
+/** Hits within a stretch of time: {track, i, role}, by start and then by stream. */
+function search(run, query, from, to) {
+  if (!query.trim()) return [];
+  const matches = new Matches(run, query.trim()), hits = [];
+  run.tracks.forEach((track, order) => {
+    const [first, last] = track.within(from, to);
+    for (let i = first; i < last; i++) {
+      if (track.name[i] < 0) continue;
+      const { kernel } = subjectOf(run, track, i), waits = run.kinds[track.kind[i]].startsWith("stall");
+      const role = kernel !== undefined && !waits ? matches.kernels[kernel] : matches.has(track.name[i]) ? "" : null;
+      if (role !== null) hits.push({ track, i, role, order });
+    }
+  });
+  return hits.sort((a, b) => a.track.start[a.i] - b.track.start[b.i] || a.order - b.order);
+}

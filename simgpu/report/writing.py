@@ -1,0 +1,69 @@
+"""A report on disk: the page, and each policy's timeline for Perfetto beside it.
+
+Lives here: `write_report` and the names of files. Does not live here: what the page shows (`simgpu.report.page`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simgpu.errors import InputError
+from simgpu.report.page import page
+from simgpu.report.recorded import Recorded, read_run, recorded_from
+from simgpu.timeline.perfetto import write_perfetto
+from simgpu.whole import whole_file
+
+if TYPE_CHECKING:
+    from simgpu.experiments.compare import Comparison
+
+
+def write_report(result: str | Path | Comparison, path: str | Path) -> list[Path]:
+    """Writes a run as one page at `path`, which needs nothing beside it and makes no request, and opens from a disk.
+
+    result: a folder that `simgpu run` or `write_outputs` wrote, or a comparison. The page has the tables and, for each
+    policy that came to its end, its timeline above its memory, to zoom, hover and search. Beside the page stands a file
+    for https://ui.perfetto.dev for each of these policies. Each file appears whole or not at all, the page last.
+
+    Returns the files that were written, the page first. Raises `InputError` for a folder that holds something else,
+    with everything that is missing or damaged in it, and where a file cannot be written; `MissingExtraError` where the
+    folder has its timelines as Parquet alone and pyarrow is not installed.
+
+    >>> import simgpu, tempfile
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain(forward_ns=[5_000, 7_000], backward_ns=[10_000, 14_000], bytes_=[100_000, 200_000])
+    >>> compared = simgpu.compare(trace, simgpu.load_node("laptop-2gb"), ["ideal", "vdnn"])
+    >>> [file.name for file in write_report(compared, Path(tempfile.mkdtemp()) / "chain.html")]
+    ['chain.html', 'chain.ideal.perfetto.json', 'chain.vdnn.perfetto.json']
+    """
+    recorded = read_run(result) if isinstance(result, str | Path) else recorded_from(result)
+    return write_recorded(recorded, path)
+
+
+def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
+    """The same of what is to be told, however it was found."""
+    target = Path(path)
+    check_target(target)
+    beside = {
+        ran.name: target.with_name(f"{target.stem}.{ran.name}.perfetto.json")
+        for ran in recorded.runs
+        if ran.timeline is not None
+    }
+    text = page(recorded, {name: file.name for name, file in beside.items()})
+    for ran in recorded.runs:
+        if ran.timeline is not None:
+            trace, node = recorded.document["trace"], recorded.document["node"]
+            run = f"{ran.label}: {trace['name'] or trace['model']} on {node['name']}"
+            write_perfetto(ran.timeline, beside[ran.name], {"run": run, "trace": recorded.info.provenance})
+    with whole_file(target) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+    return [target, *beside.values()]
+
+
+def check_target(path: Path) -> None:
+    """What can be known before a long run: `InputError` for a page that could not be written there."""
+    if path.is_dir():
+        raise InputError.single(path, "", "is a folder", f"name the page, for example {path / 'report.html'}")
+    if not path.absolute().parent.is_dir():
+        what = f"cannot be written: {path.absolute().parent} is not a folder"
+        raise InputError.single(path, "", what, "make that folder, or choose another place")
