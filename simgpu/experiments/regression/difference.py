@@ -124,7 +124,7 @@ class TimingDifference:
         for policy in self.policies:
             keys = [*(fact.key for fact in policy.facts), *(value.key for value in policy.values), *policy.unkept]
             words.append(f"{policy.label}: {', '.join(keys) or 'timeline'}")
-        words += [f"settings {change.key}" for change in self.overrides]
+        words += [f"override {change.key}" for change in self.overrides]
         words += [change.key for change in self.inputs]
         return (*words, *(["order of policies"] if self.reordered else []))
 

@@ -24,6 +24,7 @@ from simgpu.units import format_time
 
 WIDTH = 76
 _LABELS = 12
+_NAMES = 48
 _FIELDS = ("kind", "name", "iteration", "gpu", "start_ns", "end_ns", "bytes", "cause")
 #: Shown also where they are 0 or empty.
 _ALWAYS = ("kind", "name", "iteration", "start_ns", "end_ns")
@@ -198,7 +199,7 @@ def _event(event: Span) -> str:
 
 
 def _named(event: Span) -> str:
-    return f"{event.kind.label} {event.name}".rstrip()
+    return f"{event.kind.label} {_cut(event.name, _NAMES)}".rstrip()
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -1,0 +1,211 @@
+"""``simgpu check``: what is stored, what is compared, what is told, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from click.testing import Result
+
+from tests.cli.cli_helpers import NODE, make_study, simgpu
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    return make_study(tmp_path)
+
+
+@pytest.fixture
+def kept(study: Path, tmp_path: Path) -> Path:
+    """A folder of stored timings."""
+    folder = tmp_path / "timings"
+    assert check(study, folder, "--update").output == "study: new\n"
+    return folder
+
+
+def check(study: Path | str, folder: Path, *options: str) -> Result:
+    result = simgpu("check", study, "--against", folder, *options)
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    return result
+
+
+def slower(study: Path) -> None:
+    """A link that is 1% slower both ways."""
+    (study.parent / "node.yaml").write_text(NODE.replace("10 GB/s", "9.9 GB/s"))
+
+
+def test_what_is_as_stored_passes(study: Path, kept: Path) -> None:
+    result = check(study, kept)
+    assert (result.exit_code, result.output) == (0, "study: same\n")
+    assert sorted(path.name for path in (kept / "study").iterdir()) == [
+        *("ideal.csv.gz", "none.csv.gz", "timings.json", "vdnn.csv.gz"),
+    ]
+
+
+def test_a_slower_link_is_explained_down_to_the_first_copy(study: Path, kept: Path) -> None:
+    slower(study)
+    result = check(study, kept)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0] == "study: differs"
+    assert "    node.link.d2h_bandwidth: 10000000000 -> 9900000000" in lines
+    assert "  vdnn" in lines
+    assert not {"  ideal", "  none"} & set(lines)
+    assert "    the timelines part at 10 us, on d2h: copy_out x1 ends 102 ns later" in lines
+    assert "    > end         10,000 ns  10,102 ns" in lines
+    assert lines[-1] == "1 of 1 not as stored: study; --update stores what is now"
+
+
+def test_an_update_tells_what_changed_and_stores_it(study: Path, kept: Path) -> None:
+    slower(study)
+    result = check(study, kept, "--update")
+    assert result.exit_code == 0
+    assert result.output.startswith("study: changed\n  vdnn: iteration_ns, samples_per_s, ")
+    assert check(study, kept).output == "study: same\n"
+    before = {path: path.stat().st_mtime_ns for path in (kept / "study").iterdir()}
+    assert check(study, kept, "--update").output == "study: same\n"
+    assert {path: path.stat().st_mtime_ns for path in (kept / "study").iterdir()} == before
+
+
+def test_an_update_drops_policies_that_are_gone(study: Path, kept: Path) -> None:
+    study.write_text(study.read_text().replace("[ideal, none, vdnn]", "[ideal, vdnn: {mode: conv}, home]"))
+    assert "only stored: none" in check(study, kept).output
+    result = check(study, kept, "--update")
+    assert "  home is new\n  none is gone\n" in result.output
+    assert not (kept / "study" / "none.csv.gz").exists()
+    assert check(study, kept).exit_code == 0
+
+
+def test_within_tolerances_it_passes_and_tells_where_timelines_part(study: Path, kept: Path) -> None:
+    slower(study)
+    result = check(study, kept, "--tolerance", "*=10%")
+    assert result.exit_code == 0
+    assert result.output.startswith("study: same within tolerances\n")
+    assert "vdnn (does not count)" in result.output
+    assert "as metrics have tolerances" in " ".join(result.output.split())
+    assert check(study, kept, "--tolerance", "iteration_ns=2%").exit_code == 1
+
+
+def test_a_folder_keeps_tolerances_and_the_command_line_goes_before_them(study: Path, kept: Path) -> None:
+    (kept / "tolerances.yaml").write_text("schema: simgpu.tolerances/1\ntolerances:\n  '*': 10%\n")
+    slower(study)
+    assert check(study, kept).exit_code == 0
+    assert check(study, kept, "--tolerance", "iteration_ns=0").exit_code == 1
+    assert check(study, kept, "--tolerance", "iteration_ns=0", "--tolerance", "iteration_ns=1 us").exit_code == 0
+
+
+def test_other_settings_are_named(study: Path, kept: Path) -> None:
+    result = check(study, kept, "--set", "seed=1")
+    assert result.exit_code == 1
+    assert "  stored with other settings:\n    seed: nothing -> 1\n" in result.output
+    assert check(study, kept, "--set", "seed=1", "--update").exit_code == 0
+    assert check(study, kept, "--set", "seed=1").exit_code == 0
+    assert "seed: 1 -> nothing" in check(study, kept).output
+
+
+def test_less_memory_is_told_as_another_outcome(study: Path, kept: Path) -> None:
+    (study.parent / "node.yaml").write_text(NODE.replace("8 GiB", "0.55 MB"))
+    result = check(study, kept)
+    assert result.exit_code == 1
+    assert "  none\n    outcome: ran -> out of memory\n    waiting: nothing -> kernel F" in result.output
+    assert check(study, kept, "--update").exit_code == 0
+    assert check(study, kept).output == "study: same\n"
+
+
+def test_several_are_told_in_a_line_each_and_summed_up(study: Path, kept: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(study.read_text().replace("name: study", "name: other"))
+    missing = simgpu("check", study, other, "--against", kept)
+    assert missing.exit_code == 1
+    assert missing.output.splitlines() == [
+        "study: same",
+        "other: no stored result; --update writes it",
+        "",
+        "1 of 2 not as stored: other; --update stores what is now",
+    ]
+    assert simgpu("check", study, other, "--against", kept, "--update").output == "study: same\nother: new\n"
+    both = simgpu("check", study, other, "--against", kept)
+    assert (both.exit_code, both.output) == (0, "study: same\nother: same\n\nall 2 as stored\n")
+
+
+def test_json_is_one_document(study: Path, kept: Path) -> None:
+    same = json.loads(simgpu("check", study, "--against", kept, "--json").stdout)
+    assert same["scenarios"] == [{"name": "study", "verdict": "same", "difference": None}]
+    slower(study)
+    result = simgpu("check", study, "--against", kept, "--json", "--tolerance", "iteration_ns=2%")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["schema"], document["same"]) == (1, "simgpu.check/1", False)
+    (policy,) = document["scenarios"][0]["difference"]["policies"]
+    value = policy["values"][0]
+    assert (value["key"], value["tolerated"], value["tolerance"]) == ("iteration_ns", True, {"iteration_ns": "2%"})
+    event = policy["first_event"]
+    assert (event["stream"], event["differs"], event["now"]["kind"]) == ("d2h", ["end_ns"], "copy_out")
+    assert event["now"]["end_ns"] - event["stored"]["end_ns"] == 102
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--tolerance", "itertion_ns=1%"), "did you mean 'iteration_ns'?"),
+        (("--tolerance", "iteration_ns"), "'iteration_ns' is not KEY=VALUE; write for example --tolerance"),
+        (("--tolerance", "*=5 us"), "'5 us' is a time, and samples_per_s is counted as a number"),
+        (("--tolerance", "*=1%", "--update"), "leave --tolerance out"),
+        (("--set", "iteratons=1"), "did you mean 'iterations'?"),
+    ],
+)
+def test_bad_options_end_with_2(options: tuple[str, ...], told: str, study: Path, kept: Path) -> None:
+    result = check(study, kept, *options)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_bad_folders_and_files_end_with_2_before_anything_runs(study: Path, kept: Path, tmp_path: Path) -> None:
+    assert "no such folder; give the folder of stored timings" in check(study, tmp_path / "none").stderr
+    assert "two scenarios are called 'study'" in simgpu("check", study, study, "--against", kept).stderr
+    (kept / "study" / "vdnn.csv.gz").write_bytes(b"")
+    damaged = check(study, kept)
+    assert (damaged.exit_code, damaged.stdout) == (2, "")
+    assert "vdnn.csv.gz: " in damaged.stderr
+    assert check(study, kept, "--update").output == "study: stored anew; what was stored could not be read\n"
+    (kept / "study" / "mine.txt").write_text("mine")
+    slower(study)
+    foreign = check(study, kept, "--update")
+    assert (foreign.exit_code, foreign.stdout) == (2, "")
+    assert "mine.txt" in foreign.stderr
+
+
+def test_names_of_folders_are_those_of_scenarios_made_safe(study: Path, tmp_path: Path) -> None:
+    for name, told in (("../../ä b", ""), ("///", "gives no name of a folder")):
+        study.write_text(study.read_text().replace("name: study", f"name: {name!r}"))
+        result = check(study, tmp_path / "safe", "--update")
+        assert told in result.stderr
+        study.write_text(study.read_text().replace(f"name: {name!r}", "name: study"))
+    assert [path.name for path in (tmp_path / "safe").iterdir()] == ["b"]
+
+
+def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> None:
+    before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
+    command = "from simgpu.cli import main; main(prog_name='simgpu')"
+    names = ["quickstart", "resnet152-k40"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", command, "check", *names, "--against", str(kept), "--update", "-q"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = monotonic() + 60
+    while not (kept / "quickstart").exists() and monotonic() < deadline:
+        sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert sorted(path.name for path in kept.iterdir()) == ["quickstart", "study"]
+    assert {path: path.read_bytes() for path in before} == before

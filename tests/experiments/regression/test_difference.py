@@ -1,0 +1,191 @@
+"""What counts as a difference between kept timings and those of now, and what is only told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.experiments.compare import compare
+from simgpu.experiments.regression.difference import ABSENT, PolicyDifference, compare_timings
+from simgpu.experiments.regression.timings import timings_of, units
+from simgpu.experiments.regression.tolerances import parse_tolerances
+from simgpu.policies.vdnn import Vdnn
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from tests.experiments.regression.kept import CHAIN, kept, longer, node, with_policy
+
+TIMES = st.lists(st.integers(1, 10**6), min_size=3, max_size=3)
+
+
+def by_label(*arguments: object, **settings: object) -> dict[str, PolicyDifference]:
+    return {policy.label: policy for policy in compare_timings(*arguments, **settings).policies}  # type: ignore[arg-type]
+
+
+@settings(max_examples=25)
+@given(TIMES, TIMES, st.lists(st.integers(0, 10**6), min_size=3, max_size=3))
+def test_equal_runs_never_differ(forward: list[int], backward: list[int], sizes: list[int]) -> None:
+    one, other = (kept(chain(forward, backward, sizes)) for _ in range(2))
+    assert compare_timings(one, other).empty
+
+
+def test_on_a_slower_link_every_policy_that_copies_differs_and_no_other() -> None:
+    difference = compare_timings(kept(), kept(on=node(99 * 10**8)))
+    assert difference.counts
+    assert [policy.label for policy in difference.policies] == ["vdnn"]
+    assert [change.key for change in difference.inputs] == ["node.link.d2h_bandwidth", "node.link.h2d_bandwidth"]
+    values = {value.key: value for value in difference.policies[0].values}
+    stored, now = (kept(on=on)["vdnn"].values for on in (node(), node(99 * 10**8)))
+    assert set(values) == {key for key in stored if stored[key] != now[key]}
+    time = values["iteration_ns"]
+    before, after = stored["iteration_ns"], now["iteration_ns"]
+    assert before is not None
+    assert after is not None
+    assert (time.stored, time.now, time.by, time.share) == (before, after, after - before, (after - before) / before)
+
+
+def test_inputs_that_change_nothing_are_told_and_do_not_count() -> None:
+    told = compare_timings(kept(), kept(on=replace(node(), description="the same, in other words")))
+    assert not told.counts
+    assert not told.empty
+    assert [change.key for change in told.inputs] == ["node.description"]
+    assert told.changed == ("node.description",)
+
+
+def test_less_memory_than_a_policy_needs_is_another_outcome_and_says_why() -> None:
+    enough, short = kept(), kept(on=node(memory=550_000))
+    found = by_label(enough, short)
+    outcome, *why = found["none"].facts
+    assert outcome == ("outcome", "ran", "out of memory")
+    assert {change.key: change.stored for change in why} == dict.fromkeys(
+        ("waiting", "requested", "free", "at_ns"), ABSENT
+    )
+    assert found["none"].counts
+    assert not found["none"].values
+    assert found["none"].events is None
+    assert [change.key for change in found["vdnn"].facts] == ["budget_bytes"]
+    back = by_label(short, enough)["none"].facts
+    assert back[0] == ("outcome", "out of memory", "ran")
+
+
+def test_running_out_of_memory_elsewhere_is_a_difference() -> None:
+    found = by_label(kept(on=node(memory=550_000)), kept(on=node(memory=250_000)))
+    changed = {change.key for change in found["none"].facts}
+    assert {"waiting", "kernel", "at_ns", "capacity"} <= changed
+    assert "outcome" not in changed
+
+
+def test_a_policy_with_other_parameters_is_compared_with_itself() -> None:
+    stored = kept(policies=["none", "vdnn"])
+    now = kept(policies=["none", ("vdnn", {"mode": "conv"})])
+    difference = compare_timings(stored, now)
+    assert difference.only_stored == difference.only_now == ()
+    (found,) = difference.policies
+    assert found.label == "vdnn(mode=conv)"
+    assert ("parameter mode", "all", "conv") in found.facts
+    assert found.counts
+
+
+def test_of_several_that_could_be_meant_none_is_guessed() -> None:
+    stored = kept(policies=["vdnn"])
+    now = kept(policies=[("vdnn", {"mode": "conv"}), ("vdnn", {"mode": "dynamic"})])
+    difference = compare_timings(stored, now)
+    assert difference.only_stored == ("vdnn",)
+    assert difference.only_now == ("vdnn(mode=conv)", "vdnn(mode=dynamic)")
+    assert difference.counts
+
+
+def test_policies_that_come_or_go_count_and_their_order_does_not() -> None:
+    more = compare_timings(kept(policies=["ideal", "none"]), kept(policies=["ideal", "vdnn"]))
+    assert (more.only_stored, more.only_now, more.counts) == (("none",), ("vdnn",), True)
+    assert more.changed == ("vdnn is new", "none is gone")
+    turned = compare_timings(kept(policies=["ideal", "none"]), kept(policies=["none", "ideal"]))
+    assert (turned.reordered, turned.counts, turned.empty) == (True, False, False)
+
+
+def test_other_settings_are_named_even_where_all_numbers_are_the_same() -> None:
+    stored, now = (timings_of(compare(CHAIN, node(), ["ideal"], seed=seed)) for seed in (0, 1))
+    (found,) = compare_timings(stored, now).policies
+    assert (found.facts, found.values, found.events, found.counts) == ((("seed", 0, 1),), (), None, True)
+    changed = compare_timings(kept(), replace(kept(), overrides={"seed": 0}))
+    assert changed.overrides == (("seed", ABSENT, 0),)
+    assert changed.counts
+
+
+def test_a_metric_nobody_kept_is_told_and_one_that_is_gone_counts() -> None:
+    now = kept(policies=["vdnn"])
+    values = dict(now["vdnn"].values)
+    del values["slowdown"]
+    older = with_policy(now, "vdnn", replace(now["vdnn"], values=values))
+    (found,) = compare_timings(older, now).policies
+    assert (found.unkept, found.values, found.counts) == (("slowdown",), (), False)
+    (gone,) = compare_timings(now, older).policies
+    assert [(value.key, value.now, value.by) for value in gone.values] == [("slowdown", None, None)]
+    assert gone.counts
+
+
+def test_steadiness_and_counts_are_compared() -> None:
+    now = kept(policies=["vdnn"])
+    policy = now["vdnn"]
+    (steady,) = compare_timings(with_policy(now, "vdnn", replace(policy, steady=False)), now).policies
+    assert steady.facts == (("steady", False, True),)
+    for count in ("retired_instructions", "spans", "ideal_ns", "high_water_bytes"):
+        fewer = replace(policy, values={**policy.values, count: 1})
+        (found,) = compare_timings(with_policy(now, "vdnn", fewer), now).policies
+        assert [value.key for value in found.values] == [count]
+        assert found.counts
+
+
+def test_without_tolerances_a_timeline_alone_is_a_difference() -> None:
+    now = kept(policies=["vdnn"])
+    policy = now["vdnn"]
+    renamed = replace(policy, events=(policy.events[0]._replace(name="other"), *policy.events[1:]))
+    for tolerances, counts in (({}, True), ({"*": 0}, True), ({"iteration_ns": "1%"}, False)):
+        found = compare_timings(now, with_policy(now, "vdnn", renamed), parse_tolerances(tolerances)).policies[0]
+        assert (found.values, found.counts) == ((), counts)
+        assert found.events is not None
+
+
+def test_metrics_within_their_tolerances_pass_and_all_others_count() -> None:
+    stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
+    every = compare_timings(stored, now, parse_tolerances({"*": "1%"})).policies[0]
+    assert not every.counts
+    assert all(value.tolerated for value in every.values)
+    assert every.events is not None
+    one = compare_timings(stored, now, parse_tolerances({"iteration_ns": "1%"})).policies[0]
+    assert one.counts
+    assert [value.key for value in one.values if value.tolerated] == ["iteration_ns"]
+    exact = compare_timings(stored, now, parse_tolerances({"*": "1%", "iteration_ns": 0})).policies[0]
+    assert [value.key for value in exact.values if not value.tolerated] == ["iteration_ns"]
+
+
+def test_a_refusal_and_another_reason_for_it_are_differences() -> None:
+    def refused(why: str) -> object:
+        runs = compare(CHAIN, node(), ["ideal", "vdnn"])
+        ideal, vdnn = runs.runs
+        return timings_of(replace(runs, runs=(ideal, replace(vdnn, outcome=InputError.single("", "", why)))))
+
+    (found,) = compare_timings(refused("one reason"), refused("another")).policies  # type: ignore[arg-type]
+    assert found.facts == (("why", "one reason", "another"),)
+    (outcome,) = compare_timings(kept(policies=["ideal", "vdnn"]), refused("no")).policies  # type: ignore[arg-type]
+    assert [change.key for change in outcome.facts] == ["outcome", "why"]
+
+
+def test_one_result_is_kept_as_its_comparison_would_be() -> None:
+    result = simulate(CHAIN, node(), Vdnn(mode="conv"))
+    assert timings_of(result) == kept(policies=[Vdnn(mode="conv")])
+
+
+def test_what_is_no_result_is_refused() -> None:
+    with pytest.raises(InputError, match="neither a result nor a comparison nor a scenario"):
+        timings_of(CHAIN)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="two runs of none"):
+        kept(policies=["none", "none"])
+
+
+def test_every_value_that_is_kept_has_a_unit() -> None:
+    for policy in kept().policies:
+        assert set(policy.values) <= set(units())

@@ -1,0 +1,146 @@
+"""Where two timelines part: the event that is the first to differ, whatever follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.experiments.regression.divergence import first_difference
+from simgpu.timeline.model import Span, SpanKind
+from simgpu.trace.model import Kernel, Phase
+from tests.experiments.regression.kept import CHAIN, kept, longer, node
+
+EVENTS = kept(policies=["vdnn"])["vdnn"].events
+
+
+def span(stream: str, kind: SpanKind, name: str, start: int, end: int, **more: Any) -> Span:
+    return Span(0, stream, kind, name, start, end, 0, "", 0)._replace(**more)
+
+
+@pytest.mark.parametrize("policy", ["ideal", "none", "vdnn"])
+@pytest.mark.parametrize("kernel", [kernel.id for kernel in CHAIN.kernels])
+def test_a_kernel_that_takes_a_nanosecond_more_is_the_first(kernel: str, policy: str) -> None:
+    """Also where a copy stream has long been waiting for it, and waits longer now."""
+    found = first_difference(kept()[policy].events, kept(longer(kernel))[policy].events)
+    assert found is not None
+    assert found.stored is not None
+    assert found.now is not None
+    assert (found.stream, found.stored.kind, found.stored.name) == ("compute", SpanKind.COMPUTE, kernel)
+    assert found.fields == ("end_ns",)
+    assert found.now.end_ns - found.stored.end_ns == 1
+    assert found.at_ns == found.stored.end_ns
+
+
+def test_on_a_slower_link_the_first_copy_is_the_first() -> None:
+    found = first_difference(EVENTS, kept(on=node(99 * 10**8), policies=["vdnn"])["vdnn"].events)
+    assert found is not None
+    assert found.stored is not None
+    assert (found.stream, found.stored.kind, found.stored.name, found.equal) == ("d2h", SpanKind.COPY_OUT, "x1", 0)
+    assert found.before == ()
+
+
+def test_a_fetch_is_the_first_where_only_fetches_are_slower() -> None:
+    slower = replace(node(), link=replace(node().link, h2d_bandwidth=99 * 10**8))
+    found = first_difference(EVENTS, kept(on=slower, policies=["vdnn"])["vdnn"].events)
+    assert found is not None
+    assert found.stored is not None
+    assert (found.stream, found.stored.kind) == ("h2d", SpanKind.COPY_IN)
+    assert found.stored in EVENTS
+
+
+def test_kernels_in_transposed_order_part_where_the_first_of_them_stood() -> None:
+    side = (
+        Kernel("A", "relu", Phase.FORWARD, 100, ("x1",), (), "L1", pure=True),
+        Kernel("B", "relu", Phase.FORWARD, 100, ("x1",), (), "L1", pure=True),
+    )
+    first, *rest = CHAIN.kernels
+    orders = [replace(CHAIN, kernels=(first, *pair, *rest)) for pair in (side, side[::-1])]
+    stored, now = (kept(trace, policies=["none"])["none"].events for trace in orders)
+    found = first_difference(stored, now)
+    assert found is not None
+    assert found.stored is not None
+    assert found.now is not None
+    assert (found.stored.name, found.now.name, found.fields, found.equal) == ("A", "B", ("name",), 1)
+    assert [event.name for event in found.before] == ["F1"]
+
+
+def test_a_timeline_that_ends_sooner_parts_where_the_other_goes_on() -> None:
+    stored, now = (kept(policies=["none"], iterations=count)["none"].events for count in (3, 2))
+    for one, other in ((stored, now), (now, stored)):
+        found = first_difference(one, other)
+        assert found is not None
+        assert found.stored is None or found.now is None
+        event = found.stored or found.now
+        assert event == stored[len(now)]
+        assert found.equal == len(now)
+        assert found.before == now[-3:]
+        assert found.fields == ()
+
+
+COPY = span("d2h", SpanKind.COPY_OUT, "x", 0, 10), span("d2h", SpanKind.COPY_OUT, "x", 0, 11)
+FETCH = span("h2d", SpanKind.COPY_IN, "y", 0, 10), span("h2d", SpanKind.COPY_IN, "y", 0, 11)
+WAIT = span("compute", SpanKind.STALL_EVENT, "", 0, 10), span("compute", SpanKind.STALL_EVENT, "", 0, 11)
+NEXT = span("compute", SpanKind.COMPUTE, "k", 10, 20), span("compute", SpanKind.COMPUTE, "k", 11, 21)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "first"),
+    [
+        ((WAIT, COPY), COPY),  # work before waiting
+        ((NEXT, FETCH), FETCH),  # what ends before what begins
+        ((FETCH, COPY), COPY),  # streams in their order
+    ],
+)
+def test_of_several_at_one_instant_the_cause_is_the_first(
+    pairs: tuple[tuple[Span, Span], ...], first: tuple[Span, Span]
+) -> None:
+    found = first_difference([stored for stored, _ in pairs], [now for _, now in pairs])
+    assert found is not None
+    assert (found.stored, found.now, found.at_ns) == (*first, 10)
+
+
+def test_a_wait_for_something_else_parts_when_that_is_known() -> None:
+    """What a stream waited for is known at the end: what went another way before is the reason."""
+    stall, work = SpanKind.STALL_EVENT, SpanKind.COMPUTE
+    stored = (span("d2h", stall, "k1", 0, 50, cause="compute"), span("compute", work, "k1", 20, 50))
+    now = (span("d2h", stall, "k2", 0, 60, cause="compute"), span("compute", work, "k2", 20, 60))
+    found = first_difference(stored, now)
+    assert found is not None
+    assert (found.stream, found.at_ns, found.fields) == ("compute", 20, ("name", "end_ns"))
+
+
+@given(st.integers(0, len(EVENTS) - 1), st.sampled_from(Span._fields), st.integers(1, 10**6))
+def test_a_change_of_any_cell_is_found_and_named(row: int, field: str, more: int) -> None:
+    event = EVENTS[row]
+    changed = event._replace(**{field: _other(getattr(event, field), more)})
+    found = first_difference(EVENTS, (*EVENTS[:row], changed, *EVENTS[row + 1 :]))
+    assert found is not None
+    if field == "stream":  # one stream lacks the event, the other has one more
+        assert changed == found.now or event == found.stored
+    else:
+        assert (found.stored, found.now, found.fields) == (event, changed, (field,))
+        on_stream = [each for each in EVENTS[:row] if each.stream == event.stream]
+        assert found.equal == len(on_stream)
+        assert found.before == tuple(on_stream[-3:])
+
+
+@given(st.permutations(range(len({event.stream for event in EVENTS}))))
+def test_the_order_of_streams_within_an_instant_is_no_difference(order: list[int]) -> None:
+    streams = sorted({event.stream for event in EVENTS})
+    grouped = [event for place in order for event in EVENTS if event.stream == streams[place]]
+    assert first_difference(EVENTS, grouped) is None
+
+
+def _other(value: object, more: int) -> Any:
+    match value:
+        case SpanKind():
+            return SpanKind((value + 1 + more % 9) % 10)
+        case int():
+            return value + more
+        case "compute" | "d2h" | "h2d":
+            return "host"
+    return f"{value}{more}"

@@ -1,0 +1,147 @@
+"""Kept timings on disk: read back as they were, the same bytes each time, refused where they are damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.experiments.regression.events import read_events, write_events
+from simgpu.experiments.regression.store import read_timings, write_timings
+from simgpu.experiments.regression.timings import timings_of
+from simgpu.scenario.load import load_scenario
+from simgpu.timeline.model import Span, SpanKind
+from tests.experiments.regression.kept import kept, node
+
+SPANS = st.builds(
+    Span,
+    gpu=st.integers(0, 3),
+    stream=st.sampled_from(["compute", "compute1", "d2h", "h2d", "host", "gpu1.data"]),
+    kind=st.sampled_from(SpanKind),
+    name=st.text(st.characters(exclude_categories=["C", "Z"])),  # ids of a trace are printable, without spaces
+    start_ns=st.integers(0, 2**62),
+    end_ns=st.integers(0, 2**62),
+    bytes=st.integers(0, 2**62),
+    cause=st.sampled_from(["", "d2h"]),
+    iteration=st.integers(0, 9),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With timings of policies that ran and of one that had no memory."""
+    write_timings(kept(on=node(memory=550_000)), tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+@given(st.lists(SPANS, max_size=8))
+def test_any_timeline_is_read_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, spans: list[Span]) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.csv.gz"
+    write_events(spans, path)
+    assert read_events(path) == tuple(spans)
+
+
+def test_timings_are_read_back_as_they_were(folder: Path) -> None:
+    assert read_timings(folder) == kept(on=node(memory=550_000))
+    assert {path.name for path in folder.iterdir()} == {"timings.json", "ideal.csv.gz", "vdnn.csv.gz"}
+
+
+def test_several_gpus_and_energy_are_read_back_as_they_were(tmp_path: Path) -> None:
+    changes = {"node": "k40-x4", "overrides": {}, "data_parallel.gpus": 4, "policies": "none", "iterations": 1}
+    several = timings_of(load_scenario("quickstart", changes), overrides=changes)
+    write_timings(several, tmp_path / "kept")
+    assert read_timings(tmp_path / "kept") == several
+    assert several["none"].settings["gpus"] == 4
+    assert {event.gpu for event in several["none"].events} == {0, 1, 2, 3}
+
+
+def test_the_same_timings_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    write_timings(read_timings(folder), tmp_path / "again")
+    for path in folder.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+        if path.suffix == ".gz":
+            assert path.read_bytes()[3:8] == bytes(5)  # no name, no time
+
+
+def test_iterations_that_repeat_are_the_same_text(folder: Path) -> None:
+    rows = gzip.decompress((folder / "ideal.csv.gz").read_bytes()).decode().splitlines()[1:]
+    of_iteration = [[row.partition(",")[2] for row in rows if row.startswith(f"{number},")] for number in range(3)]
+    assert of_iteration[1] == of_iteration[2]
+    assert len(of_iteration[1]) == 6
+
+
+def test_policies_that_are_gone_go_and_no_other_file_does(folder: Path) -> None:
+    write_timings(kept(policies=["none"]), folder)
+    assert {path.name for path in folder.iterdir()} == {"timings.json", "none.csv.gz"}
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"a file that is not of stored timings: notes\.txt"):
+        write_timings(kept(), folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert read_timings(folder).labels == ("none",)
+
+
+def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "timings.json").write_text('{"schema": "other/1"}')
+    with pytest.raises(InputError, match="files that are not timings stored by simgpu"):
+        write_timings(kept(), tmp_path)
+
+
+def _changed(change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        document = json.loads((folder / "timings.json").read_text())
+        change(document)
+        (folder / "timings.json").write_text(json.dumps(document))
+
+    return apply
+
+
+def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        path = folder / "ideal.csv.gz"
+        path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()).decode()).encode()))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "timings.json").unlink(), "timings.json: no such file"),
+        (lambda folder: (folder / "timings.json").write_text("<<<<<<< HEAD"), "timings.json: is not JSON"),
+        (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
+        (_changed(lambda found: found.update(schema="simgpu.timings/2")), "schema: 'simgpu.timings/2' is not one"),
+        (_changed(lambda found: found.update(policies=[])), "policies: [] is too short"),
+        (_changed(lambda found: found.update(more=1)), "more: unknown key"),
+        (_changed(lambda found: found["policies"][0].update(timeline="../x.csv.gz")), "policies[0].timeline: '../x"),  # type: ignore[index]
+        (_changed(lambda found: found["policies"][0].update(outcome="fell")), "policies[0].outcome: 'fell'"),  # type: ignore[index]
+        (lambda folder: (folder / "ideal.csv.gz").unlink(), "ideal.csv.gz: cannot be read: No such file"),
+        (lambda folder: (folder / "ideal.csv.gz").write_bytes(b"no gzip"), "ideal.csv.gz: cannot be read: it is cut"),
+        (
+            lambda folder: (folder / "ideal.csv.gz").write_bytes((folder / "ideal.csv.gz").read_bytes()[:90]),
+            "ideal.csv.gz: cannot be read: it is cut off",
+        ),
+        (_rows(lambda text: ""), "ideal.csv.gz: row 1: has not the columns"),
+        (_rows(lambda text: text.replace("F2", "F2,")), "ideal.csv.gz: row 3: '0,0,compute,compute,F2,"),
+        (_rows(lambda text: text.replace(",compute,F1", ",computing,F1")), "row 2: "),
+        (_rows(lambda text: text.replace("compute,compute,F1", "Stream?,compute,F1")), "row 2: "),
+        (_rows(lambda text: text.replace("5000", "5000.0")), "row 2: "),
+    ],
+)
+def test_damage_is_told_with_its_place(damage: Callable[[Path], object], told: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(InputError) as caught:
+        read_timings(folder)
+    assert told in str(caught.value)
+
+
+def test_what_wrote_them_is_for_information_only(folder: Path) -> None:
+    other = replace(read_timings(folder), version="99")
+    write_timings(other, folder)
+    assert read_timings(folder).version == "99"

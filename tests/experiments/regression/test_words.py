@@ -1,0 +1,133 @@
+"""A difference in words: everything that differs is there, in lines that a terminal holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simgpu.experiments.regression.difference import compare_timings
+from simgpu.experiments.regression.timings import Timings
+from simgpu.experiments.regression.tolerances import parse_tolerances
+from simgpu.experiments.regression.words import difference_text
+from simgpu.timeline.model import Span, SpanKind
+from tests.experiments.regression.kept import kept, longer, node, with_policy
+
+
+def told(stored: Timings, now: Timings, **tolerances: object) -> str:
+    text = difference_text(compare_timings(stored, now, parse_tolerances(tolerances)))
+    assert all(len(line) <= 76 for line in text.splitlines())
+    return text
+
+
+def after(event: int, **changes: Any) -> str:
+    """What is told where one event of ideal is another."""
+    stored = kept(policies=["ideal"])
+    events = list(stored["ideal"].events)
+    events[event] = events[event]._replace(**changes)
+    return told(stored, with_policy(stored, "ideal", replace(stored["ideal"], events=tuple(events))))
+
+
+def test_one_kernel_that_takes_a_nanosecond_more() -> None:
+    assert (
+        told(kept(policies=["ideal"]), kept(longer("B3"), policies=["ideal"]))
+        == """\
+ideal
+                      stored      now         by
+  iteration_ns        60,000   60,001         +1   +0.00167%
+  samples_per_s      16666.7  16666.4  -0.277773   -0.00167%
+  compute_ns          60,000   60,001         +1   +0.00167%
+  device_mean_bytes  421,666  421,669         +3  +0.000711%
+  ideal_ns            60,000   60,001         +1   +0.00167%
+  the timelines part at 36 us, on compute: compute B3 ends 1 ns later
+                stored     now
+    kind        compute    compute
+    name        B3         B3
+    iteration   0          0
+    start       21,000 ns  21,000 ns
+  > end         36,000 ns  36,001 ns
+    events before it on compute, equal in both:
+      compute F1: 0 to 5,000 ns
+      compute F2: 5,000 to 12,000 ns
+      compute F3: 12,000 to 21,000 ns"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"end_ns": 12_001}, "compute F2 ends 1 ns later"),
+        ({"start_ns": 5_010, "end_ns": 12_010}, "compute F2 starts 10 ns later"),
+        ({"start_ns": 4_990}, "compute F2 starts 10 ns earlier, takes 10 ns more"),
+        ({"start_ns": 5_010}, "compute F2 starts 10 ns later, takes 10 ns less"),
+        ({"bytes": 64}, "compute F2 moves 64 B more"),
+        ({"name": "F9"}, "compute F9 stands where compute F2 was"),
+        ({"cause": "d2h"}, "compute F2 has cause d2h and had none"),
+        ({"gpu": 1}, "compute F2 has gpu 1 and had none"),
+        ({"iteration": 2}, "compute F2 has iteration 2 and had none"),
+    ],
+)
+def test_what_is_different_about_an_event(changes: dict[str, object], words: str) -> None:
+    text = " ".join(after(1, **changes).split())
+    assert f"on compute: {words}" in text
+    assert "events before it on compute, equal in both: compute F1: 0 to 5,000 ns" in text
+
+
+def test_an_event_of_which_the_other_has_none() -> None:
+    three, two = kept(policies=["ideal"]), kept(policies=["ideal"], iterations=2)
+    assert "compute F1 is only stored, nothing follows there now" in " ".join(told(three, two).split())
+    text = told(two, three)
+    assert "compute F1 is only now, nothing followed there" in " ".join(text.split())
+    assert "last of 12 events before it on compute, equal in both:" in text
+    assert "stored  only now\n" in text
+
+
+def test_the_first_event_of_a_stream_has_none_before_it() -> None:
+    assert "it is the first event on compute" in after(0, end_ns=5_001)
+
+
+def test_a_long_name_keeps_both_of_its_ends() -> None:
+    long = "stage4." + "block." * 20 + "weight"
+    text = after(1, name=long)
+    line = next(line for line in text.splitlines() if line.startswith("  > name"))
+    assert line.endswith("weight")
+    assert "stage4." in line
+
+
+def test_numbers_may_differ_where_timelines_do_not() -> None:
+    stored = kept(policies=["ideal"])
+    values = {**stored["ideal"].values, "samples_per_s": None}
+    text = told(with_policy(stored, "ideal", replace(stored["ideal"], values=values)), stored)
+    assert "the timelines are equal, event by event" in text
+    assert "samples_per_s       -  16666.7   -" in text
+
+
+def test_what_does_not_count_is_said_not_to() -> None:
+    stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
+    text = " ".join(told(stored, now, **{"*": "1%"}).split())
+    assert "vdnn (does not count) within tolerance:" in text
+    assert "this does not count, as metrics have tolerances" in text
+
+
+def test_settings_inputs_outcomes_and_policies() -> None:
+    stored = replace(kept(policies=["ideal", "none"]), overrides={"iterations": 3})
+    text = told(stored, kept(policies=["none", "vdnn"], on=node(memory=550_000)))
+    assert "stored with other settings:\n  iterations: 3 -> nothing\n" in text
+    assert "trace or node changed:\n  node.gpu.memory: 1073741824 -> 550000\n" in text
+    assert "only stored: ideal\nonly now: vdnn\n" in text
+    assert "none\n  outcome: ran -> out of memory\n  waiting: nothing -> kernel F2" in text
+    turned = told(kept(policies=["ideal", "none"]), kept(policies=["none", "ideal"]))
+    assert turned == "policies come in another order, which does not count"
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert told(kept(), kept()) == ""
+
+
+@pytest.mark.parametrize("field", [field for field in Span._fields if field != "stream"])
+def test_every_field_that_differs_is_marked(field: str) -> None:
+    """But the stream: there are then two, of which one has an event less."""
+    other = {"kind": SpanKind.RECOMPUTE, "name": "F9", "cause": "host"}.get(field, 1)
+    text = after(1, **{field: other})
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("  >")] == [field.removesuffix("_ns")]
