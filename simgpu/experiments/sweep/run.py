@@ -125,7 +125,7 @@ def carry_out(
     progress: Progress | None = None,
 ) -> SweepResult:
     """What `run_sweep` does, whoever runs the points."""
-    home = None if folder is None else Path(folder).absolute()
+    home = None if folder is None else Path(folder)
     store = open_store(sweep, home, restart)
     try:
         ran = _finish(sweep, store, engine, progress)
@@ -138,7 +138,8 @@ def carry_out(
     if home is None:
         return SweepResult(sweep, counts, None, ran, store.rows)
     store.close()
-    return SweepResult(sweep, counts, home, ran, lambda: stored(home))
+    kept = home.absolute()
+    return SweepResult(sweep, counts, kept, ran, lambda: stored(kept))
 
 
 def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | None) -> int:

@@ -1,0 +1,227 @@
+"""``simgpu sweep``: a scenario at many points, in processes of this machine or on a cluster.
+
+Does not live here: the points and running them (`simgpu.experiments.sweep`), or which rows are shown
+(`simgpu.experiments.sweep.shown`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from time import monotonic
+
+import click
+from rich.text import Text
+
+from simgpu.cli.group import BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY, show_error, wrapped
+from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
+from simgpu.cli.settings import parse_settings
+from simgpu.cli.suggestions import scenario_keys, scenarios
+from simgpu.errors import MissingExtraError
+from simgpu.experiments.outputs import folder_name
+from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
+from simgpu.experiments.sweep.point import ERROR, OK
+from simgpu.experiments.sweep.point import OUT_OF_MEMORY as NO_MEMORY
+from simgpu.experiments.sweep.run import SweepResult, run_sweep
+from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, failures, shown_rows
+from simgpu.policies.placing import bar
+from simgpu.scenario.load_sweep import load_sweep
+from simgpu.scenario.sweep import Sweep
+
+#: Reasons of failed rows that are told one by one.
+_REASONS = 5
+_GAP = 2
+#: Rates are over the last minute: so many moments, so far apart.
+_MOMENTS, _APART_S = 120, 0.5
+
+
+@click.command()
+@click.argument("scenario", shell_complete=scenarios)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=scenario_keys,
+    help='Change a value of the scenario, its node or its sweep, e.g. iterations=5 or "sweep.grid.seed=[1, 2]"; null '
+    "leaves a path of the grid out. Repeatable.",
+)
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes that run points; default: a core each."
+)
+@click.option("--dask", "address", metavar="ADDRESS", help="Run points on the Dask cluster of this scheduler instead.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Keep the results here, not in results/."
+)
+@click.option("--restart", is_flag=True, help="Forget the results that are there, also those of another sweep.")
+@quiet_option
+def sweep(
+    scenario: str,
+    settings: tuple[str, ...],
+    jobs: int | None,
+    address: str | None,
+    output: Path | None,
+    restart: bool,
+    quiet: bool,
+) -> None:
+    """Run SCENARIO, a shipped scenario or a YAML file, at every point of its block 'sweep'.
+
+    Finished points are kept in a folder, by default results/NAME-sweep. After Ctrl-C, a crash or a power cut the same
+    command goes on where it stopped; points that ended in an error run again. At the end results.csv and
+    results.parquet have one row a point and policy with every parameter and number: the same bytes whoever ran them.
+    Ends with 3 when all ran out of the simulated memory, with 2 when no row has a result for other reasons.
+
+    \b
+    simgpu sweep memory-sweep
+    simgpu sweep memory-sweep --set "sweep.grid.budget=[20 MiB, 30 MiB]" -o results/two
+    simgpu sweep my-study.yaml --jobs 16
+    simgpu sweep my-study.yaml --dask tcp://10.0.0.1:8786
+    """
+    if jobs is not None and address is not None:
+        raise click.UsageError("--jobs is of this machine, --dask of a cluster: give one of them.")
+    loaded = load_sweep(scenario, parse_settings(settings))
+    folder = output if output is not None else default_folder(loaded.name)
+    count = Count()
+    try:
+        with progress(quiet) as say:
+            result = run_sweep(
+                loaded,
+                folder=folder,
+                jobs=min(jobs or cores(), loaded.count),
+                dask=address,
+                restart=restart,
+                progress=lambda done, total: say(count.text(done, total)),
+            )
+    except (KeyboardInterrupt, SystemExit) as stop:
+        click.echo(f"stopped after {count.done} of {loaded.count} points; the same command goes on", err=True)
+        sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
+    show_sweep(Screen(), result, folder)
+    _end(result, folder)
+
+
+def default_folder(name: str) -> Path:
+    """Where the results of a sweep are kept.
+
+    >>> default_folder("my study").as_posix(), default_folder("memory-sweep").as_posix()
+    ('results/my-study-sweep', 'results/memory-sweep')
+    """
+    return Path("results", f"{folder_name(name).removesuffix('-sweep')}-sweep")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Count:
+    """How far a sweep has come, in words."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.done = 0
+        self._clock = clock
+        self._moments: deque[tuple[float, int]] = deque(maxlen=_MOMENTS)
+
+    def text(self, done: int, total: int) -> str:
+        """Points that are done, how many there are, and how fast and how long it goes on.
+
+        >>> times = iter([0.0, 10.0])
+        >>> count = Count(lambda: next(times))
+        >>> count.text(0, 300), count.text(100, 300)
+        ('points ──────────────────── 0 of 300', 'points ━━━━━━━───────────── 100 of 300, 10/s, 20 s left')
+        """
+        self.done = done
+        now = self._clock()
+        if not self._moments or now - self._moments[-1][0] >= _APART_S:
+            self._moments.append((now, done))
+        since, before = self._moments[0]
+        text = f"points {bar(done / total)} {done} of {total}"
+        if done == before or now <= since:
+            return text
+        rate = (done - before) / (now - since)
+        return f"{text}, {rate:.3g}/s, {_duration((total - done) / rate)} left"
+
+
+def _duration(seconds: float) -> str:
+    """A time for people who wait.
+
+    >>> _duration(20), _duration(200), _duration(20_000), _duration(200_000)
+    ('20 s', '3 min', '5.6 h', '2.3 days')
+    """
+    for unit, size, limit, form in (("s", 1, 120, ".0f"), ("min", 60, 7200, ".0f"), ("h", 3600, 172_800, ".1f")):
+        if seconds < limit:
+            return f"{seconds / size:{form}} {unit}"
+    return f"{seconds / 86_400:.1f} days"
+
+
+def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
+    """What was swept, its rows where there are few, and where all of them are."""
+    swept = result.sweep
+    screen.print(Text(swept.name, style="bold"))
+    screen.print(facts(_facts(swept)))
+    screen.print()
+    if sum(result.counts.values()) <= SHOWN:
+        rows = shown_rows(swept, result.rows())
+        screen.print(Text(", ".join(swept.paths), style="bold"))
+        for line, strong in _lines(rows):
+            screen.print(Text(line, style="bold" if strong else ""))
+        if any(row[2].endswith("*") for row in rows):
+            screen.print("* unsteady: the last two iterations still differ; run more of them")
+        screen.print()
+    files = [CSV, PARQUET, REPORT] if has_parquet() else [CSV, REPORT]
+    told = ", ".join(f"{count} {outcome}" for outcome, count in result.counts.items() if count)
+    again = "" if result.ran == swept.count else f", {result.ran} of them run now"
+    screen.print(
+        facts([("points", f"{swept.count}{again}"), ("rows", told), ("written", f"{folder}: {', '.join(files)}")])
+    )
+    if not has_parquet():
+        screen.print(f"no {PARQUET}: {MissingExtraError('writing Parquet', 'pyarrow', 'parquet')}")
+
+
+def _facts(swept: Sweep) -> Iterator[tuple[str, str]]:
+    if swept.description:
+        yield "about", swept.description
+    for axis in swept.axes:
+        yield "varies", f"{', '.join(axis.paths)}: {len(axis.steps)}"
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
+    """A line a point, and below it one a policy; whether it is a heading."""
+    headings = HEADINGS[1:]
+    cells = [row[1:] for row in rows]
+    widths = [max(map(len, column)) + _GAP for column in zip(headings, *cells, strict=True)]
+    room = WIDTH - sum(widths[1:]) - _GAP
+    width = max((len(label) for label, *_ in (headings, *cells) if len(label) <= room), default=room)
+
+    def line(label: str, *numbers: str) -> str:
+        first = f"{'':{_GAP}}{label}"
+        below = f"{first}\n{'':{width + _GAP}}" if len(label) > width else first.ljust(width + _GAP)
+        return below + "".join(text.rjust(wide) for text, wide in zip(numbers, widths[1:], strict=True))
+
+    yield line(*headings), True
+    for point, policies in groupby(rows, key=lambda row: row[0]):
+        yield point, False
+        for row in policies:
+            yield line(*row[1:]), False
+
+
+def _end(result: SweepResult, folder: Path) -> None:
+    """Tells why rows have no result; the exit code says so when none has."""
+    told = failures(result.rows())
+    for message, count in list(told.items())[:_REASONS]:
+        click.echo(
+            f"\n{wrapped(f'{count} of the rows {message}' if count > 1 else f'a row {message}', before=0)}", err=True
+        )
+    if len(told) > _REASONS:
+        click.echo(f"\n{len(told) - _REASONS} more reasons: see column message of {folder / CSV}", err=True)
+    if result.counts[ERROR]:
+        click.echo("\nthe same command runs the points again that ended in an error", err=True)
+    if not result.counts[OK]:
+        fits = not result.counts[ERROR] and result.counts[NO_MEMORY]
+        show_error("every point ran out of the simulated memory" if fits else "no point has a result")
+        sys.exit(OUT_OF_MEMORY if fits else BAD_INPUT)
