@@ -1,0 +1,183 @@
+"""Ctrl-C and kill, at chosen moments: the exit code says so, nothing is left behind, and old results stay."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simgpu.experiments.profile_outputs import SCHEMA as PROFILE_SCHEMA
+from tests.cli.cli_helpers import make_study, simgpu
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Sends a signal to its process group, as a terminal does, at the first event (`sys.audit`) of a kind about a thing, or
+#: so many seconds after it.
+CHILD = """\
+import os, signal, sys, threading
+number, kind, about, delay = int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
+told = False
+def hook(event, arguments):
+    global told
+    if event == kind and not told and about in str(arguments[0]):
+        told = True
+        if delay:
+            threading.Timer(delay, os.kill, (0, number)).start()
+        else:
+            os.kill(0, number)
+sys.argv = ["simgpu", *sys.argv[5:]]
+from simgpu.__main__ import main
+sys.addaudithook(hook)
+main()
+"""
+EPOCHS = ["epochs", "--trace", "digits-cnn-cpu", "--node", "laptop-2gb", "--epochs", "0"]
+STUDY = """\
+schema: simgpu.study/1
+node: node.yaml
+traces: {chain: chain}
+runs: {vDNN: {policy: vdnn}, ideal: {policy: ideal}}
+baseline: ideal
+"""
+#: Long commands that write a folder, and what makes an older one theirs to replace.
+WRITING = {
+    "run": (["run", "study.yaml"], "report.json", "simgpu.report/0"),
+    "study": (["study", "figure.yaml"], "report.json", "simgpu.study-report/0"),
+    "epochs": (EPOCHS, "report.json", "simgpu.report/0"),
+    "search": (["search", "study.yaml", "--policy", "superneurons"], "report.json", "simgpu.search-report/0"),
+    "zoo build": (["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force"], "blocks.csv", ""),
+    "buddy profile": (["buddy", "profile", "ones.npy"], "report.json", PROFILE_SCHEMA),
+    "solver build": (["solver", "build", "ep", "--force"], "blocks.csv", ""),
+}
+#: Others, and a moment in the middle of their work.
+COMPUTING = {
+    "compare": (["compare", "study.yaml"], ("exec", "simgpu/policies/vdnn.py")),
+    "max-batch": (["max-batch", "study.yaml"], ("exec", "simgpu/policies/vdnn.py")),
+    "bound": (["bound", "study.yaml"], ("open", "kernels.csv")),
+    "zoo validate": (["zoo", "validate"], ("open", "published.yaml")),
+    "codec tune": (["codec", "tune"], ("import", "sklearn")),
+    "trace stats": (["trace", "stats", "chain"], ("open", "blocks.csv")),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a scenario, a study and an array, in which the test is."""
+    import numpy as np
+
+    make_study(tmp_path)
+    (tmp_path / "figure.yaml").write_text(STUDY, encoding="utf-8")
+    np.save(tmp_path / "ones.npy", np.ones((64, 64), dtype=np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def interrupted(moment: tuple[str, str], *words: str, number: int = signal.SIGINT, delay: float = 0) -> tuple[int, str]:
+    """The exit code of a command that gets the signal at that moment or after it, and what it said on stderr."""
+    child = [sys.executable, "-c", CHILD, str(int(number)), *moment, str(delay)]
+    command = ["setsid", "--wait", "env", "--default-signal", *child]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+def is_quiet(said: str) -> bool:
+    """No more than an empty line, beside lines of progress where the machine is slow."""
+    return not [line for line in said.splitlines() if line and not line.endswith(" s)")]
+
+
+pytestmark = pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid for a process group of its own")
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_ctrl_c_while_a_command_writes_leaves_the_old_results_and_nothing_else(name: str, place: Path) -> None:
+    words, file, schema = WRITING[name]
+    (place / "out").mkdir()
+    (place / "out" / file).write_text(json.dumps({"schema": schema}), encoding="utf-8")
+    before = contents(place)
+    code, said = interrupted(("open", ".part/"), *words, "-o", "out")
+    assert (code, is_quiet(said)) == (130, True), said
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_ctrl_c_while_a_command_computes(name: str, place: Path) -> None:
+    words, moment = COMPUTING[name]
+    if moment[0] == "import" and "." not in moment[1] and importlib.util.find_spec(moment[1]) is None:
+        pytest.skip(f"needs {moment[1]}")
+    before = contents(place)
+    code, said = interrupted(moment, *words)
+    assert (code, is_quiet(said)) == (130, True), said
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3])
+def test_ctrl_c_while_a_search_runs(delay: float, place: Path) -> None:
+    moment = ("exec", "simgpu/policies/home.py")
+    code, said = interrupted(moment, "search", "vgg16-v100", "--budget", "6GiB", "-o", "found", delay=delay)
+    assert (code, is_quiet(said)) == (130, True), said
+    assert not (place / "found").exists()
+
+
+@pytest.mark.parametrize("module", ["click", "simgpu.cli.screen", "numpy", "pydantic"])
+def test_ctrl_c_while_modules_load(module: str, place: Path) -> None:
+    code, said = interrupted(("import", module), "run", "study.yaml", "-o", "out")
+    assert (code, is_quiet(said)) == (130, True), said
+    assert not (place / "out").exists()
+
+
+def test_folders_change_places_undisturbed(place: Path) -> None:
+    assert simgpu("run", "study.yaml", "-o", "out").exit_code == 0
+    before = contents(place)
+    (place / "out" / "report.json").write_text('{"schema": "simgpu.report/0"}', encoding="utf-8")
+    code, said = interrupted(("os.rename", "/out"), "run", "study.yaml", "-o", "out")
+    assert (code, is_quiet(said)) == (130, True), said
+    assert contents(place) == before, "the new results whole, the old ones gone"
+
+
+def test_folders_on_the_way_to_the_output_vanish_too(place: Path) -> None:
+    before = contents(place)
+    assert interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new/er/out")[0] == 130
+    assert contents(place) == before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+def test_ctrl_c_while_a_model_is_recorded(place: Path) -> None:
+    before = contents(place)
+    code, said = interrupted(("open", ".part/"), "record", "mlp", "--batch", "4", "-o", "new", "--save-maps", "maps")
+    assert (code, is_quiet(said)) == (130, True), said
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_kill_unwinds_too(number: int, place: Path) -> None:
+    before = contents(place)
+    code, said = interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new", number=number)
+    assert (code, is_quiet(said)) == (128 + number, True), said
+    assert contents(place) == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CHILD, str(int(signal.SIGHUP))]
+    words = [*command, "open", ".part/", "0", "run", "study.yaml", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=120, check=False, start_new_session=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (place / "out" / "report.json").is_file()
+
+
+def test_a_command_within_a_program_leaves_its_signals_as_they_were(place: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert simgpu("trace", "check", "chain").exit_code == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
