@@ -1,0 +1,198 @@
+"""What a terminal shows: colours that can be switched off, progress that vanishes, lines that fit, pipes that close."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_helpers import make_study, simgpu
+from tests.cli.test_habits_interrupt import STUDY
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from simgpu.__main__ import main; main()"
+ESCAPE = "\x1b"
+#: Colours, bold and dim; moving the cursor is none of it.
+_LOOK = re.compile("\x1b\\[[0-9;]*m")
+#: Progress is shown at once, of a comparison that takes a moment longer.
+SLOW = """\
+import time
+import simgpu.cli.screen as screen
+import simgpu.experiments.compare as experiment
+screen._PATIENCE_S = 0.0
+compare = experiment.compare
+def slowly(*given, progress, **rest):
+    progress("working")
+    time.sleep(0.3)
+    return compare(*given, progress=progress, **rest)
+experiment.compare = slowly
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_study(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    without = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    return {**without, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "80", **more}
+
+
+def on_terminal(*words: str, before: str = "", **more: str) -> tuple[str, str]:
+    """What a terminal gets as standard output and, on another one, as standard error."""
+    shown = []
+    pairs = [pty.openpty(), pty.openpty()]
+    command = [sys.executable, "-c", before + PROGRAM, *words]
+    with subprocess.Popen(command, stdout=pairs[0][1], stderr=pairs[1][1], env=environment(more)) as process:
+        for ours, theirs in pairs:
+            os.close(theirs)
+            text = b""
+            while True:
+                try:
+                    piece = os.read(ours, 65536)
+                except OSError:  # nobody has the other end any more
+                    break
+                if not piece:
+                    break
+                text += piece
+            os.close(ours)
+            shown.append(text.decode().replace("\r\n", "\n"))
+        process.wait(timeout=60)
+    return shown[0], shown[1]
+
+
+def piped(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(command, env=environment(more), capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> None:
+    looked, error = on_terminal("policies", "vdnn")[0], on_terminal("policies", "vdn")[1]
+    assert _LOOK.search(looked) and _LOOK.search(error)
+    plain, plain_error = (
+        on_terminal("policies", "vdnn", NO_COLOR="1")[0],
+        on_terminal("policies", "vdn", NO_COLOR="1")[1],
+    )
+    assert (plain, plain_error) == (_LOOK.sub("", looked), _LOOK.sub("", error))
+    assert ESCAPE not in plain + plain_error
+
+
+@pytest.mark.parametrize(
+    ("settings", "looks"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, False),
+    ],
+)
+def test_a_pipe_gets_looks_when_forced(settings: dict[str, str], looks: bool) -> None:
+    assert (ESCAPE in piped("policies", "vdnn", **settings).stdout) == looks
+    assert (ESCAPE in piped("policies", "vdn", **settings).stderr) == looks
+
+
+def test_a_dumb_terminal_gets_plain_text() -> None:
+    assert ESCAPE not in "".join(on_terminal("policies", "vdnn", TERM="dumb"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
+def test_progress_moves_on_a_terminal_and_vanishes(settings: dict[str, str], place: Path) -> None:
+    out, error = on_terminal("compare", "study.yaml", before=SLOW, **settings)
+    assert "working" in error
+    assert error.rstrip().endswith("\x1b[2K"), "the last thing is that the line is erased"
+    assert "working" not in out and "\x1b[2K" not in out
+    assert bool(_LOOK.search(error)) != bool(settings)
+
+
+def test_quiet_says_nothing_and_prints_all_the_same(place: Path) -> None:
+    out, error = on_terminal("compare", "study.yaml", "--quiet", before=SLOW)
+    assert error == ""
+    assert out == on_terminal("compare", "study.yaml")[0]
+
+
+def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
+    command = [sys.executable, "-c", SLOW + PROGRAM, "compare", "study.yaml"]
+    done = subprocess.run(
+        command, env=environment({"FORCE_COLOR": "1"}), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.startswith("working (0 s)\n")
+    assert ESCAPE not in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "nodes", "schema", "run study.yaml --json"])
+def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *shlex.split(words)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment({}),
+    ) as process:
+        os.close(write)
+        error = process.communicate(timeout=60)[1]
+    assert (process.returncode, error) == (141, "")
+
+
+def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        command = [sys.executable, "-c", PROGRAM, "nodes"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment({}), check=False)
+    assert done.returncode == 2
+    assert done.stderr == "Error: the output cannot be written: No space left on device; make room where it goes\n"
+
+
+TABLES = [
+    "nodes",
+    "nodes v100",
+    "nodes buddy-gpu",
+    "policies",
+    "scenarios",
+    "trace show vgg11-cifar-cpu",
+    "trace stats digits-cnn-cpu",
+    "trace show hpc-seismic",
+    "zoo list",
+    "zoo validate",
+    "codec list",
+    "solver list",
+    "bound study.yaml",
+    "bound vgg16-b128-v100 --node v100",
+    "run study.yaml",
+    "run study.yaml --set node.gpu.memory=100KB",
+    "compare study.yaml",
+    'compare study.yaml --set "policies=[capuchin: {version: published}, superneurons, home: {update: full}, none]"',
+    "compare resnet20-addressed",
+    "epochs --trace digits-cnn-cpu --node laptop-2gb --policy none",
+    "max-batch study.yaml",
+    'search study.yaml --policy superneurons --policy "capuchin(version=home)"',
+    "study figure.yaml",
+    "buddy profile hpc-ep",
+    "zoo build alexnet --batch 1 --gpu v100 -o alex",
+    "solver build ep -o solved",
+]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("words", TABLES)
+def test_lines_fit_the_terminal(words: str, columns: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "figure.yaml").write_text(STUDY, encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = simgpu(*shlex.split(words))
+    assert done.exit_code in (0, 3), done.output
+    width = min(columns, 80)
+    long = [line for line in (done.stdout + done.stderr).splitlines() if len(line) > width]
+    # A single word that is longer than a line has nowhere to go.
+    assert [line for line in long if len(line.split()) > 1] == []
