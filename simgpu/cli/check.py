@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
@@ -14,9 +15,12 @@ from simgpu import __version__
 from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
+from simgpu.errors import InputError, Problem
 from simgpu.experiments.regression.check import Checked, check_scenarios
 from simgpu.experiments.regression.tolerances import parse_tolerances
 from simgpu.experiments.regression.words import WIDTH, difference_text
+from simgpu.scenario.load import load_scenario
+from simgpu.scenario.model import Scenario
 
 DIFFERS = 1
 _STYLES = {"differs": "bold red", "not stored": "bold red", "same": "green"}
@@ -80,11 +84,13 @@ def check(
     if update and tolerances:
         raise click.UsageError("--update stores whatever differs: leave --tolerance out.")
     allowed = parse_tolerances(parse_settings(tolerances, "tolerance", "--tolerance iteration_ns=1%"))
+    overrides = parse_settings(settings)
+    loaded = _loaded(names, overrides)
     checked: list[Checked] = []
     screen = Screen()
     with progress(quiet) as say:
         for found in check_scenarios(
-            names, against, overrides=parse_settings(settings), tolerances=allowed, update=update, progress=say
+            loaded, against, overrides=overrides, tolerances=allowed, update=update, progress=say
         ):
             checked.append(found)
             if not as_json:
@@ -97,6 +103,20 @@ def check(
         _show_sum(screen, checked, failed)
     if failed:
         sys.exit(DIFFERS)
+
+
+def _loaded(names: Sequence[str], overrides: Mapping[str, object]) -> list[Scenario]:
+    """The scenarios; `InputError` with the problems of all."""
+    scenarios: list[Scenario] = []
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            scenarios.append(load_scenario(name, overrides))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+    return scenarios
 
 
 def _show(screen: Screen, found: Checked) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import check_folder, folder_name
@@ -17,8 +17,9 @@ from simgpu.experiments.regression.difference import TimingDifference, compare_t
 from simgpu.experiments.regression.store import not_ours, read_timings, write_timings
 from simgpu.experiments.regression.timings import Timings, timings_of
 from simgpu.experiments.regression.tolerances import Tolerance, read_tolerances
-from simgpu.scenario.load import load_scenario
-from simgpu.scenario.model import Scenario
+
+if TYPE_CHECKING:
+    from simgpu.scenario.model import Scenario
 
 #: Of a check: `same` also within tolerances. Of an update: what became of the stored timings.
 Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]
@@ -57,7 +58,7 @@ class _Case:
 
 
 def check_scenarios(
-    names: Sequence[str | Path],
+    scenarios: Sequence[Scenario],
     against: Path,
     *,
     overrides: Mapping[str, object] | None = None,
@@ -67,17 +68,17 @@ def check_scenarios(
 ) -> Iterator[Checked]:
     """Runs scenarios and compares them with what a folder keeps, one after the other.
 
-    names: shipped scenarios or files. against: the folder; of each scenario it holds a folder of its name, and
-    `tolerances.yaml` where metrics may differ. overrides: as `load_scenario` takes them, kept with the timings.
+    against: the folder; of each scenario it holds a folder of its name, and `tolerances.yaml` where metrics may differ.
+    overrides: with which `simgpu.load_scenario` gave the scenarios, kept with the timings.
     tolerances: go before those of the folder. update: store what is now wherever anything differs, tolerances or not.
     progress: told what runs.
 
-    Raises `InputError`, before anything runs, for what is wrong with scenarios, tolerances or stored files (in an
-    update those are replaced), and where two scenarios have one name; then what running raises.
+    Raises `InputError`, before anything runs, for what is wrong with tolerances or stored files (in an update those are
+    replaced), and where two scenarios have one name; then what running raises.
     """
     changes = dict(overrides or {})
     every = (*read_tolerances(against), *tolerances)
-    for case in _cases(names, against, changes, update):
+    for case in _cases(scenarios, against, update):
         yield _checked(case, changes, every, update, progress)
 
 
@@ -108,25 +109,25 @@ def _checked(
     return Checked(name, case.folder, verdict, difference)
 
 
-def _cases(names: Sequence[str | Path], against: Path, overrides: Mapping[str, object], update: bool) -> list[_Case]:
+def _cases(scenarios: Sequence[Scenario], against: Path, update: bool) -> list[_Case]:
     """Everything that is read before the first run; `InputError` with all that is wrong with it."""
     if not update and not against.is_dir():
         what = "is a file" if against.exists() else "no such folder"
         raise InputError.single(against, "", what, "give the folder of stored timings, or make it with --update")
     problems: list[Problem] = []
     cases: list[_Case] = []
-    for name in names:
+    for scenario in scenarios:
         try:
-            case = _case(load_scenario(name, overrides), against, update)
+            case = _case(scenario, against, update)
         except InputError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+            problems += error.problems
             continue
         if any(other.folder == case.folder for other in cases):
-            what = f"two scenarios are called {case.scenario.name!r}"
-            problems.append(Problem(str(name), "name", what, "check each once, or give them names of their own"))
+            what = f"two scenarios are called {scenario.name!r}"
+            problems.append(Problem("", "name", what, "check each once, or give them names of their own"))
         cases.append(case)
     if problems:
-        raise InputError(problems)
+        raise InputError(dict.fromkeys(problems))
     return cases
 
 

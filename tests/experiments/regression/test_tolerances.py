@@ -114,3 +114,10 @@ def test_what_is_wrong_with_the_file_is_told_with_its_line(text: str, told: str,
     with pytest.raises(InputError) as caught:
         read_tolerances(tmp_path)
     assert f"{tmp_path / 'tolerances.yaml'}: {told}" in str(caught.value)
+
+
+def test_the_example_in_the_documentation_is_one(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "scenarios" / "README.md").read_text(encoding="utf-8")
+    block = readme.split("```yaml\nschema: simgpu.tolerances/1\n")[1].split("```")[0]
+    (tmp_path / "tolerances.yaml").write_text(f"schema: simgpu.tolerances/1\n{block}")
+    assert [each.text for each in read_tolerances(tmp_path)] == ["0.1%", "20 us", "1 MiB", "0"]
