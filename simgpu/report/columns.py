@@ -24,6 +24,8 @@ from simgpu.trace.model import Block, Kernel
 #: Up to here every whole number is a number of JavaScript.
 EXACT = 2**53
 _STREAM_TITLES = {"compute": "compute", "d2h": "copy out", "h2d": "copy in", "data": "copies", "host": "host"}
+#: Where the host's cores add up what several GPUs exchange.
+_EXCHANGE = StreamId(0, "host", 1)
 
 
 def page_data(recorded: Recorded) -> dict[str, Any]:
@@ -122,7 +124,8 @@ def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict
     start, end = timeline.start_ns[mine], timeline.end_ns[mine]
     moved = np.flatnonzero(timeline.bytes[mine])
     stream_id = StreamId.of(timeline.streams[stream])
-    title = f"{_STREAM_TITLES.get(stream_id.role, stream_id.role)} {stream_id.number or ''}".rstrip()
+    role = _STREAM_TITLES.get(stream_id.role, stream_id.role)
+    title = "exchange" if stream_id == _EXCHANGE else f"{role} {stream_id.number or ''}".rstrip()
     return {
         "stream": stream,
         "gpu": stream_id.gpu,

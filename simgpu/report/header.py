@@ -26,9 +26,14 @@ _STEADY = {
 
 @dataclass(frozen=True)
 class PolicyTold:
-    """What a policy is, and what it or its run has to say. failure: why it has no numbers, with the message."""
+    """What a policy is, and what it or its run has to say. failure: why it has no numbers, with the message.
+
+    name, variant: its label before and after the bracket.
+    """
 
     label: str
+    name: str
+    variant: str
     summary: str
     source: str
     parameters: tuple[tuple[str, str], ...]
@@ -109,9 +114,12 @@ def _policy(entry: Mapping[str, Any]) -> PolicyTold:
     except InputError:
         summary = source = ""
     why = failure(entry)
+    name, _, variant = entry["label"].partition("(")
     details = entry.get("out_of_memory") or entry.get("refused") or {}
     return PolicyTold(
         label=entry["label"],
+        name=name,
+        variant=variant,
         summary=summary,
         source=source,
         parameters=tuple((name, str(value)) for name, value in entry.get("parameters", {}).items()),

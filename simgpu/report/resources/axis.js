@@ -8,7 +8,7 @@ function stepFor(length, count) {
 }
 
 /** Times count from `origin`, where the iteration begins. */
-function paintAxis(context, layout, view, theme, origin, ends) {
+function paintAxis(context, layout, view, theme, origin) {
   const step = stepFor(view.length, (layout.right - layout.left) / 110);
   const unit = unitFor(Math.max(view.end - origin, 1));
   const first = Math.ceil((view.start - origin) / step), last = Math.floor((view.end - origin) / step);
@@ -23,6 +23,10 @@ function paintAxis(context, layout, view, theme, origin, ends) {
     context.fillStyle = theme.soft;
     context.fillText(exactTime(mark * step, unit), Math.min(x, layout.width - 30), layout.memoryEnd + 7);
   }
+}
+
+/** Where iterations end, over everything. */
+function paintEnds(context, layout, view, theme, ends) {
   context.fillStyle = theme.text;
   for (const end of ends) {
     if (end <= view.start || end >= view.end) continue;

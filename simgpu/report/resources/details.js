@@ -43,9 +43,9 @@ function showDetails(home, stage, find, close) {
 }
 
 function hitText(run, { track, i, role }) {
-  const { kernel, block } = subjectOf(run, track, i), kind = run.kinds[track.kind[i]];
-  if (kernel === undefined || kind.startsWith("stall")) return `${kind.replace("stall event", "waits for")}: ${word(run, track.name[i])}`;
-  return `${role ? role + " it: " : ""}${labelOf(run, track, i)}${block === undefined ? "" : ""}`;
+  const { kernel } = subjectOf(run, track, i), kind = run.kinds[track.kind[i]], waits = kind.startsWith("stall");
+  if (kernel === undefined || waits) return `${kind.replace("stall event", "waits for")}: ${word(run, track.name[i])}`;
+  return `${role ? role + " it: " : ""}${labelOf(run, track, i)}`;
 }
 
 /** The list of hits; a click goes to one. */

@@ -24,11 +24,9 @@ function kernelTitle(run, kernel) {
 /** A short name for a box: where a kernel has a layer, that tells more than its number. */
 function labelOf(run, track, i) {
   const { kernel } = subjectOf(run, track, i), name = word(run, track.name[i]);
-  const waits = run.kinds[track.kind[i]].startsWith("stall");
-  if (kernel === undefined) return waits ? `waits: ${name}` : name;
+  if (kernel === undefined) return name;
   const layer = word(run, run.tasks.kernels.layer[kernel]), op = stripped(word(run, run.tasks.kernels.op[kernel]));
-  const text = layer ? `${layer} ${op}` : kernelTitle(run, kernel);
-  return waits ? `waits: ${text}` : text;
+  return layer ? `${layer} ${op}` : kernelTitle(run, kernel);
 }
 
 /** Names and texts of a span; times count from `origin`. */

@@ -17,7 +17,7 @@ class Layout {
     this.rows = rows.map((track, i) => {
       if (i && track.gpu !== gpu) y += 8;
       gpu = track.gpu;
-      const row = { track, y, height: rowHeight, title: gpus.size > 1 ? `${track.gpu}: ${track.title}` : track.title };
+      const row = { track, y, height: rowHeight, title: gpus.size > 1 ? `${width < 560 ? "" : "GPU "}${track.gpu} ${track.title}` : track.title };
       y += rowHeight;
       return row;
     });

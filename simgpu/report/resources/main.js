@@ -87,6 +87,7 @@ function start() {
       swatch.dataset.hatch = look.hatch;
       swatch.style.setProperty("--fill", look.fill);
       swatch.style.setProperty("--ink", look.ink);
+      if (look.height < 0.5) swatch.dataset.thin = "";
       return element("li", {}, swatch, look.label);
     }));
   }

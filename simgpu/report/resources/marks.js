@@ -42,27 +42,39 @@ class Marks {
     this.context.setLineDash([]);
   }
 
-  /** A line below each hit, at most one a pixel and row; all else is dimmed. */
+  /** Stretches of pixels with hits on each row; worked out again only when the view or the hits have changed. */
+  stretches({ hits, layout, view }) {
+    const key = [hits, layout, view.start, view.end];
+    if (this.key && key.every((part, i) => part === this.key[i])) return this.found;
+    this.key = key;
+    return this.found = layout.rows.map(row => {
+      const merged = [];
+      for (const { track, i } of hits.byTrack.get(row.track) || []) {
+        if (track.end[i] < view.start) continue;
+        if (track.start[i] > view.end) break;
+        const from = Math.max(layout.left, layout.x(view, track.start[i]));
+        const to = Math.min(layout.right, Math.max(from + 3, layout.x(view, track.end[i])));
+        const last = merged[merged.length - 1];
+        if (last && from <= last[1]) last[1] = Math.max(last[1], to); else merged.push([from, to]);
+      }
+      return merged;
+    });
+  }
+
+  /** A line below each hit; what is beside hits is dimmed. */
   paintHits(state) {
-    const { context } = this, { layout, theme } = state, seen = new Set();
-    const boxes = [];
-    for (const hit of state.hits) {
-      const box = this.boxOf(state, hit);
-      if (!box) continue;
-      const place = `${box.y}:${Math.round(box.x)}:${Math.round(box.width)}`;
-      if (!seen.has(place)) { seen.add(place); boxes.push(box); }
-    }
-    context.fillStyle = theme.shade;
-    context.beginPath();
-    context.rect(layout.left, TOP, layout.right - layout.left, layout.rowsEnd - TOP);
-    for (const box of boxes) {  // the other way round, so that hits stay clear
-      const wide = Math.max(3, box.width);
-      context.moveTo(box.x, box.y); context.lineTo(box.x, box.y + box.height);
-      context.lineTo(box.x + wide, box.y + box.height); context.lineTo(box.x + wide, box.y); context.closePath();
-    }
-    context.fill("nonzero");
-    context.fillStyle = theme.mark;
-    for (const box of boxes) context.fillRect(box.x, box.y + box.height - 3, Math.max(3, box.width), 3);
+    const { context } = this, { layout, theme } = state;
+    this.stretches(state).forEach((merged, number) => {
+      const { y, height } = layout.rows[number];
+      let clear = layout.left;
+      for (const [from, to] of [...merged, [layout.right, layout.right]]) {
+        context.fillStyle = theme.shade;
+        context.fillRect(clear, y, from - clear, height);
+        context.fillStyle = theme.mark;
+        context.fillRect(from, y + height - 3, to - from, 3);
+        clear = to;
+      }
+    });
     if (state.current) this.frame(state, state.current, theme.mark, 2.5, []);
   }
 

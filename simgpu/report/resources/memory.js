@@ -47,7 +47,6 @@ function paintMemory(context, run, layout, view, theme, scale) {
   const { memoryTop: top, memoryEnd: bottom, left, right } = layout, height = bottom - top;
   const y = bytes => bottom - bytes / scale.top * height;
   const curve = run.memory[scale.first];
-  paintMemoryAxis(context, layout, theme, scale, y, run);
   const live = pixelPeaks(curve, curve.live, layout, view);
   area(context, left, live, y, bottom, theme.live, 0.3);
   if (curve.padded) {
@@ -69,7 +68,7 @@ function paintMemory(context, run, layout, view, theme, scale) {
     context.setLineDash([]);
   }
   const kept = run.unlimited ? ", not kept: memory without limit" : scale.drawn ? "" : ", above this panel";
-  note(context, `budget ${sizeText(run.budget)}${kept}`, right - 4, scale.drawn ? y(run.budget) - 9 : top + 9, theme, theme.budget, "right");
+  note(context, `budget ${sizeText(run.budget)}${kept}`, right, top - 11, theme, theme.budget, "right");
   paintPeak(context, curve, layout, view, theme, y);
 }
 
@@ -97,7 +96,9 @@ function outline(context, left, values, y, colour, width) {
   context.stroke();
 }
 
-function paintMemoryAxis(context, layout, theme, scale, y, run) {
+/** What stands behind the curves: sizes and their lines. */
+function paintMemoryAxis(context, layout, theme, scale, run) {
+  const y = bytes => layout.memoryEnd - bytes / scale.top * (layout.memoryEnd - layout.memoryTop);
   const unit = SIZES.find(([, factor]) => scale.top >= 1.18 * factor) || ["B", 1];
   const step = Math.max(1 / unit[1], stepFor(1000 * scale.top / unit[1], 4) / 1000) * unit[1];
   context.font = "11px system-ui, sans-serif";

@@ -24,18 +24,23 @@ class Matches {
   }
 }
 
-/** Hits within a stretch of time: {track, i, role}, by start and then by stream. */
+/** Hits within a stretch of time: {track, i, role}, by start and then by stream; `byTrack` has those of each. */
 function search(run, query, from, to) {
-  if (!query.trim()) return [];
-  const matches = new Matches(run, query.trim()), hits = [];
+  const hits = [], byTrack = new Map();
+  if (!query.trim()) return Object.assign(hits, { byTrack });
+  const matches = new Matches(run, query.trim());
   run.tracks.forEach((track, order) => {
+    const mine = [];
+    byTrack.set(track, mine);
     const [first, last] = track.within(from, to);
     for (let i = first; i < last; i++) {
       if (track.name[i] < 0) continue;
       const { kernel } = subjectOf(run, track, i), waits = run.kinds[track.kind[i]].startsWith("stall");
       const role = kernel !== undefined && !waits ? matches.kernels[kernel] : matches.has(track.name[i]) ? "" : null;
-      if (role !== null) hits.push({ track, i, role, order });
+      if (role !== null) mine.push({ track, i, role, order });
     }
+    for (const hit of mine) hits.push(hit);
   });
-  return hits.sort((a, b) => a.track.start[a.i] - b.track.start[b.i] || a.order - b.order);
+  hits.sort((a, b) => a.track.start[a.i] - b.track.start[b.i] || a.order - b.order);
+  return Object.assign(hits, { byTrack });
 }

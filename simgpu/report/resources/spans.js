@@ -8,10 +8,19 @@
 const SPANS_A_PIXEL = 2;
 const PALEST = 0.25;
 
-function paintRow(context, row, layout, view, theme, label) {
-  const track = row.track;
+/** What stands behind the spans: the row's title and ground. */
+function paintGround(context, row, layout, theme) {
   context.fillStyle = theme.row;
   context.fillRect(layout.left, row.y + 1, layout.right - layout.left, row.height - 2);
+  context.fillStyle = theme.soft;
+  context.font = "12px system-ui, sans-serif";
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.fillText(row.title, layout.left - 6, row.y + row.height / 2);
+}
+
+function paintRow(context, row, layout, view, theme, label) {
+  const track = row.track;
   const [first, last] = track.within(view.start, view.end);
   if (last - first > SPANS_A_PIXEL * (layout.right - layout.left)) paintPixels(context, row, layout, view, theme);
   else paintSpans(context, row, layout, view, theme, first, last, label);
@@ -48,12 +57,20 @@ function paintSpans(context, row, layout, view, theme, first, last, label) {
   context.globalAlpha = 1;
 }
 
+/** Without what follows the first word, and of that its end, where names differ. */
+function fitted(text, room) {
+  if (text.length <= room) return text;
+  const first = text.split(" ")[0];
+  return first.length <= room ? first : "…" + first.slice(first.length - room + 1);
+}
+
 function paintLabel(context, row, look, x, width, text) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const room = Math.floor((width - 10) / 5.9), shown = text.length <= room ? text : text.slice(0, room - 1) + "…";
+  const room = Math.floor((width - 10) / 5.9);
   if (room < 4) return;
+  const shown = fitted(text, room);
   if (look.pattern) {
     const wide = context.measureText(shown).width + 6;
     context.fillStyle = look.fill;

@@ -57,16 +57,12 @@ class Stage {
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.fillStyle = theme.page;
     context.fillRect(0, 0, layout.width, layout.height);
-    for (const row of layout.rows) {
-      paintRow(context, row, layout, view, theme, (track, i) => labelOf(run, track, i));
-      context.fillStyle = theme.soft;
-      context.font = "12px system-ui, sans-serif";
-      context.textAlign = "right";
-      context.textBaseline = "middle";
-      context.fillText(row.title, layout.left - 6, row.y + row.height / 2);
-    }
+    for (const row of layout.rows) paintGround(context, row, layout, theme);
+    paintMemoryAxis(context, layout, theme, this.scale, run);
+    paintAxis(context, layout, view, theme, this.origin);
+    for (const row of layout.rows) paintRow(context, row, layout, view, theme, (track, i) => labelOf(run, track, i));
     paintMemory(context, run, layout, view, theme, this.scale);
-    paintAxis(context, layout, view, theme, this.origin, run.ends);
+    paintEnds(context, layout, view, theme, run.ends);
     this.paintMarks();
     performance.clearMeasures("simgpu: paint");
     performance.measure("simgpu: paint", { start: began, end: performance.now() });
