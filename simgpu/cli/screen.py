@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread, Timer
 from time import monotonic
 from typing import Any, TextIO
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simgpu.cli.group import wants_colour
+from simgpu.cli.signals import insist
 
 WIDTH = 80
 _PATIENCE_S = 1.0
@@ -101,13 +102,21 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     A terminal gets a moving line, anything else a plain line for each new thing, though not several a second, and now
     and then in between. What differs only from its bar on (`━───`) is no new thing.
     """
+    with _shown(quiet) as show:
+
+        def say(what: str) -> None:
+            insist()
+            show(what)
+
+        yield say
+
+
+def _shown(quiet: bool) -> AbstractContextManager[Callable[[str], None]]:
     if quiet:
-        yield lambda what: None
-        return
+        return nullcontext(lambda what: None)
     screen = console(sys.stderr)
     moving = sys.stderr.isatty() and not screen.is_dumb_terminal
-    with _moving(screen) if moving else _plain(sys.stderr) as say:
-        yield say
+    return _moving(screen) if moving else _plain(sys.stderr)
 
 
 @contextmanager

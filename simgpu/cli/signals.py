@@ -20,6 +20,24 @@ ENDED_BY_SIGNAL = 128
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+_came = threading.Event()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C, as Python handles it, and remembered."""
+    _came.set()
+    raise KeyboardInterrupt
+
+
+def insist() -> None:
+    """Raises KeyboardInterrupt again where Ctrl-C came and the command goes on all the same.
+
+    Python raises it wherever the program happens to be, and some compiled code drops whatever is raised within it.
+    """
+    if _came.is_set() and threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def unwinding() -> Iterator[None]:
     """Within the block Ctrl-C raises KeyboardInterrupt, and other signals that end the program SystemExit.
@@ -40,12 +58,13 @@ def unwinding() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     try:
         if before[signal.SIGINT] not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, interrupt)
         for number in _ENDING:
             if before[number] == signal.SIG_DFL:
                 signal.signal(number, end)
         yield
     finally:
+        _came.clear()
         for number, handler in before.items():
             if handler is not None:  # of a handler that was not set from Python nothing is known
                 signal.signal(number, handler)

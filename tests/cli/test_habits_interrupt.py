@@ -9,10 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from simgpu.cli.screen import progress
+from simgpu.cli.signals import unwinding
 from simgpu.experiments.profile_outputs import SCHEMA as PROFILE_SCHEMA
 from tests.cli.cli_helpers import make_study, simgpu
 
@@ -164,6 +167,19 @@ def test_kill_unwinds_too(number: int, place: Path) -> None:
     code, said = interrupted(("open", ".part/"), "run", "study.yaml", "-o", "new", number=number)
     assert (code, is_quiet(said)) == (128 + number, True), said
     assert contents(place) == before
+
+
+def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with unwinding(), progress(quiet=True) as say:
+        say("a step")
+        with suppress(KeyboardInterrupt):  # as compiled code does that drops what is raised within it
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            say("the next step")
+    with progress(quiet=True) as say:
+        say("of the next command")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
