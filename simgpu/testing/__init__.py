@@ -22,7 +22,8 @@ event the timelines part. ``pytest --force-regen`` stores anew what differs, and
 
 `check` takes a result, a comparison, or a scenario, all policies of which it runs. Tolerances are those of ``simgpu
 check`` (see `simgpu.experiments.regression.tolerances`); a ``tolerances.yaml`` in the module's folder holds for all its
-tests. Once one over 0 is given, a timeline that differs is no failure of itself.
+tests. Once one over 0 is given, a timeline that differs is no failure of itself. In annotations the fixture is a
+`simgpu.testing.timing_regression.TimingRegression`.
 
 Lives here: what pytest loads. Does not live here: comparing (`simgpu.experiments.regression`).
 """

@@ -84,14 +84,30 @@ def _values(values: Sequence[ValueDifference], title: str) -> Iterator[str]:
         yield f"  {title}"
     rows = [_HEADINGS, *map(_value_row, values)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if sum(widths) + 2 * len(widths) > WIDTH:
+        yield from _in_two_lines(rows[1:], widths[0])
+        return
     for name, *cells in rows:
         numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
         yield f"  {name.ljust(widths[0])}  {numbers}".rstrip()
 
 
+def _in_two_lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
+    """For numbers too long for one."""
+    for name, stored, now, by, share in rows:
+        yield f"  {name.ljust(width)}  {stored} -> {now}"
+        yield f"  {' ' * width}  {', '.join(part for part in (by, share) if part)}"
+
+
 def _value_row(value: ValueDifference) -> tuple[str, ...]:
-    share = "" if value.share is None else f"{100 * value.share:+.3g}%"
-    return value.key, _number(value.stored), _number(value.now), _number(value.by, "+"), share
+    return value.key, _number(value.stored), _number(value.now), _number(value.by, "+"), _share(value)
+
+
+def _share(value: ValueDifference) -> str:
+    """In percent, or from ten times on how often the stored value."""
+    if value.share is None:
+        return ""
+    return f"{100 * value.share:+.3g}%" if abs(value.share) < 9 else f"{value.share + 1:.4g}x"
 
 
 def _number(value: Number, sign: str = "") -> str:

@@ -103,6 +103,19 @@ def test_numbers_may_differ_where_timelines_do_not() -> None:
     assert "samples_per_s       -  16666.7   -" in text
 
 
+def test_numbers_too_long_for_a_line_take_two() -> None:
+    stored = kept(policies=["ideal"])
+    values = {**stored["ideal"].values, "copy_out_exposed_ns": 10**14, "spans": 100}
+    now = {**values, "copy_out_exposed_ns": 10**14 + 1, "spans": 2_500}
+    one, other = (with_policy(stored, "ideal", replace(stored["ideal"], values=each)) for each in (values, now))
+    assert told(one, other).splitlines()[1:5] == [
+        "  copy_out_exposed_ns  100,000,000,000,000 -> 100,000,000,000,001",
+        "                       +1, +1e-12%",
+        "  spans                100 -> 2,500",
+        "                       +2,400, 25x",
+    ]
+
+
 def test_what_does_not_count_is_said_not_to() -> None:
     stored, now = kept(policies=["vdnn"]), kept(longer("B1", 10), policies=["vdnn"])
     text = " ".join(told(stored, now, **{"*": "1%"}).split())
