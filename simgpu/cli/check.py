@@ -97,9 +97,14 @@ def check(
                 _show(screen, found)
     failed = [found for found in checked if found.failed]
     if as_json:
-        told = {"schema": "simgpu.check/1", "simgpu": __version__, "against": str(against)}
-        told["same"] = all(found.verdict == "same" for found in checked)
-        click.echo(json.dumps(told | {"scenarios": [found.to_dict() for found in checked]}, indent=2, allow_nan=False))
+        told = {
+            "schema": "simgpu.check/1",
+            "simgpu": __version__,
+            "against": str(against),
+            "same": all(found.verdict == "same" for found in checked),
+            "scenarios": [found.to_dict() for found in checked],
+        }
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
     elif not update:
         _show_sum(screen, checked, failed)
     if failed:
