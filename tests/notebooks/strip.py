@@ -1,0 +1,10 @@
+"""``python tests/notebooks/strip.py FILES...``: leaves nothing but their cells in notebooks, before a commit."""
+
+import sys
+from pathlib import Path
+
+from form import stripped
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(stripped(path.read_text(encoding="utf-8")), encoding="utf-8")

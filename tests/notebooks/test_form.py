@@ -1,0 +1,89 @@
+"""Notebooks are kept without what a run leaves in them, so that a change to one shows as a change to its cells.
+
+That they run is tested by running them (nbmake, see ``.ci/run``).
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simgpu.shipped import shipped_names
+from tests.notebooks.form import METADATA, stripped
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+STRIP = Path(__file__).with_name("strip.py")
+REMEDY = "python tests/notebooks/strip.py notebooks/*.ipynb"
+#: Folders of a machine, which no reader has.
+MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|Users|usr|mnt|opt|var)/|[A-Z]:\\\\|file://")
+
+pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells_of(path, kind):
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def test_nothing_but_cells_is_kept(path):
+    text = path.read_text(encoding="utf-8")
+    assert text == stripped(text), f"{path.name} has outputs, counts or metadata; run: {REMEDY}"
+
+
+def test_it_is_a_valid_notebook(path):
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.read(path, as_version=nbformat.NO_CONVERT))
+
+
+def test_its_code_compiles_and_is_python_alone(path):
+    for cell in cells_of(path, "code"):
+        ast.parse(source(cell), filename=f"{path.name}, cell {cell['id']}")
+
+
+def test_cells_are_called_by_what_they_do(path):
+    """A cell that keeps its name keeps its history; Jupyter's own names are random."""
+    names = [cell["id"] for kind in ("markdown", "code") for cell in cells_of(path, kind)]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not re.fullmatch("[a-z]+(-[a-z]+)*", name)] == []
+
+
+def test_no_cell_names_a_folder_of_a_machine(path):
+    told = [source(cell) for kind in ("markdown", "code") for cell in cells_of(path, kind)]
+    assert [text for text in told if MACHINE.search(text)] == []
+
+
+def test_traces_are_those_that_ship(path):
+    """An installed wheel has no folder to start from, so notebooks call traces by their names."""
+    named = re.findall(r"load_trace\(\"([^\"]+)\"", "\n".join(source(cell) for cell in cells_of(path, "code")))
+    assert set(named) <= set(shipped_names("traces"))
+
+
+def test_it_begins_with_its_number_and_links_to_what_is_there(path):
+    texts = [source(cell) for cell in cells_of(path, "markdown")]
+    assert texts[0].startswith(f"# {path.stem.partition('-')[0]}. ")
+    linked = re.findall(r"\]\(([^)#:]+)\)", "\n".join(texts))
+    assert [name for name in linked if not (FOLDER / name).exists()] == []
+
+
+def test_the_readme_lists_it(path):
+    assert f"| [{path.name}]({path.name}) |" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_stripping_takes_out_what_a_run_leaves(path, tmp_path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook["metadata"] = {**METADATA, "widgets": {}, "language_info": {"name": "python", "version": "3.12.1"}}
+    code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    code |= {"execution_count": 3, "outputs": [{"output_type": "stream", "name": "stdout", "text": ["1\n"]}]}
+    code["metadata"] = {"collapsed": True}
+    ran = tmp_path / path.name
+    ran.write_text(json.dumps(notebook), encoding="utf-8")
+    subprocess.run([sys.executable, STRIP, ran], check=True)
+    assert ran.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
