@@ -8,9 +8,13 @@ class Matches {
   /** Looks through names once: spans are then found by number. */
   constructor(run, query) {
     const { kernels, blocks } = run.tasks, wanted = query.toLowerCase();
+    // A whole name means that alone, and not others that begin with it.
+    const columns = [blocks.id, kernels.id, kernels.layer, kernels.op];
+    const whole = columns.some(column => column.some(number => run.words[number].toLowerCase() === wanted));
+    const matches = text => whole ? text === wanted : text.includes(wanted);
     const known = new Map();
     const has = number => {
-      if (!known.has(number)) known.set(number, run.words[number].toLowerCase().includes(wanted));
+      if (!known.has(number)) known.set(number, matches(run.words[number].toLowerCase()));
       return known.get(number);
     };
     this.has = has;
@@ -20,7 +24,6 @@ class Matches {
       const reads = kernels.reads[k].some(b => tensors[b]), writes = kernels.writes[k].some(b => tensors[b]);
       return reads && writes ? ROLES.changed : writes ? ROLES.made : reads ? ROLES.read : null;
     });
-    this.tensors = tensors.reduce((count, found) => count + found, 0);
   }
 }
 

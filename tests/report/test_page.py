@@ -1,0 +1,297 @@
+"""What stands on the page is what the run's result holds, whatever things are called."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from simgpu.analysis.bars import LOOKS, PHASES, WAIT_COPY_IN
+from simgpu.cli import main
+from simgpu.errors import InputError
+from simgpu.experiments.compare import Comparison, compare
+from simgpu.report.columns import EXACT, page_data
+from simgpu.report.measures import groups
+from simgpu.report.page import SCRIPTS, page
+from simgpu.report.recorded import Ran, Recorded, read_run, recorded_from
+from simgpu.report.time_bars import time_bars
+from simgpu.report.writing import write_report
+from simgpu.scenario.load import load_scenario
+from simgpu.timeline.model import Timeline
+from simgpu.trace.model import Phase
+from tests.report.runs import CHAIN, NASTY, NODE, renamed, small, written
+from tests.timeline.hand_made import curve_of
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return small()
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Comparison:
+    return compare(load_scenario("quickstart"))
+
+
+def timeline_of(ran: Ran) -> Timeline:
+    assert ran.timeline is not None
+    return ran.timeline
+
+
+class _Parser(HTMLParser):
+    """Elements and texts of a page; scripts and styles apart from what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in self.raw:
+            self.raw[tag].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem in self.raw:
+            self.raw[str(self.cdata_elem)][-1] += data
+        else:
+            self.texts.append(data)
+
+
+def parsed(text: str) -> _Parser:
+    parser = _Parser()
+    parser.feed(text)
+    parser.close()
+    return parser
+
+
+def embedded(text: str) -> dict:
+    return json.loads(parsed(text).raw["script"][0])
+
+
+def test_every_span_is_in_the_data_with_its_stream_time_kind_and_name(quickstart: Comparison) -> None:
+    recorded = recorded_from(quickstart)
+    data = json.loads(json.dumps(page_data(recorded)))
+    ended = [ran for ran in recorded.runs if ran.timeline is not None]
+    assert [run["label"] for run in data["runs"]] == ["ideal", "vdnn(mode=conv)", "vdnn"]
+    for ran, run in zip(ended, data["runs"], strict=True):
+        rows = set()
+        for track in run["tracks"]:
+            now, iteration = 0, 0
+            size = dict(zip(np.cumsum(track["moved"]["at"]).tolist(), track["moved"]["bytes"], strict=True))
+            for i, (gap, length) in enumerate(zip(track["gap"], track["length"], strict=True)):
+                iteration += track["iteration"][i]
+                name, cause = track["name"][i], track["cause"][i]
+                row = (iteration, track["gpu"], run["streams"][track["stream"]], data["kinds"][track["kind"][i]])
+                row += (data["words"][name] if name >= 0 else "", now + gap, now + gap + length, size.get(i, 0))
+                rows.add((*row, run["streams"][cause] if cause >= 0 else ""))
+                now += gap + length
+        frame = timeline_of(ran).frame()
+        assert len(frame) == sum(len(track["gap"]) for track in run["tracks"])
+        frame["kind"] = frame["kind"].str.replace("_", " ")
+        assert rows == set(frame.itertuples(index=False, name=None))
+        assert run["ends"] == list(timeline_of(ran).iteration_ends_ns)
+
+
+def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
+    recorded = recorded_from(quickstart)
+    ended = [ran for ran in recorded.runs if ran.timeline is not None]
+    for ran, run in zip(ended, page_data(recorded)["runs"], strict=True):
+        for told, curve in (
+            (run["memory"][0], timeline_of(ran).device_memory),
+            (run["host"], timeline_of(ran).host_memory),
+        ):
+            assert np.cumsum(told["time"]).tolist() == curve.time_ns.tolist()
+            assert np.cumsum(told["live"]).tolist() == curve.live.tolist()
+            assert told["padding"] is None
+        assert run["budget"] == ran.entry["budget_bytes"] == 40 * 2**20
+        assert run["unlimited"] is (ran.label == "ideal")
+
+
+def test_padding_is_told_apart_from_live_bytes() -> None:
+    recorded = recorded_from(compare(CHAIN, NODE, ["none"], alignment=4096, iterations=1))
+    [run] = page_data(recorded)["runs"]
+    curve = timeline_of(recorded.runs[0]).device_memory
+    assert np.any(curve.used > curve.live)
+    assert np.cumsum(run["memory"][0]["padding"]).tolist() == (curve.used - curve.live).tolist()
+
+
+def test_spans_have_the_looks_of_the_figures(quickstart: Comparison) -> None:
+    recorded = recorded_from(quickstart)
+    data = page_data(recorded)
+    assert [look["fill"] for look in data["looks"]] == [look.fill for look in LOOKS]
+    run = data["runs"][2]
+    compute = run["tracks"][0]
+    kernels = data["tasks"][run["tasks"]]["kernels"]
+    phases = dict(zip(kernels["id"], kernels["phase"], strict=True))
+    for kind, look, name, cause in zip(*(compute[key] for key in ("kind", "look", "name", "cause")), strict=True):
+        if data["kinds"][kind] == "compute":
+            assert LOOKS[look] is PHASES[Phase(data["words"][phases[name]])]
+        elif run["streams"][cause] == "h2d":
+            assert LOOKS[look] is WAIT_COPY_IN
+
+
+def test_policies_with_the_same_tasks_share_them(comparison: Comparison) -> None:
+    data = page_data(recorded_from(comparison))
+    assert len(data["runs"]) == 2
+    assert len(data["tasks"]) == 1
+    words, tasks = data["words"], data["tasks"][0]
+    block = tasks["blocks"]["id"].index(words.index("x2"))
+    readers = [
+        words[name]
+        for name, reads in zip(tasks["kernels"]["id"], tasks["kernels"]["reads"], strict=True)
+        if block in reads
+    ]
+    assert readers == [kernel.id for kernel in CHAIN.kernels if "x2" in kernel.reads]
+    assert tasks["blocks"]["bytes"][block] == 200_000
+
+
+def test_the_table_has_the_lines_of_the_terminal() -> None:
+    recorded = recorded_from(compare(load_scenario("vgg16-v100"), policies=["ideal", "none", "vdnn"]))
+    told = [line for group in groups([ran.entry for ran in recorded.runs]) for line in group.lines]
+    done = CliRunner().invoke(main, ["run", "vgg16-v100", "-q", "--set", "policies=[ideal, none, vdnn]"])
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    first = lines.index("ideal none vdnn") + 1
+    last = next(number for number, line in enumerate(lines) if line.startswith("energy, power"))
+    table = lines[first:last]
+    shown = [line for line in table if line and not re.fullmatch(r".*?( -)+", line)]
+    ours = [" ".join((line.name, *line.cells)) for line in told]
+    assert shown == [line for line in ours if not re.fullmatch(r".*?( -)+", line)]
+    assert len(shown) > 20
+
+
+def test_bars_add_up_to_the_iteration(quickstart: Comparison) -> None:
+    entries = [ran.entry for ran in recorded_from(quickstart).runs]
+    bars = time_bars(entries)
+    longest = max(entry["metrics"]["iteration_ns"] for entry in entries if "metrics" in entry)
+    assert [bar.failure for bar in bars] == ["", "out of memory", "", ""]
+    for bar, entry in zip(bars, entries, strict=True):
+        if not bar.failure:
+            share = 100 * entry["metrics"]["iteration_ns"] / longest
+            assert sum(part.width for part in bar.parts) == pytest.approx(share, abs=0.001)
+
+
+def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparison) -> None:
+    text = " ".join(" ".join(parsed(page(recorded_from(comparison), {})).texts).split())
+    for told in (
+        "chain on tight",
+        "modelled, not recorded, for hand-made",
+        "3 iterations, the last one reported",
+        "budget 537.1 KiB",
+        "counting pool",
+        "seed 0",
+        "mode=all",
+        "out of device memory at",
+    ):
+        assert told in text
+
+
+def _files(package: str) -> set[str]:
+    return {file.name for file in (files(package) / "resources").iterdir()}
+
+
+def test_a_page_needs_nothing_but_itself(comparison: Comparison) -> None:
+    text = page(recorded_from(comparison), {"ideal": "a.json", "vdnn": "b.json"})
+    parser = parsed(text)
+    addresses = [
+        value for _, attributes in parser.tags for name, value in attributes.items() if name in ("src", "href")
+    ]
+    assert addresses == ["data:,", "a.json", "b.json"]
+    assert not re.search(
+        r"url\(|@import|fetch\(|XMLHttpRequest|import\(", "".join(parser.raw["style"] + parser.raw["script"])
+    )
+    policy = next(a["content"] for tag, a in parser.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none';")
+    assert (
+        set(SCRIPTS) == {file.name for file in Path("simgpu/report/resources").glob("*.js")}
+        or not Path("simgpu").is_dir()
+    )
+
+
+def test_names_are_text_wherever_they_stand() -> None:
+    name = NASTY.replace(" ", "")
+    trace = renamed(CHAIN, "x2", name)
+    about = {"simgpu": "0", "scenario": NASTY, "description": NASTY}
+    text = page(recorded_from(compare(trace, NODE, ["vdnn"]), about), {"vdnn": f"{NASTY}.json"})
+    harmless = page(
+        recorded_from(compare(CHAIN, NODE, ["vdnn"]), {**about, "scenario": "a", "description": "b"}), {"vdnn": "c"}
+    )
+    parser, other = parsed(text), parsed(harmless)
+    assert [tag for tag, _ in parser.tags] == [tag for tag, _ in other.tags]
+    assert name in embedded(text)["words"]
+    assert NASTY in "".join(parser.texts)
+    assert "<" not in parser.raw["script"][0]
+
+
+def test_a_folder_gives_the_page_that_the_comparison_gives(quickstart: Comparison, tmp_path: Path) -> None:
+    folder = written(quickstart, tmp_path / "run", formats=("csv", "perfetto"))
+    about = {"simgpu": "0", "scenario": "small"}
+    from_folder, from_memory = page(read_run(folder), {}), page(recorded_from(quickstart, about), {})
+    # Streams that did nothing are in no table; nothing else differs.
+    ours, theirs = embedded(from_folder), embedded(from_memory)
+    for data in (ours, theirs):
+        for run in data["runs"]:
+            for track in run["tracks"]:
+                track["cause"] = [run["streams"][cause] if cause >= 0 else "" for cause in track["cause"]]
+                track["stream"] = run["streams"][track["stream"]]
+            del run["streams"]
+    for data in (ours, theirs):
+        words = data.pop("words")
+        for run in data["runs"]:
+            for track in run["tracks"]:
+                track["name"] = [words[name] if name >= 0 else "" for name in track["name"]]
+        for tasks in data["tasks"]:
+            for table in tasks.values():
+                for key in set(table) & {"id", "op", "layer", "phase", "kind"}:
+                    table[key] = [words[number] for number in table[key]]
+    assert ours == theirs
+    assert parsed(from_folder).texts == parsed(from_memory).texts
+
+
+def test_the_same_run_gives_the_same_bytes_and_perfetto_files_beside(comparison: Comparison, tmp_path: Path) -> None:
+    folder = written(comparison, tmp_path / "run", formats=("csv", "perfetto"))
+    page_path, *beside = write_report(folder, tmp_path / "my page.html")
+    assert [file.name for file in beside] == ["my page.ideal.perfetto.json", "my page.vdnn.perfetto.json"]
+    assert all(file.name.replace(" ", "%20") in page_path.read_text(encoding="utf-8") for file in beside)
+    assert beside[1].read_bytes() == (folder / "vdnn" / "timeline.perfetto.json").read_bytes()
+    again, *_ = write_report(folder, tmp_path / "again.html")
+    first, second = (path.read_text(encoding="utf-8") for path in (page_path, again))
+    assert first.replace("my%20page", "again").replace("my page", "again") == second
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(
+        [
+            "run",
+            "my page.html",
+            "again.html",
+            "again.ideal.perfetto.json",
+            "again.vdnn.perfetto.json",
+            *(b.name for b in beside),
+        ]
+    )
+
+
+def test_the_first_page_is_small(quickstart: Comparison) -> None:
+    """Three policies, three iterations of 113 kernels each: as large as one of its figures."""
+    assert len(page(recorded_from(quickstart), {})) < 260_000
+
+
+def test_what_a_browser_cannot_tell_exactly_is_refused(comparison: Comparison) -> None:
+    recorded = recorded_from(comparison)
+    ran = recorded.runs[0]
+    timeline = timeline_of(ran)
+
+    def with_memory(size: int) -> Recorded:
+        changed = replace(timeline, device_memory=curve_of([(0, size, size)]))
+        return Recorded(recorded.document, (replace(ran, timeline=changed),))
+
+    assert page_data(with_memory(EXACT))["runs"][0]["memory"][0]["live"] == [2**53]
+    with pytest.raises(InputError, match=r"ideal: 9007199254740993 is above 2\*\*53"):
+        page_data(with_memory(EXACT + 1))

@@ -1,0 +1,132 @@
+"""What `simgpu report` takes, where it writes, and what it says of folders that hold something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.report.recorded import read_run
+from simgpu.report.writing import write_report
+from tests.cli.cli_helpers import make_study, simgpu
+from tests.report.runs import small, written
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return written(small(), tmp_path / "run")
+
+
+def told(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_run(folder)
+    return str(caught.value)
+
+
+def test_a_runs_page_is_its_report_html(tmp_path: Path) -> None:
+    study, out = make_study(tmp_path), tmp_path / "out"
+    assert simgpu("run", study, "-q", "-o", out).exit_code == 0
+    done = simgpu("report", out)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"written to {out / 'report.html'}"
+    assert {file.name for file in out.iterdir() if file.is_file()} == {
+        "report.json",
+        "report.html",
+        "report.ideal.perfetto.json",
+        "report.none.perfetto.json",
+        "report.vdnn.perfetto.json",
+    }
+    # The folder is still a run's, which another run may replace.
+    assert simgpu("run", study, "-q", "-o", out).exit_code == 0
+    assert not (out / "report.html").exists()
+
+
+def test_a_scenario_is_run_and_its_page_stands_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert simgpu("report", study, "-q").stdout.splitlines()[0] == "written to study.html"
+    assert "a hand-made chain" in Path("study.html").read_text(encoding="utf-8")
+    assert simgpu("report", study, "-q", "-o", "mine.html").exit_code == 0
+    assert Path("mine.vdnn.perfetto.json").exists()
+
+
+def test_parquet_alone_is_enough(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    comparison = small()
+    parquet = read_run(written(comparison, tmp_path / "a", formats=("parquet",)))
+    table = read_run(written(comparison, tmp_path / "b", formats=("csv",)))
+    for one, other in zip(parquet.runs, table.runs, strict=True):
+        assert (one.timeline is None) is (other.timeline is None)
+        assert one.timeline is None or other.timeline is None or list(one.timeline) == list(other.timeline)
+
+
+def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
+    remedy = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
+    assert told(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no such folder; {remedy}"
+    assert told(tmp_path) == f"{tmp_path}: holds no report.json: no run of simgpu wrote it; {remedy}"
+    report = tmp_path / "report.json"
+    for text, says in (
+        ('{"schema": "simgpu.study-report/1"}', "holds a study (schema 'simgpu.study-report/1')"),
+        ('{"schema": "simgpu.search-report/1"}', "holds a search (schema 'simgpu.search-report/1')"),
+        ('{"schema": "simgpu.report/1", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
+        ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/1'"),
+        ("[1]", "schema '' is not 'simgpu.report/1'"),
+    ):
+        report.write_text(text)
+        assert told(tmp_path) == f"{report}: {says}; {remedy}"
+    report.write_text('{"schema":\n nonsense}')
+    assert told(tmp_path).startswith(f"{report}: line 2: is not JSON")
+
+
+def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
+    document = json.loads((run / "report.json").read_text())
+    del document["node"], document["results"][2]["timeline"], document["results"][1]["out_of_memory"]
+    (run / "report.json").write_text(json.dumps(document))
+    text = told(run)
+    assert "report.json: node: is missing or not a mapping" in text
+    assert "report.json: results[1]: tells neither metrics nor why there are none" in text
+    assert "report.json: results[2]: tells no timeline: an earlier simgpu wrote it" in text
+
+
+def test_damaged_tables_of_all_policies_are_told_by_row(run: Path) -> None:
+    timeline = run / "vdnn" / "timeline.csv"
+    rows = timeline.read_text().splitlines()
+    rows[1] = rows[1].replace(",compute,", ",compute!,", 1)
+    timeline.write_text("\n".join(rows) + "\n")
+    (run / "ideal" / "memory.csv").unlink()
+    kernels = run / "vdnn" / "kernels.csv"
+    kernels.write_text(kernels.read_text().replace(",forward,", ",forwards,", 1))
+    text = told(run)
+    assert f"{timeline}: row 2, column stream: 'compute!' is not" in text
+    assert f"{run / 'ideal' / 'memory.csv'}: no such file" in text
+    assert f"{kernels}: row 2, column phase" in text
+    assert simgpu("report", run).exit_code == 2
+    assert not (run / "report.html").exists()
+
+
+def test_a_run_without_tables_says_how_to_get_them(tmp_path: Path) -> None:
+    text = told(written(small(), tmp_path / "run", formats=("perfetto",)))
+    assert f"{tmp_path / 'run' / 'ideal'}: holds no timeline.csv or timeline.parquet" in text
+    assert "outputs.timeline: [csv]" in text
+
+
+def test_a_page_appears_whole_or_not_at_all(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="is a folder; name the page, for example"):
+        write_report(run, tmp_path)
+    with pytest.raises(InputError, match="is not a folder; make that folder"):
+        write_report(run, tmp_path / "no" / "page.html")
+    (tmp_path / "page.html").write_text("the one before")
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(InputError, match="No space left"):
+        write_report(run, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "the one before"
+    assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
