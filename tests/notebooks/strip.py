@@ -1,9 +1,9 @@
-"""``python tests/notebooks/strip.py FILES...``: leaves nothing but their cells in notebooks, before a commit."""
+"""``python -m tests.notebooks.strip FILES...``: leaves nothing but their cells in notebooks, before a commit."""
 
 import sys
 from pathlib import Path
 
-from form import stripped
+from tests.notebooks.form import stripped
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):

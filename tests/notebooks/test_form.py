@@ -17,8 +17,7 @@ from tests.notebooks.form import METADATA, stripped
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-STRIP = Path(__file__).with_name("strip.py")
-REMEDY = "python tests/notebooks/strip.py notebooks/*.ipynb"
+REMEDY = "python -m tests.notebooks.strip notebooks/*.ipynb"
 #: Folders of a machine, which no reader has.
 MACHINE = re.compile(r"(?<![\w.~])/(?:home|root|tmp|work|Users|usr|mnt|opt|var)/|[A-Z]:\\\\|file://")
 
@@ -85,5 +84,5 @@ def test_stripping_takes_out_what_a_run_leaves(path, tmp_path):
     code["metadata"] = {"collapsed": True}
     ran = tmp_path / path.name
     ran.write_text(json.dumps(notebook), encoding="utf-8")
-    subprocess.run([sys.executable, STRIP, ran], check=True)
+    subprocess.run([sys.executable, "-m", "tests.notebooks.strip", ran], check=True, cwd=FOLDER.parent)
     assert ran.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
