@@ -56,7 +56,7 @@ def on_cluster(
         shared = Shared(sweep, work, __version__, sweep.inputs())
         threads = _checked(client, shared)
         held = client.scatter(shared, broadcast=True, hash=False)
-        finished, remaining = distributed.as_completed(), iter(points)
+        finished, remaining = distributed.as_completed(loop=client.loop), iter(points)
 
         def give(count: int) -> None:
             for point in islice(remaining, count):
@@ -96,9 +96,14 @@ def _checked(client: Any, shared: Shared) -> int:
         # Defined here so that it travels as code: a worker that cannot import simgpu can still say so.
         import pickle
 
-        from simgpu import __version__
-
-        return __version__, pickle.loads(pickled).inputs()
+        try:
+            from simgpu import __version__
+        except ImportError:
+            return "", {}
+        try:
+            return __version__, pickle.loads(pickled).inputs()
+        except (ImportError, AttributeError):  # another simgpu may have other modules
+            return __version__, {}
 
     answers = client.run(told, on_error="return")
     if not answers:
@@ -114,18 +119,16 @@ def _checked(client: Any, shared: Shared) -> int:
 def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Problem]:
     """In what a worker differs from this machine. answer: its version and digests, or why it gave none."""
     place = f"worker {worker}"
-    if isinstance(answer, ImportError):
-        yield Problem("", place, f"cannot import simgpu: {answer}", f"install simgpu {shared.version} there")
-        return
     if not isinstance(answer, tuple):
         yield Problem("", place, f"gives no answer: {answer!r}", "look at its log")
         return
     version, inputs = answer
     if version != shared.version:
-        what = f"has simgpu {version}, here is {shared.version}"
+        what = f"has simgpu {version}, here is {shared.version}" if version else "cannot import simgpu"
         yield Problem("", place, what, f"install simgpu {shared.version} there")
+        return
     for name, digest in shared.inputs.items():
-        if (there := inputs.get(name)) != digest:
+        if (there := inputs.get(name, "missing")) != digest:
             what = f"{name} {'is not there' if there == 'missing' else 'has other files there'}"
             yield Problem("", place, what, "give all machines the same files at the same path")
 

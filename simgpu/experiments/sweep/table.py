@@ -52,7 +52,7 @@ OUTCOME = tuple(Column(name, "text") for name in ("policy", "policy_name", "para
 PROVENANCE = tuple(Column(name, "text") for name in ("origin", "device", "date", "tool"))
 _FIXED = frozenset(column.name for column in (*PARAMETERS, *OUTCOME, *PROVENANCE))
 #: Rows that are written at once.
-_BATCH = 4096
+_BATCH = 1024
 
 
 def columns_of(sweep: Sweep, kept: Kept) -> tuple[Column, ...]:

@@ -1,0 +1,310 @@
+"""Sweeps run: the same bytes whoever runs them, kept as they finish, and no point that ends the others."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pytest_regressions.file_regression import FileRegressionFixture
+
+import simgpu
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.experiments.sweep import cluster, folder, point
+from simgpu.experiments.sweep.cluster import on_cluster
+from simgpu.experiments.sweep.processes import in_processes, in_this_process
+from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.scenario.load_sweep import load_sweep, make_sweep
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+from tests.experiments.sweeps import dies_at_0, dies_at_3, results, small_sweep
+
+PINNED = ("iteration_ns", "bytes_out", "bytes_in", "device_peak_bytes", "retired_instructions", "spans")
+COLUMNS = ["point", "budget", "node.link.d2h_bandwidth", "node.link.h2d_bandwidth", "policy", "outcome", *PINNED]
+
+
+def test_results_are_those_on_record(tmp_path: Path, file_regression: FileRegressionFixture) -> None:
+    run_sweep(load_sweep("memory-sweep"), folder=tmp_path / "out")
+    with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
+        lines = [",".join(row[column] for column in COLUMNS) for row in csv.DictReader(file)]
+    file_regression.check("\n".join([",".join(COLUMNS), *lines]) + "\n", extension=".csv")
+
+
+def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> None:
+    sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
+    frame = run_sweep(sweep).frame()
+    assert len(frame) == 16
+    for number in range(sweep.count):
+        for run in simgpu.compare(sweep.scenario(number)):
+            (row,) = frame[(frame.point == number) & (frame.policy == run.label)].to_dict("records")
+            assert row["outcome"] == (run.failure or "ok")
+            assert json.loads(row["parameters"]) == run.parameters
+            if run.result is None:
+                assert row["message"] == str(run.outcome)
+                continue
+            told = run.result.to_dict()
+            assert {key: row[key] for key, value in told["metrics"].items() if value is not None} == {
+                key: value for key, value in told["metrics"].items() if value is not None
+            }
+            for key in ("steady", "ideal_ns", "high_water_bytes", "retired_instructions", "spans", "budget_bytes"):
+                assert row[key] == told[key]
+            assert (row["origin"], row["device"]) == ("recorded", run.result.trace.device)
+
+
+def test_same_bytes_from_one_process_from_two_and_from_a_cluster(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    sweep = load_sweep("memory-sweep")
+    run_sweep(sweep, folder=tmp_path / "one")
+    run_sweep(sweep, folder=tmp_path / "two", jobs=2)
+    threads = {"processes": False, "n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
+    with distributed.LocalCluster(**threads) as here:
+        run_sweep(sweep, folder=tmp_path / "cluster", dask=here.scheduler_address)
+    assert results(tmp_path / "one") == results(tmp_path / "two") == results(tmp_path / "cluster")
+    assert sorted(file.name for file in (tmp_path / "two").iterdir()) == sorted(
+        ["points.sqlite", "results.csv", "results.parquet", "sweep.json"]
+    )
+
+
+def test_csv_parquet_and_frame_are_one_table(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    result = run_sweep(load_sweep("memory-sweep", {"iterations": 1}), folder=tmp_path / "out")
+    frame = result.frame()
+    parquet = pandas.read_parquet(tmp_path / "out" / "results.parquet")
+    assert list(frame.columns) == list(parquet.columns)
+    told = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in frame.to_dict("records")]
+    kept = [{key: value for key, value in row.items() if not pandas.isna(value)} for row in parquet.to_dict("records")]
+    assert told == kept
+    with (tmp_path / "out" / "results.csv").open(encoding="utf-8", newline="") as file:
+        written = [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
+    assert written == [{key: str(value) for key, value in row.items() if value != ""} for row in told]
+    assert frame.iteration_ns.dtype == "Int64", "some rows have none, and yet it is a whole number"
+
+
+def test_seed_iterations_epoch_and_pool_stand_once(tmp_path: Path) -> None:
+    points = [{"seed": 1, "pool": "addressed"}, {"iterations": 2}]
+    base = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}
+    frame = run_sweep(make_sweep({**base, "sweep": {"points": points}}, "a test")).frame()
+    assert list(frame.columns).count("seed") == 1
+    assert frame.seed.tolist() == [1, 0] and frame.iterations.tolist() == [3, 2]
+    assert frame.pool.tolist() == ["addressed", "counting"]
+
+
+def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    sweep, ran = small_sweep(), []
+
+    def stopping(at: int, points: object) -> object:
+        for number, found in enumerate(in_this_process(sweep, points)):  # type: ignore[arg-type]
+            if number == at:
+                raise KeyboardInterrupt
+            ran.append(found.point)
+            yield found
+
+    for at in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
+        assert [file.name for file in (tmp_path / "out").iterdir()] == ["points.sqlite"]
+    assert ran == [0, 1, 2, 3, 4]
+    told: list[tuple[int, int]] = []
+    result = run_sweep(sweep, folder=tmp_path / "out", progress=lambda done, total: told.append((done, total)))
+    assert (result.ran, told) == (1, [(5, 6), (6, 6)])
+    assert run_sweep(sweep, folder=tmp_path / "out").ran == 0
+    run_sweep(sweep, folder=tmp_path / "undisturbed")
+    assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
+
+
+def test_nothing_stays_of_a_sweep_that_finished_no_point(tmp_path: Path) -> None:
+    def none(points: object) -> object:
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(small_sweep(), none, folder=tmp_path / "out")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_points_that_broke_or_lacked_a_package_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = small_sweep(3, policies=["none", "vdnn"])
+    whole = point.simulate
+    raised: list[Exception] = [MissingExtraError("planning", "numba", "fast"), ZeroDivisionError("by hand")]
+
+    def broken(*arguments: object, **settings: object) -> object:
+        if settings["seed"] and arguments[2].name == "vdnn" and raised:  # type: ignore[attr-defined]
+            raise raised.pop(0)
+        return whole(*arguments, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(point, "simulate", broken)
+    first = run_sweep(sweep, folder=tmp_path / "out")
+    assert first.counts == {"ok": 4, "out of memory": 0, "refused": 1, "error": 1}
+    messages = [row["message"] for row in first.rows() if row["outcome"] != "ok"]
+    assert messages[0].startswith("planning needs numba")
+    assert messages[1].startswith("ZeroDivisionError: by hand (in tests.experiments.test_sweep.broken, line ")
+    again = run_sweep(sweep, folder=tmp_path / "out")
+    assert (again.ran, again.counts["ok"]) == (2, 6)
+    run_sweep(sweep, folder=tmp_path / "undisturbed")
+    assert results(tmp_path / "out") == results(tmp_path / "undisturbed")
+
+
+def test_what_shows_only_with_everything_loaded_is_told_of_its_point(tmp_path: Path) -> None:
+    write_trace(chain([5, 7], [10, 14], [100, 200]), tmp_path / "chain")
+    values = {"trace": str(tmp_path / "chain"), "node": "laptop-2gb", "policies": ["none", {"vdnn": {"mode": "conv"}}]}
+    sweep = make_sweep({**values, "sweep": {"grid": {"budget": ["1 GiB", "3 GiB"]}}}, "a test")
+    result = run_sweep(sweep)
+    rows = list(result.rows())
+    assert [(row["point"], row["policy"], row["outcome"]) for row in rows] == [
+        (0, "none", "ok"),
+        (0, "vdnn(mode=conv)", "ok"),
+        (1, "none", "refused"),
+        (1, "vdnn(mode=conv)", "refused"),
+    ]
+    assert "3 GiB is more than the 2 GiB that node laptop-2gb has" in rows[2]["message"]
+    assert run_sweep(
+        make_sweep({**values, "policies": "oracle", "sweep": {"grid": {"seed": [1]}}}, "a test")
+    ).counts == {
+        "ok": 0,
+        "out of memory": 0,
+        "refused": 1,
+        "error": 0,
+    }
+
+
+@pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
+def test_a_point_that_ends_its_process_ends_no_other(tmp_path: Path, work: object, dead: int) -> None:
+    sweep = small_sweep(5)
+    engine = partial(in_processes, sweep, jobs=2, work=work)
+    result = carry_out(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
+    assert result.counts == {"ok": 4, "out of memory": 0, "refused": 0, "error": 1}
+    (row,) = (row for row in result.rows() if row["outcome"] == "error")
+    assert (row["point"], row["seed"]) == (dead, dead)
+    assert row["message"] == "the process that ran it died: the system may have ended it for lack of memory"
+    assert run_sweep(sweep, folder=tmp_path / "out").ran == 1
+
+
+def test_few_points_are_under_way_at_any_time() -> None:
+    sweep, given = small_sweep(200), []
+    finished = in_processes(sweep, (given.append(number) or number for number in range(200)), jobs=2)
+    next(finished)
+    assert len(given) <= 2 * 2 + 1
+    finished.close()
+
+
+def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: Path) -> None:
+    home = tmp_path / "out"
+    run_sweep(small_sweep(2), folder=home)
+    before = results(home)
+    for other, told in (
+        (small_sweep(3), "the sweep's axes differ"),
+        (small_sweep(2, policies="vdnn", budget="1 GiB"), "the scenario's policies, budget differ"),
+    ):
+        with pytest.raises(InputError, match=f"holds the results of another sweep: {told}; .* --restart"):
+            run_sweep(other, folder=home)
+    assert results(home) == before
+    assert run_sweep(small_sweep(3), folder=home, restart=True).ran == 3
+    assert len((home / "results.csv").read_text().splitlines()) == 4
+
+
+def test_other_files_or_another_simgpu_are_another_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trace(chain([5, 7], [10, 14], [100, 200]), tmp_path / "chain")
+    sweep = small_sweep(2, trace=str(tmp_path / "chain"))
+    run_sweep(sweep, folder=tmp_path / "out")
+    monkeypatch.setattr(folder, "__version__", "99")
+    with pytest.raises(InputError, match=rf"of simgpu {simgpu.__version__}, this is 99;"):
+        run_sweep(sweep, folder=tmp_path / "out")
+    monkeypatch.undo()
+    kernels = tmp_path / "chain" / "kernels.csv"
+    kernels.write_text(kernels.read_text().replace("14", "15"))
+    with pytest.raises(InputError, match=r"the files of trace .*chain differ"):
+        run_sweep(sweep, folder=tmp_path / "out")
+
+
+def test_one_process_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    sweep = small_sweep(2)
+    store = folder.open_store(sweep, tmp_path / "out", restart=False)
+    with pytest.raises(InputError, match=r"another sweep is running in this folder; wait for it"):
+        run_sweep(sweep, folder=tmp_path / "out")
+    store.close()
+    assert run_sweep(sweep, folder=tmp_path / "out").ran == 2
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
+        run_sweep(small_sweep(1), folder=tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    with sqlite3.connect(other / "points.sqlite") as database:
+        database.execute("pragma application_id = 1")
+        database.execute("create table mine (x)")
+    database.close()
+    with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
+        run_sweep(small_sweep(1), folder=other)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.txt", "other"]
+
+
+def test_without_pyarrow_there_is_csv_and_with_it_again_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "has_parquet", lambda: False)
+    run_sweep(small_sweep(1), folder=tmp_path / "out")
+    assert not (tmp_path / "out" / "results.parquet").exists()
+    monkeypatch.undo()
+    assert run_sweep(small_sweep(1), folder=tmp_path / "out").ran == 0
+    assert (tmp_path / "out" / "results.parquet").exists()
+
+
+def test_a_result_shows_itself(tmp_path: Path) -> None:
+    result = run_sweep(small_sweep(41))
+    text = repr(result)
+    assert text.startswith("a test: 41 points; 41 ok\n")
+    assert text.endswith("1 more rows: frame() has them")
+    assert result._repr_html_().count("<tr>") == 41
+
+
+def test_processes_are_counted_in_whole_numbers() -> None:
+    with pytest.raises(InputError, match=r"argument jobs: 0 is not a whole number of at least 1"):
+        run_sweep(small_sweep(1), jobs=0)
+
+
+class TestCluster:
+    def test_workers_must_have_the_same_simgpu_and_the_same_files(self) -> None:
+        sweep = small_sweep(1)
+        here = cluster.Shared(sweep, point.run_point, "1.0", sweep.inputs())
+        told = [
+            str(problem)
+            for answer in (
+                ("1.0", here.inputs),
+                ("", {}),
+                ("0.9", {}),
+                ("1.0", {"node laptop-2gb": "f00"}),
+                OSError("x"),
+            )
+            for problem in cluster._differences("tcp://there:1", answer, here)
+        ]
+        assert [line.partition(": ")[2].partition(";")[0] for line in told] == [
+            "cannot import simgpu",
+            "has simgpu 0.9, here is 1.0",
+            "node laptop-2gb has other files there",
+            "trace resnet20-cifar-cpu is not there",
+            "gives no answer: OSError('x')",
+        ]
+
+    def test_a_cluster_without_workers_and_one_that_is_a_client(self, tmp_path: Path) -> None:
+        distributed = pytest.importorskip("distributed")
+        with (
+            distributed.LocalCluster(processes=False, n_workers=0, dashboard_address=None) as empty,
+            distributed.Client(empty, set_as_default=False) as client,
+        ):
+            with pytest.raises(InputError, match="cluster: has no workers"):
+                run_sweep(small_sweep(1), folder=tmp_path / "out", dask=client)
+            assert not (tmp_path / "out").exists()
+            empty.scale(1)
+            client.wait_for_workers(1)
+            finished = on_cluster(small_sweep(3), range(3), client)
+            assert sorted(found.point for found in finished) == [0, 1, 2]
+            assert client.status == "running", "a client that was given stays open"
+
+    def test_without_distributed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+        with pytest.raises(MissingExtraError, match=r"needs distributed, .* its extra 'dask'"):
+            run_sweep(small_sweep(1), dask="tcp://127.0.0.1:1")
