@@ -18,7 +18,8 @@ class Matches {
       return known.get(number);
     };
     this.has = has;
-    const tensors = blocks.id.map(has);
+    const tensors = blocks.id.map((id, b) => has(id) || has(blocks.layer[b]));
+    this.tensorNames = new Set(blocks.id.filter((_, b) => tensors[b]));
     this.kernels = kernels.id.map((id, k) => {
       if (has(id) || has(kernels.op[k]) || has(kernels.layer[k])) return "";
       const reads = kernels.reads[k].some(b => tensors[b]), writes = kernels.writes[k].some(b => tensors[b]);
@@ -39,7 +40,8 @@ function search(run, query, from, to) {
     for (let i = first; i < last; i++) {
       if (track.name[i] < 0) continue;
       const { kernel } = subjectOf(run, track, i), waits = run.kinds[track.kind[i]].startsWith("stall");
-      const role = kernel !== undefined && !waits ? matches.kernels[kernel] : matches.has(track.name[i]) ? "" : null;
+      const role = kernel !== undefined && !waits ? matches.kernels[kernel]
+        : matches.has(track.name[i]) || matches.tensorNames.has(track.name[i]) ? "" : null;
       if (role !== null) mine.push({ track, i, role, order });
     }
     for (const hit of mine) hits.push(hit);

@@ -68,9 +68,9 @@ function paintLabel(context, row, look, x, width, text) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "left";
   context.textBaseline = "middle";
-  const room = Math.floor((width - 10) / 5.9);
+  let room = Math.floor((width - 10) / 5.5), shown = fitted(text, room);
+  while (room >= 4 && context.measureText(shown).width > width - 9) shown = fitted(text, --room);
   if (room < 4) return;
-  const shown = fitted(text, room);
   if (look.pattern) {
     const wide = context.measureText(shown).width + 6;
     context.fillStyle = look.fill;
