@@ -54,9 +54,9 @@ def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_m
 
     \b
     simgpu explain quickstart
-    simgpu explain quickstart --set "policies=[vdnn: {mode: conv}, home]" --top 10
+    simgpu explain quickstart --set "policies=[home]" --top 10
     simgpu explain vgg16-v100 --set "policies=[vdnn]" --more-memory "4 GiB"
-    simgpu explain --trace vgg16-b128-v100 --node v100 --policy none --memory 8GiB --no-what-if
+    simgpu explain --trace vgg16-b128-v100 --node v100 --memory 8GiB --no-what-if
     """
     more = parse_size(more_memory, "--more-memory")
     loaded = choice.load()
