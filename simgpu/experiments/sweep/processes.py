@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -116,7 +116,9 @@ class _Pool:
             jobs, mp_context=context, initializer=_begin, initargs=(lifeline, sweep, work)
         )
         try:
-            self._executor.submit(_ready).result()
+            with _interrupts_later():
+                ready = self._executor.submit(_ready)
+            ready.result()
         except BaseException as error:
             self.end()
             if not isinstance(error, BrokenProcessPool):
@@ -128,7 +130,8 @@ class _Pool:
     def run(self, point: int) -> Future[PointRows] | None:
         """Has a point run; None where the pool has lost a process."""
         try:
-            return self._executor.submit(_run, point)
+            with _interrupts_later():
+                return self._executor.submit(_run, point)
         except BrokenProcessPool:
             return None
 
@@ -138,6 +141,22 @@ class _Pool:
         self._executor.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C waits until the block is over, and never reaches a process that begins in it.
+
+    A terminal sends it to all processes; this one ends the others, which may be in the middle of an import.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _points: Points
 _work: Work
 
@@ -145,7 +164,7 @@ _work: Work
 def _begin(lifeline: Connection, sweep: Sweep, work: Work) -> None:
     """Makes a new process ready for points."""
     global _points, _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a process does not begin with it blocked
     Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     _points, _work = sweep.points(), work
 

@@ -1,0 +1,184 @@
+"""``simgpu sweep``: what it shows, how it ends, and that no kill costs a finished point."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simgpu.cli.sweep import Count
+from simgpu.experiments.sweep.run import run_sweep
+from simgpu.scenario.load_sweep import load_sweep
+from tests.cli.cli_helpers import make_study, simgpu
+from tests.experiments.sweeps import results
+
+ROOT = Path(__file__).resolve().parents[2]
+POINTS = 16
+#: Of about a tenth of a second a point.
+SLOW = f"""\
+schema: simgpu.scenario/1
+name: slow
+trace: resnet20-cifar-cpu
+node: laptop-2gb
+policies: vdnn
+iterations: 40
+sweep:
+  grid:
+    seed: [{", ".join(map(str, range(POINTS)))}]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the test is, with a small sweep and a slow one."""
+    study = make_study(tmp_path)
+    study.write_text(study.read_text() + "sweep:\n  grid: {budget: [600 kB, 800 kB, 1 MB]}\n  points: [{seed: 1}]\n")
+    (tmp_path / "slow.yaml").write_text(SLOW, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_shows_what_was_swept_and_where_the_results_are(place: Path) -> None:
+    done = simgpu("sweep", "study.yaml", "--jobs", 1)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[:4] == ["study", "about   a hand-made chain", "varies  budget: 3", "varies  seed: 1"]
+    assert "600 kB, 1" in lines and "1 MB, 1" in lines
+    assert "written  results/study-sweep: results.csv, results.parquet, sweep.json" in lines
+    assert sum(line.startswith("  none ") for line in lines) == 3
+    again = simgpu("sweep", "study.yaml", "--jobs", 1)
+    assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run now")
+
+
+def test_many_rows_are_left_to_the_files(place: Path) -> None:
+    done = simgpu(
+        "sweep", "study.yaml", "--jobs", 1, "--set", f"sweep.grid.seed={list(range(20))}", "--set", "sweep.points=[]"
+    )
+    assert done.exit_code == 0
+    assert "points   60" in done.stdout and "samples/s" not in done.stdout
+    assert len((place / "results" / "study-sweep" / "results.csv").read_text().splitlines()) == 181
+
+
+def test_exit_codes(place: Path) -> None:
+    assert (
+        simgpu(
+            "sweep", "study.yaml", "--jobs", 1, "--set", "sweep.grid.budget=[1 kB]", "--set", "policies=vdnn"
+        ).exit_code
+        == 3
+    )
+    refused = simgpu("sweep", "study.yaml", "--jobs", 1, "--restart", "--set", "policies=oracle")
+    assert refused.exit_code == 2
+    assert "3 of the rows refused: " in refused.stderr and "Error: no point has a result" in refused.stderr
+    other = simgpu("sweep", "study.yaml", "--jobs", 1)
+    assert other.exit_code == 2 and other.stderr.startswith(
+        "Error: results/study-sweep: holds the results of another sweep"
+    )
+    without = simgpu("sweep", "quickstart")
+    assert without.exit_code == 2 and "has no sweep" in without.stderr
+    both = simgpu("sweep", "study.yaml", "--jobs", 2, "--dask", "tcp://127.0.0.1:1")
+    assert both.exit_code == 2 and "give one of them" in both.stderr
+
+
+def test_simgpu_run_tells_of_the_sweep_and_runs_the_scenario(place: Path) -> None:
+    done = simgpu("run", "study.yaml")
+    assert done.exit_code == 0
+    assert "sweep   3 points, run by: simgpu sweep study.yaml" in re.sub(" +(?=3 points)", "   ", done.stdout)
+
+
+def test_progress_tells_rate_and_time_left() -> None:
+    times = iter([0.0, 10.0, 10.1, 3610.0])
+    count = Count(lambda: next(times))
+    told = [count.text(done, 1000).partition("─ ")[2] for done in (400, 410, 411, 500)]
+    assert told == [
+        "400 of 1000",
+        "410 of 1000, 1/s, 10 min left",
+        "411 of 1000, 1.09/s, 9 min left",
+        "500 of 1000, 0.0277/s, 5.0 h left",
+    ]
+
+
+def started(mark: str, *words: str) -> subprocess.Popen[str]:
+    """The command in a session of its own, as in a terminal; all its processes carry the mark."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
+    command = ["env", "--default-signal", sys.executable, "-m", "simgpu", "sweep", *words]
+    return subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+
+
+def alive(mark: str) -> list[int]:
+    """Processes that carry a mark and have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MARK={mark}".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def log_of(folder: Path) -> int:
+    """Bytes in the database's log, which grows with every point that is kept."""
+    try:
+        return (folder / "points.sqlite-wal").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_kill_at_any_moment_loses_no_finished_point(place: Path) -> None:
+    """Killed before the first point, in the middle, and while the tables are written."""
+    home, mark = place / "out", uuid.uuid4().hex
+    moments: list[Callable[[], bool]] = [
+        lambda: (home / "points.sqlite").exists(),
+        lambda: log_of(home) > 60_000,
+        lambda: any(home.glob(".results.csv.*.part")) or (home / "results.csv").exists(),
+    ]
+    for moment in moments:
+        running = started(mark, "slow.yaml", "-o", "out", "--jobs", "2", "-q")
+        until(moment)
+        running.kill()
+        running.communicate()
+        until(lambda: not alive(mark), 10)
+    told: list[int] = []
+    result = run_sweep(load_sweep("slow.yaml"), folder="out", progress=lambda done, total: told.append(done))
+    assert (told, result.ran) == ([POINTS], 0), "the third kill came when all were kept"
+    run_sweep(load_sweep("slow.yaml"), folder="undisturbed")
+    assert results(home) == results(place / "undisturbed")
+    assert sorted(file.name for file in home.iterdir()) == [
+        "points.sqlite",
+        "results.csv",
+        "results.parquet",
+        "sweep.json",
+    ]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(place: Path, jobs: str) -> None:
+    home, mark = place / "out", uuid.uuid4().hex
+    running = started(mark, "slow.yaml", "-o", "out", "--jobs", jobs, "-q")
+    until(lambda: log_of(home) > 40_000)
+    os.killpg(running.pid, signal.SIGINT)
+    _, told = running.communicate(timeout=20)
+    assert running.returncode == 130
+    found = re.fullmatch(rf"stopped after (\d+) of {POINTS} points; the same command goes on\n", told)
+    assert found is not None, told
+    assert [file.name for file in home.iterdir()] == ["points.sqlite"]
+    assert not alive(mark)
+    assert run_sweep(load_sweep("slow.yaml"), folder="out").ran == POINTS - int(found[1])
