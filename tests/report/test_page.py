@@ -26,7 +26,7 @@ from simgpu.report.writing import write_report
 from simgpu.scenario.load import load_scenario
 from simgpu.timeline.model import Timeline
 from simgpu.trace.model import Phase
-from tests.report.runs import CHAIN, NASTY, NODE, renamed, small, written
+from tests.report.runs import CHAIN, NASTY, NODE, TIGHT, renamed, small, written
 from tests.timeline.hand_made import curve_of
 
 
@@ -192,6 +192,14 @@ def test_the_page_says_what_ran_and_what_its_numbers_are_of(comparison: Comparis
         "out of device memory at",
     ):
         assert told in text
+
+
+def test_a_run_without_any_end_says_why_and_has_no_timeline() -> None:
+    parser = parsed(page(recorded_from(compare(CHAIN, TIGHT, ["none"])), {}))
+    assert not [attributes for tag, attributes in parser.tags if tag == "canvas" or attributes.get("role") == "tab"]
+    text = " ".join(parser.texts)
+    assert "out of device memory at" in text
+    assert "Where the time went" not in text
 
 
 def _files(package: str) -> set[str]:

@@ -69,7 +69,7 @@ function paintMemory(context, run, layout, view, theme, scale) {
   }
   const kept = run.unlimited ? ", not kept: memory without limit" : scale.drawn ? "" : ", above this panel";
   note(context, `budget ${sizeText(run.budget)}${kept}`, right, top - 11, theme, theme.budget, "right");
-  paintPeak(context, curve, layout, view, theme, y);
+  paintPeak(context, curve, layout, view, theme, y, scale.drawn ? y(run.budget) : -1);
 }
 
 function area(context, left, values, y, bottom, colour, alpha) {
@@ -116,14 +116,16 @@ function paintMemoryAxis(context, layout, theme, scale, run) {
   context.fillText(whose, layout.left, layout.memoryTop - 11);
 }
 
-function paintPeak(context, curve, layout, view, theme, y) {
+/** The peak of what is seen; its text keeps off the line of the budget. */
+function paintPeak(context, curve, layout, view, theme, y, line) {
   if (!curve.time.length) return;
   const at = curve.peak(view.start, view.end), bytes = curve.live[at];
   const x = Math.min(layout.right, Math.max(layout.left, layout.x(view, curve.time[at])));
   context.fillStyle = theme.text;
   context.beginPath(); context.arc(x, y(bytes), 3, 0, 2 * Math.PI); context.fill();
   const side = x > layout.right - 220 ? "right" : "left";
-  note(context, `peak ${sizeText(bytes)}`, x + (side === "left" ? 7 : -7), y(bytes) - 10, theme, theme.text, side);
+  const near = Math.abs(y(bytes) - 10 - line) < 9, beside = near ? line - 10 : y(bytes) - 10;
+  note(context, `peak ${sizeText(bytes)}`, x + (side === "left" ? 7 : -7), beside, theme, theme.text, side);
 }
 
 /** A text that stays readable over curves. */
