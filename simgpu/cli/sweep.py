@@ -77,7 +77,7 @@ def sweep(
 
     \b
     simgpu sweep memory-sweep
-    simgpu sweep memory-sweep --set "sweep.grid.budget=[20 MiB, 30 MiB]" -o results/two
+    simgpu sweep memory-sweep --set "sweep.grid.budget=[20 MiB, 30 MiB]" -o two
     simgpu sweep my-study.yaml --jobs 16
     simgpu sweep my-study.yaml --dask tcp://10.0.0.1:8786
     """
@@ -141,6 +141,8 @@ class Count:
             self._moments.append((now, done))
         since, before = self._moments[0]
         text = f"points {bar(done / total)} {done} of {total}"
+        if done == total:
+            return f"{text}, writing the tables"
         if done == before or now <= since:
             return text
         rate = (done - before) / (now - since)

@@ -90,7 +90,8 @@ def _load(document: YamlMapping, overrides: dict[str, object], source: str) -> S
     problems += value_problems(sweep, reading.values, unsound if section else None)
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return sweep
+    # Problems of points are kept as results, which say the same wherever the file lies.
+    return replace(sweep, document=replace(sweep.document, file=Path(document.file).name))
 
 
 def _at(inner: str) -> str:

@@ -37,7 +37,7 @@ def point_text(sweep: Sweep, point: int) -> str:
     """
     values = sweep.values(point)
     texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values.values()]
-    return ", ".join(texts)
+    return ", ".join(texts).replace('"', "")
 
 
 def failures(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
