@@ -33,7 +33,7 @@ def point_text(sweep: Sweep, point: int) -> str:
 
     >>> from simgpu.scenario.load_sweep import load_sweep
     >>> point_text(load_sweep("memory-sweep"), 0)
-    '1 GB/s, 1 GB/s, 16 MiB'
+    '16 MiB, 1 GB/s, 1 GB/s'
     """
     values = sweep.values(point)
     texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values.values()]
