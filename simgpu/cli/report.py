@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from simgpu import __version__
-from simgpu.cli.choice import is_scenario
 from simgpu.cli.screen import progress
+from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.compare import compare
 from simgpu.report.recorded import read_run, recorded_from
 from simgpu.report.writing import check_target, write_recorded
 from simgpu.scenario.load import load_scenario
+from simgpu.shipped import shipped_names
 
 
 @click.command()
@@ -32,7 +33,7 @@ def report(result: str, output: Path | None, quiet: bool) -> None:
     simgpu report quickstart -o quickstart.html
     """
     with progress(quiet) as say:
-        if is_scenario(result):
+        if _is_scenario(result):
             scenario = load_scenario(result)
             target = output or Path(f"{Path(result).stem}.html")
             check_target(target)
@@ -47,3 +48,16 @@ def report(result: str, output: Path | None, quiet: bool) -> None:
     click.echo(f"written to {page}")
     if timelines:
         click.echo(f"and beside it, for https://ui.perfetto.dev: {', '.join(file.name for file in timelines)}")
+
+
+def _is_scenario(result: str) -> bool:
+    """A folder of a shipped scenario's name is the folder; `InputError` for a word that is neither."""
+    if Path(result).is_dir():
+        return False
+    names = shipped_names("scenarios")
+    if result in names or result.endswith((".yaml", ".yml")):
+        return True
+    if not Path(result).exists() and Path(result).name == result:
+        what = f"no folder of a run and no shipped scenario is called {result!r}"
+        raise InputError.single("", "", what, did_you_mean(result, names))
+    return False

@@ -130,3 +130,14 @@ def test_a_page_appears_whole_or_not_at_all(run: Path, tmp_path: Path, monkeypat
         write_report(run, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == "the one before"
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
+
+
+def test_a_shipped_scenario_by_its_name_even_where_a_trace_has_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert simgpu("report", "vgg11-cifar-cpu", "-q").stdout.splitlines()[0] == "written to vgg11-cifar-cpu.html"
+    done = simgpu("report", "quickstrat")
+    assert done.exit_code == 2
+    says = "no folder of a run and no shipped scenario is called 'quickstrat'; did you mean 'quickstart'?"
+    assert says in " ".join(done.stderr.split())
