@@ -56,7 +56,7 @@ def test_each_row_is_what_the_scenario_of_its_point_gives(tmp_path: Path) -> Non
 
 def test_same_bytes_from_one_process_from_two_and_from_a_cluster(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    sweep = load_sweep("memory-sweep")
+    sweep = load_sweep("memory-sweep", {"sweep.grid.budget": ["16 MiB", "40 MiB"]})
     run_sweep(sweep, folder=tmp_path / "one")
     run_sweep(sweep, folder=tmp_path / "two", jobs=2)
     threads = {"processes": False, "n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
@@ -242,6 +242,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds files that are not from a sweep of simgpu"):
         run_sweep(small_sweep(1), folder=other)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine.txt", "other"]
+
+
+@pytest.mark.parametrize("start", (1024, 4096, 9000))
+def test_a_damaged_database_is_told_and_never_a_traceback(tmp_path: Path, start: int) -> None:
+    home = tmp_path / "out"
+    run_sweep(small_sweep(12, policies=["none", "vdnn"]), folder=home)
+    content = bytearray((home / "points.sqlite").read_bytes())
+    content[start : start + 9000] = bytes(value ^ 0x5A for value in content[start : start + 9000])
+    (home / "points.sqlite").write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"points\.sqlite: is damaged: .*; remove it, or choose another folder with -o"
+    ):
+        run_sweep(small_sweep(12, policies=["none", "vdnn"]), folder=home)
 
 
 def test_without_pyarrow_there_is_csv_and_with_it_again_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +50,12 @@ class Store:
             self._database.execute("commit")
             self._database.execute("pragma synchronous = normal")
         except sqlite3.Error as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: sqlite3.Error) -> InputError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            remedy = "wait for it, or choose another folder with -o"
-            return InputError.single(self._file, "", "another sweep is running in this folder", remedy)
-        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return InputError.single(
-                self._file, "", f"is damaged: {error}", "remove it, or choose another folder with -o"
-            )
-        return unwritable(Path(self._file), OSError(0, str(error)))
+            raise _refused(self._file, error) from error
 
     def about(self) -> dict[str, Any]:
         """What was noted of the sweep, by key."""
-        return {key: json.loads(value) for key, value in self._database.execute("select key, value from about")}
+        with self._telling():
+            return {key: json.loads(value) for key, value in self._database.execute("select key, value from about")}
 
     def note(self, about: Mapping[str, object]) -> None:
         """Notes something of the sweep."""
@@ -85,20 +75,39 @@ class Store:
         with self._writing():
             self._database.execute("insert or replace into points values (?, ?, ?)", row)
 
-    def _writing(self) -> _Transaction:
-        return _Transaction(self._database, self._refused)
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells what the system or a damaged file refuses."""
+        try:
+            yield
+        except (sqlite3.Error, ValueError) as error:
+            raise _refused(self._file, error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What is written within the block is written together or not at all."""
+        with self._telling():
+            self._database.execute("begin immediate")
+            try:
+                yield
+                self._database.execute("commit")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("rollback")
 
     def finished(self) -> int:
         """How many points need not run again."""
-        ((count,),) = self._database.execute("select count(*) from points where again = 0")
-        return int(count)
+        with self._telling():
+            ((count,),) = self._database.execute("select count(*) from points where again = 0")
+            return int(count)
 
     def pending(self, count: int) -> Iterator[int]:
         """The points below `count` that have yet to run, ascending; those may be kept meanwhile that were given out."""
         query = "select point from points where again = 0 and point >= ? order by point limit ?"
         start = 0
         while True:
-            known = [point for (point,) in self._database.execute(query, (start, _PAGE))]
+            with self._telling():
+                known = [point for (point,) in self._database.execute(query, (start, _PAGE))]
             for point in known:
                 yield from range(start, min(point, count))
                 start = point + 1
@@ -108,32 +117,14 @@ class Store:
 
     def rows(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The points that are kept, ascending, with their rows."""
-        for point, rows in self._database.execute("select point, rows from points order by point"):
-            yield point, json.loads(rows)
+        with self._telling():
+            yield from _rows(self._database)
 
     def close(self) -> None:
         """Closes the file, of which nothing else stays beside it."""
         with suppress(sqlite3.Error):  # a full disk: what is beside it then is put in when it is opened again
             self._database.execute("pragma journal_mode = delete")
         self._database.close()
-
-
-class _Transaction:
-    """What is written within the block is written together or not at all."""
-
-    def __init__(self, database: sqlite3.Connection, refused: Any) -> None:
-        self._database, self._refused = database, refused
-
-    def __enter__(self) -> None:
-        self._database.execute("begin immediate")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            self._database.execute("commit" if kind is None else "rollback")
-        except sqlite3.Error as refused:
-            raise self._refused(refused) from refused
-        if isinstance(error, sqlite3.Error):
-            raise self._refused(error) from error
 
 
 def is_store(folder: Path) -> bool:
@@ -151,9 +142,27 @@ def is_store(folder: Path) -> bool:
 
 def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """The points that a folder keeps, ascending, with their rows, while nobody runs it."""
-    database = sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)
+    file = folder / FILE
+    database = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
     try:
-        for point, rows in database.execute("select point, rows from points order by point"):
-            yield point, json.loads(rows)
+        yield from _rows(database)
+    except (sqlite3.Error, ValueError) as error:
+        raise _refused(str(file), error) from error
     finally:
         database.close()
+
+
+def _rows(database: sqlite3.Connection) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    for point, rows in database.execute("select point, rows from points order by point"):
+        yield point, json.loads(rows)
+
+
+def _refused(file: str, error: Exception) -> InputError:
+    """What a user is told of an error of the database, or of what it holds."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        remedy = "wait for it, or choose another folder with -o"
+        return InputError.single(file, "", "another sweep is running in this folder", remedy)
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or isinstance(error, ValueError):
+        return InputError.single(file, "", f"is damaged: {error}", "remove it, or choose another folder with -o")
+    return unwritable(Path(file), OSError(0, str(error)))
