@@ -23,6 +23,7 @@ from simgpu.program.instructions import Decode, Encode, Launch
 from simgpu.program.paging import Remote
 from simgpu.result import Result
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.streams import StreamId
 
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
@@ -130,7 +131,8 @@ class _Teller:
         if kind is SpanKind.RECOMPUTE:
             return Cause(self._made(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason)
         if kind is SpanKind.COMPUTE:
-            return Cause(self._name(row), engine, "runs on the host" if engine.endswith("host") else "runs", reason)
+            where = " on the host" if StreamId.of(engine).role == "host" else ""
+            return Cause(self._name(row), engine, f"runs{where}", reason)
         if self.places.program.residency is not None:
             return Cause(self._name(row), engine, "page faults are served", reason)
         return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
@@ -166,9 +168,12 @@ class _Teller:
         if residency is not None:
             return "pages leave" if out else "pages come"
         beside = self.places.beside(row)
+        issued = "" if beside is None else f" beside {self._kernel(beside)}"
+        if self.places.exchanged(row):
+            return f"{'sent' if out else 'fetched'} in the exchange of gradients{issued}"
         if beside is None:
             return "copied out" if out else "copied in"
-        return f"{'offload' if out else 'prefetch'} beside {self._kernel(beside)}"
+        return f"{'offload' if out else 'prefetch'}{issued}"
 
     def _coded(self, row: int) -> str:
         instruction = self.places.instruction(row)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simgpu.graph.replicate import Replicate
 from simgpu.program.instructions import (
     Await,
     CopyIn,
@@ -28,8 +29,10 @@ from simgpu.program.instructions import (
 from simgpu.result import Result
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import BlockKind
 
 _TAKES_TIME = (Launch, CopyOut, CopyIn, Encode, Decode)
+_EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
 
 
 class Place(NamedTuple):
@@ -88,15 +91,29 @@ class Places:
     def beside(self, row: int) -> int | None:
         """The kernel beside which a copy was issued: the first that a compute stream launches from then on.
 
-        None where nothing on a compute stream has it issued, or nothing follows.
+        None where nothing on a compute stream has it issued, or nothing follows. A copy that awaits nothing is issued
+        with the one before it on its stream.
         """
         place = self._place_of.get(row)
         if place is None:
             return None
+        awaited: list[int] = []
         for instruction in reversed(self.code(place)[: place.at]):
-            if isinstance(instruction, Await) and (kernel := self._launched_from(instruction.event)) is not None:
-                return kernel
-        return None
+            if isinstance(instruction, Await):
+                awaited.append(instruction.event)
+            elif awaited and isinstance(instruction, _TAKES_TIME):
+                break
+        kernels = map(self._launched_from, awaited)
+        return next((kernel for kernel in kernels if kernel is not None), None)
+
+    def exchanged(self, row: int) -> bool:
+        """Whether a copy is one by which several GPUs exchange gradients and weights, which no policy moves there."""
+        number = int(self.timeline.name[row]) - len(self.graph.kernels)
+        return self._together and self.graph.blocks[number].kind in _EXCHANGED
+
+    @cached_property
+    def _together(self) -> bool:
+        return any(isinstance(transform, Replicate) for transform in self.program.transforms)
 
     def _launched_from(self, event: int) -> int | None:
         signal = self._signals.get(event)

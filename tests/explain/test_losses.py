@@ -171,5 +171,18 @@ def test_pages_that_come_and_go_are_put_down_to_their_blocks() -> None:
 def test_several_gpus_and_the_hosts_cores(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange=exchange)
-    engines = {loss.cause.engine for loss in check_sums(result)}
+    found = check_sums(result)
+    engines = {loss.cause.engine for loss in found}
     assert engines & ({"host1"} if exchange == "host" else {"gpu1.h2d", "gpu1.d2h"})
+    assert all(loss.cause.decision == "runs on the host" for loss in found if loss.cause.engine == "host1")
+    moved = [loss for loss in found if loss.what.startswith("weight")]
+    assert moved
+    assert all("in the exchange of gradients" in loss.cause.decision for loss in moved)
+
+
+def test_a_weight_that_comes_from_the_host_is_issued_beside_no_kernel() -> None:
+    """It awaits the host's update, and not what the copy before it on the stream awaited."""
+    scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
+    result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange="host")
+    last = next(loss for loss in losses(result) if loss.cause.tensor == "conv1.weight")
+    assert last.cause.decision == "fetched in the exchange of gradients"
