@@ -76,6 +76,9 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
         if kind.is_stall and (giver := walk.giver(row, kind, at)) is not None and giver != stream:
             waiter, stream = stream, giver
             continue
+        if (beside := walk.held_open_by(row, at)) is not None:
+            waiter, stream = stream, beside
+            continue
         begin = int(timeline.start_ns[row])
         steps.append(walk.step(row, max(begin, start), at))
         at = begin
@@ -117,6 +120,19 @@ class _Walk:
             return next((n for n, copying in enumerate(copies) if copying), None)
         cause = int(self.timeline.cause[row])
         return cause if cause >= 0 and self.ending(cause, at) is not None else None
+
+    def held_open_by(self, row: int, at: int) -> int | None:
+        """Of a kernel that reaches host memory and ends with the last of its bytes, the stream that they come by.
+
+        It runs beside them, and stands behind a wait that nothing ends.
+        """
+        begin = int(self.timeline.start_ns[row])
+        wait = self.ending(int(self.timeline.stream[row]), begin)
+        if wait is None or self.timeline.kind[wait] != SpanKind.STALL_EVENT:
+            return None
+        cause = int(self.timeline.cause[wait])
+        ended = cause < 0 or self.ending(cause, begin) is not None
+        return None if ended or self.ending(cause, at) is None else cause
 
     def _copying(self, stream: int, at: int, gpu: np.int64) -> bool:
         """Whether a copy of this GPU on a stream ended at a moment."""

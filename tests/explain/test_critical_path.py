@@ -93,6 +93,16 @@ def test_unified_memory_is_faults_pages_and_kernels() -> None:
     }
 
 
+def test_kernels_that_reach_host_memory_are_on_it_only_where_the_link_is_faster_than_they() -> None:
+    """Beside a kernel its bytes pass the link, and it ends when both have ended."""
+    trace, node = load_trace("hpc-seismic"), load_node("buddy-gpu")
+    slow = check(simulate(trace, node, "um", parameters={"access": "pinned"}))
+    assert set(by_kind(slow)) == {("h2d", "copy_in")}
+    fast = replace(node, link=replace(node.link, d2h_bandwidth=10**13, h2d_bandwidth=10**13))
+    quick = check(simulate(trace, fast, "um", parameters={"access": "pinned"}))
+    assert set(by_kind(quick)) == {("compute", "compute")}
+
+
 @pytest.mark.parametrize("exchange", ["host", "gather"])
 def test_it_goes_through_all_gpus_and_the_host(exchange: str) -> None:
     scenario = load_scenario("quickstart", {"node": "k40-x4", "data_parallel.gpus": 4})
