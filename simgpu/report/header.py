@@ -1,7 +1,7 @@
 """What ran, on what, and how far its numbers can be trusted: the head of the page.
 
 Lives here: the facts as names and texts, and what each policy is. Does not live here: numbers of runs
-(`simgpu.report.measures`).
+(`simgpu.experiments.measures`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.experiments.measures import failure
 from simgpu.policies.registry import describe
-from simgpu.report.measures import failure
 from simgpu.report.recorded import Recorded
 from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes

@@ -17,9 +17,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from simgpu.experiments.measures import groups
 from simgpu.report.columns import page_data
 from simgpu.report.header import facts, policies
-from simgpu.report.measures import groups
 from simgpu.report.recorded import Recorded
 from simgpu.report.time_bars import shown_looks, time_bars
 

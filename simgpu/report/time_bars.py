@@ -19,7 +19,7 @@ from simgpu.analysis.bars import (
     WAIT_OTHER,
     Look,
 )
-from simgpu.report.measures import failure
+from simgpu.experiments.measures import failure
 from simgpu.units import format_time
 
 #: In the order of a bar, by the key of the metrics.

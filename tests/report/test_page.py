@@ -17,8 +17,8 @@ from simgpu.analysis.bars import LOOKS, PHASES, WAIT_COPY_IN
 from simgpu.cli import main
 from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, compare
+from simgpu.experiments.measures import groups
 from simgpu.report.columns import EXACT, page_data
-from simgpu.report.measures import groups
 from simgpu.report.page import SCRIPTS, page
 from simgpu.report.recorded import Ran, Recorded, read_run, recorded_from
 from simgpu.report.time_bars import time_bars

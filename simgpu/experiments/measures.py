@@ -1,7 +1,7 @@
 """The numbers of policies side by side, as texts.
 
-Lives here: which measures the page shows, in which order and words: those of `simgpu run` on a terminal, and the same
-numbers. Does not live here: the numbers (`simgpu.analysis.metrics`, by way of report.json), or looks.
+Lives here: which measures a terminal and the report page show, in which order and words. Does not live here: the
+numbers (`simgpu.analysis.metrics`, as report.json has them), or looks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def failure(entry: Mapping[str, Any]) -> str:
 
 
 def groups(entries: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """The table of policies; measures that no policy has are left out."""
+    """The table of policies; measures that no policy has are left out.
+
+    entries: of each policy, what report.json has.
+    """
     metrics = [entry.get("metrics") for entry in entries]
     limits = [_limit_mw(entry) for entry in entries]
     speed = (Line("iteration", tuple(_iteration(entry) for entry in entries)), *_speed(entries, metrics))
@@ -147,7 +150,8 @@ def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterat
         known = [
             m if m and m.get(key) is not None and limit else None for m, limit in zip(metrics, limits, strict=True)
         ]
-        yield Line(name, tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known))
+        text = tuple(format_power(1000 * m[key]) if m else _ABSENT for m in known)
+        yield Line(name, text, part=key == "largest_power_w")
         shares = (_share(m[key] * 1000 / limit) if m else _ABSENT for m, limit in zip(known, limits, strict=True))
         yield Line("of the limit", tuple(shares), part=True)
 
@@ -159,7 +163,7 @@ def _limit_mw(entry: Mapping[str, Any]) -> int:
 
 
 def _with_share(part: int, whole: int) -> str:
-    return f"{format_time(part)} {part / whole:.0%}" if part else _ABSENT
+    return f"{format_time(part)} {part / whole:4.0%}" if part else _ABSENT
 
 
 def _hidden(metrics: _Metrics, direction: str) -> str:
