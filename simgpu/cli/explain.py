@@ -16,6 +16,7 @@ from simgpu.cli.group import OUT_OF_MEMORY
 from simgpu.cli.run_tables import show_header
 from simgpu.cli.screen import Screen, facts, indented, progress, table
 from simgpu.cli.settings import parse_size
+from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, Run, compare
 from simgpu.explain.explanation import (
     ANSWER_HEADINGS,
@@ -85,6 +86,7 @@ class _Told:
         self.explanation: Explanation | None = explain_result(run.result) if run.result else None
         self.answers: tuple[Answer, ...] = ()
         self.smallest: SmallestBudget | None = None
+        self.no_budget = ""
         asked = (scenario.trace, scenario.node, run.policy)
         how: dict[str, Any] = {"parameters": dict(run.parameters), "budget": scenario.budget, "progress": say}
         how |= {"seed": scenario.seed, "pool": scenario.pool, "alignment": scenario.alignment, "epoch": scenario.epoch}
@@ -92,7 +94,14 @@ class _Told:
         if run.result is not None and more is not None:
             self.answers = what_if(*asked, **how, iterations=scenario.iterations, more_memory=more)
         elif run.result is None and not run.refused:
+            self._look_for_budget(asked, how)
+
+    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any]) -> None:
+        try:
             self.smallest = smallest_budget(*asked, **how)
+        except InputError as error:
+            self.no_budget = str(error)
+        else:
             graph = self.smallest.result.graph
             self.kinds = {block.id: block_words(graph, number) for number, block in enumerate(graph.blocks)}
 
@@ -103,6 +112,8 @@ class _Told:
             found["what_if"] = [answer_dict(answer) for answer in self.answers]
         if self.explanation is None:
             found["failure"] = {"kind": self.run.failure, "message": str(self.run.outcome)}
+        if self.no_budget:
+            found["smallest_budget"] = {"bytes": None, "message": self.no_budget}
         if self.smallest is not None:
             pinned = [
                 {"block": name, "bytes": size, "what": self.kinds.get(name, "")}
@@ -117,6 +128,10 @@ class _Told:
 def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: int) -> None:
     screen = Screen()
     show_header(screen, scenario, comparison)
+    if not told:
+        screen.print(
+            Text("memory without limit, and nothing to explain: leave policies out that have it, or add others")
+        )
     for number, each in enumerate(told):
         if number:
             screen.print()
@@ -126,6 +141,8 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
             screen.print(Text(f"{each.run.label}: {each.run.failure}", style="bold"))
             if each.smallest is not None:
                 screen.print(indented(facts(budget_facts(each.smallest, each.kinds))))
+            elif each.no_budget:
+                screen.print(indented(facts([("no budget helps", each.no_budget)])))
             else:
                 screen.print(indented(Text(str(each.run.outcome))))
 

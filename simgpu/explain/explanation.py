@@ -167,7 +167,7 @@ def budget_facts(found: SmallestBudget, kinds: dict[str, str]) -> Iterator[tuple
     yield "smallest budget", f"{format_bytes(found.budget)} ({found.budget} B): {format_time(result.iteration_ns)}"
     if isinstance(found.error, OutOfMemoryError):
         error = found.error
-        yield "below it", f"{error.waiting} asks for {format_bytes(error.requested)} of {format_bytes(error.capacity)}"
+        yield "below it", _lack(error)
     elif found.error is not None:
         yield "below it", str(found.error)
     for number, (name, size) in enumerate(found.pinned_by[:_SHOWN]):
@@ -175,6 +175,16 @@ def budget_facts(found: SmallestBudget, kinds: dict[str, str]) -> Iterator[tuple
     rest = found.pinned_by[_SHOWN:]
     if rest:
         yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
+
+
+def _lack(error: OutOfMemoryError) -> str:
+    """Who asks for how much of what there is; in bytes where that is more than all of it and looks like as much."""
+    asked, there = format_bytes(error.requested), format_bytes(error.capacity)
+    if error.requested > error.capacity:
+        if asked == there:
+            asked, there = f"{error.requested} B", f"{error.capacity} B"
+        return f"{error.waiting} needs {asked}, more than all of the {there}"
+    return f"{error.waiting} asks for {asked}, free {format_bytes(error.free)} of {there}"
 
 
 def signed_time(ns: int) -> str:
@@ -209,11 +219,19 @@ def _amount(ns: int, whole: int) -> tuple[str, str]:
 def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
     if answer.result is None:
         if isinstance(answer.outcome, OutOfMemoryError):
-            return "out of memory", "", ""
+            return "out of memory", "", "of the host" if answer.outcome.space == "host" else ""
         return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
     time = answer.result.iteration_ns
     if now is None or answer.result is now:
         return format_time(time), "", ""
     if time == now.iteration_ns:
         return format_time(time), "the same", ""
-    return format_time(time), f"{time / now.iteration_ns - 1:+.1%}" if now.iteration_ns else "-", ""
+    return format_time(time), _change(time - now.iteration_ns, now.iteration_ns), ""
+
+
+def _change(ns: int, of: int) -> str:
+    """A change as a share; as a time where the share rounds to nothing, or is of nothing."""
+    share = f"{ns / of:+.1%}" if of else "+0.0%"
+    if share[1:] != "0.0%":
+        return share
+    return signed_time(ns) if ns < 0 else f"+{format_time(ns)}"

@@ -61,7 +61,7 @@ def smallest_budget(
 
     budget: where the search begins, bytes or a text; by default the node's memory. The node is given more memory where
     it takes more. All other arguments as for `simulate`. Two iterations are run at each budget.
-    Raises `InputError` where memory without limit is not what the policy lacks.
+    Raises `InputError` where device memory is not what the policy lacks.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -71,21 +71,20 @@ def smallest_budget(
     (600, 599, (('x2', 200), ('x1', 100)))
     """
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
-    begin = bytes_of("budget", budget) or node.budget
+    high = bytes_of("budget", budget) or node.budget
     search = _Search(trace, node, chosen, {**settings, "iterations": 2}, progress)
-    high, low = begin, 0
     while search.result(high) is None:
-        high, low = 2 * high, high
-        if high > _LARGEST:
-            raise _never(search.errors[low])
+        error = search.errors[high]
+        if 2 * high > _LARGEST or (_of_the_host(error) and search.result(_LARGEST) is None):
+            raise _never(error)
+        high *= 2
     while True:
         high = search.least(high)
+        low = search.below(high)
         if high - low <= max(node.gpu.alignment, high // _PART):
             break
         middle = (low + high) // 2
-        if search.result(middle) is None:
-            low = middle
-        else:
+        if search.result(middle) is not None:
             high = middle
     found = search.result(high)
     assert found is not None
@@ -127,10 +126,20 @@ class _Search:
         needed = self.results[budget].high_water
         return needed if 0 < needed < budget and self.result(needed) is not None else budget
 
+    def below(self, budget: int) -> int:
+        """The largest budget less than one that was tried and does not hold the run, 0 where none was."""
+        return max((tried for tried in self.errors if tried < budget), default=0)
+
+
+def _of_the_host(error: SimgpuError) -> bool:
+    return isinstance(error, OutOfMemoryError) and error.space == "host"
+
 
 def _never(error: SimgpuError) -> SimgpuError:
     """Why no budget helps."""
     if isinstance(error, InputError):
         return error
     what = f"does not fit {format_bytes(_LARGEST)} either: {error}"
-    return InputError.single("", "budget", what, "look at what it waits for: it may be the host's memory")
+    if _of_the_host(error):
+        return InputError.single("", "budget", what, "give the node more host.pinned_memory")
+    return InputError.single("", "budget", what, "look at what it waits for")

@@ -33,11 +33,43 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
     for told in (
         "none: out of memory",
         "smallest budget  49.45 MiB (51849368 B): 110.1 ms",
-        "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB",
+        "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB, free",
         "pinned by        bn1:native_batch_norm, 2 MiB, feature map of bn1",
     ):
         assert told in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies_are_explained() -> None:
+    small = (*SMALL, "--set", "node.host.pinned_memory=1 MiB", "--set", "policies=[vdnn, home]")
+    done = simgpu(*small)
+    assert done.exit_code == 0
+    assert "no budget helps  budget: does not fit 1024 TiB either: out of host memory" in done.stdout
+    assert "home: 114.2 ms" in done.stdout
+    faster = next(line for line in done.stdout.splitlines() if line.startswith("link twice as fast"))
+    assert faster.split() == "link twice as fast out of memory of the host".split()
+    vdnn, _ = json.loads(simgpu(*small, "--json", "--no-what-if").stdout)["explanations"]
+    assert vdnn["smallest_budget"]["bytes"] is None
+    assert "more host.pinned_memory" in vdnn["smallest_budget"]["message"]
+
+
+def test_more_than_all_there_is_is_told_in_bytes_where_units_hide_it() -> None:
+    done = simgpu("explain", "--trace", "hpc-cg", "--node", "v100", "--policy", "vdnn", "--memory", "1GiB", "--quiet")
+    assert "needs 1218000004" in done.stdout
+    assert "asks for 1.134 GiB of 1.134 GiB" not in " ".join(done.stdout.split())
+
+
+def test_of_a_policy_without_limits_there_is_nothing_to_explain() -> None:
+    done = simgpu(*SMALL, "--set", "policies=ideal")
+    assert done.exit_code == 0
+    assert "memory without limit, and nothing to explain" in done.stdout
+
+
+def test_a_change_too_small_for_a_share_is_told_as_a_time() -> None:
+    four = ("--set", "node=k40-x4", "--set", "data_parallel.gpus=4", "--set", "policies=none")
+    faster = next(line for line in simgpu(*SMALL, *four).stdout.splitlines() if line.startswith("link twice as fast"))
+    assert faster.endswith(" ns")
+    assert " -" in faster
 
 
 def test_policies_without_limits_are_left_out_and_the_rest_is_told_one_after_the_other() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,9 @@ from simgpu import load_scenario
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.smallest_budget import smallest_budget
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.policies.base import PlanContext
+from simgpu.policies.none import NoPolicy
+from simgpu.program.instructions import Program
 from simgpu.simulation import simulate
 from simgpu.trace.chain import chain
 
@@ -55,5 +60,27 @@ def test_where_memory_is_not_what_lacks_it_says_what_does() -> None:
 
 def test_pinned_memory_of_the_host_is_not_helped_by_a_larger_gpu() -> None:
     node = load_scenario("quickstart", {"node.host.pinned_memory": "1 MiB"}).node
-    with pytest.raises(InputError, match="does not fit 1024 TiB either: out of host memory"):
-        smallest_budget(QUICK.trace, node, "vdnn")
+    tried: list[str] = []
+    with pytest.raises(InputError, match=r"does not fit 1024 TiB either: out of host memory.*more host\.pinned_memory"):
+        smallest_budget(QUICK.trace, node, "vdnn", progress=tried.append)
+    assert tried == ["vdnn in 40 MiB", "vdnn in 1024 TiB"]
+
+
+REFUSED = (650, 700)
+
+
+@dataclass(frozen=True)
+class Choosy(NoPolicy):
+    """Fits from 600 bytes on, but for budgets that it does not like."""
+
+    def plan(self, context: PlanContext) -> Program:
+        if context.budget in range(*REFUSED):
+            raise InputError.single("", "budget", "is not liked", "give another")
+        return super().plan(context)
+
+
+def test_what_is_below_is_less_than_the_budget_also_where_budgets_between_are_refused() -> None:
+    """A larger budget that was refused on the way is nothing below the smaller one that holds the run."""
+    node = NodeSpec("example", GpuSpec("gpu", 690), LINK)
+    found = smallest_budget(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, Choosy())
+    assert (found.budget, found.below) == (600, 599)
