@@ -46,8 +46,6 @@ def test_where_the_hosts_memory_is_too_small_that_is_told_and_the_other_policies
     assert done.exit_code == 0
     assert "no budget helps  budget: does not fit 1024 TiB either: out of host memory" in done.stdout
     assert "home: 114.2 ms" in done.stdout
-    faster = next(line for line in done.stdout.splitlines() if line.startswith("link twice as fast"))
-    assert faster.split() == "link twice as fast out of memory of the host".split()
     vdnn, _ = json.loads(simgpu(*small, "--json", "--no-what-if").stdout)["explanations"]
     assert vdnn["smallest_budget"]["bytes"] is None
     assert "more host.pinned_memory" in vdnn["smallest_budget"]["message"]

@@ -9,6 +9,7 @@ import pytest
 from simgpu import load_node, load_scenario
 from simgpu.codecs.gpu.response import response_of
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.explain.explanation import answer_rows
 from simgpu.explain.what_if import Answer, what_if, with_instant_codecs
 from simgpu.simulation import simulate
 
@@ -87,3 +88,9 @@ def test_compressed_memory_decompresses_in_no_time() -> None:
     buddy = with_instant_codecs(load_node("buddy-gpu")).gpu.buddy
     assert buddy is not None
     assert buddy.decompression_ns == 0
+
+
+def test_a_change_that_needs_more_of_the_hosts_memory_says_so() -> None:
+    lacks = [OutOfMemoryError("copy of block x", space, 8, 4, 4, 4, 0) for space in ("host", "device")]
+    rows = answer_rows((*what_if(QUICK.trace, QUICK.node, "vdnn")[:1], *(Answer("changed", error) for error in lacks)))
+    assert rows[1:] == [("changed", "out of memory", "", "of the host"), ("changed", "out of memory", "", "")]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +78,7 @@ def read_timings(folder: Path) -> Timings:
     """
     path = folder / TIMINGS
     file = validate(_TimingsFile, _parsed(path), lambda place: (str(path), place))
-    problems: list[Problem] = []
+    problems = _named_twice(path, file)
     kept = []
     for index, entry in enumerate(file.policies):
         place = f"policies[{index}]"
@@ -132,15 +133,30 @@ def _entry(kept: PolicyTimings, file: str) -> dict[str, Any]:
     return {**head, "timeline": file, "steady": kept.steady, "values": kept.values}
 
 
+def _named_twice(path: Path, file: _TimingsFile) -> list[Problem]:
+    """A label names one policy, by which those of now find it."""
+    labels = [entry.label for entry in file.policies]
+    twice = dict.fromkeys(label for label in labels if labels.count(label) > 1)
+    return [Problem(str(path), "policies", f"two are called {label!r}", _REMEDY) for label in twice]
+
+
 def _parsed(path: Path) -> Mapping[str, Any]:
     text = read_text(path, "a JSON file", if_empty=_REMEDY)
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except ValueError as error:
         raise InputError.single(path, "", f"is not JSON: {error}", _REMEDY) from None
     if not isinstance(found, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", _REMEDY)
     return found
+
+
+def _finite(text: str) -> float:
+    """What JSON cannot hold is not taken from it either: Python would read NaN, and infinity for 1e999."""
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,12 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
         (_changed(lambda found: found.update(schema="simgpu.timings/2")), "schema: 'simgpu.timings/2' is not one"),
         (_changed(lambda found: found.update(policies=[])), "policies: [] is too short"),
+        (_changed(lambda found: found["policies"].append(found["policies"][0])), "policies: two are called 'ideal'"),
+        (_changed(lambda found: found["policies"][0]["values"].update(slowdown=nan)), "NaN is no finite number"),
+        (
+            lambda folder: (folder / "timings.json").write_text('{"schema": 1e999}'),
+            "timings.json: is not JSON: 1e999 is no finite number",
+        ),
         (_changed(lambda found: found.update(more=1)), "more: unknown key"),
         (_changed(lambda found: found["policies"][0].update(timeline="../x.csv.gz")), "policies[0].timeline: '../x"),  # type: ignore[index]
         (_changed(lambda found: found["policies"][0].update(outcome="fell")), "policies[0].outcome: 'fell'"),  # type: ignore[index]
