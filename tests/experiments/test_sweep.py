@@ -93,6 +93,14 @@ def test_seed_iterations_epoch_and_pool_stand_once(tmp_path: Path) -> None:
     assert frame.pool.tolist() == ["addressed", "counting"]
 
 
+def test_whole_numbers_of_more_than_64_bits_are_told_exactly(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    base = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1}
+    run_sweep(make_sweep({**base, "sweep": {"grid": {"seed": [7, 2**63]}}}, "a test"), folder=tmp_path)
+    assert pandas.read_parquet(tmp_path / "results.parquet").seed.tolist() == ["7", str(2**63)]
+
+
 def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 

@@ -53,23 +53,29 @@ PROVENANCE = tuple(Column(name, "text") for name in ("origin", "device", "date",
 _FIXED = frozenset(column.name for column in (*PARAMETERS, *OUTCOME, *PROVENANCE))
 #: Rows that are written at once.
 _BATCH = 1024
+#: Below it a whole number fits a column of them.
+_BEYOND = 2**63
 
 
 def columns_of(sweep: Sweep, kept: Kept) -> tuple[Column, ...]:
     """All columns: the point's number, what varies, parameters, what became of it, its numbers, where they come from.
 
     What varies is called by its path and is as written, but for ``iterations``, ``epoch``, ``seed`` and ``pool``, which
-    are parameters too and stand there once. Numbers are in the order in which rows first have them.
+    are parameters too and stand there once. Numbers are in the order in which rows first have them. Whole numbers of
+    which one needs more than 64 bits, such as a seed, are text.
     """
-    numbers: dict[str, Kind | None] = {}
+    found: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
+    numbers: dict[str, None] = {}
     for _, rows in kept:
         for row in rows:
             for name, value in row.items():
+                found[name] = _either(found.get(name), _kind(value))
                 if name not in _FIXED:
-                    numbers[name] = _either(numbers.get(name), _kind(value))
+                    numbers[name] = None
     axes = [Column(path, _axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
-    measured = [Column(name, kind or "float") for name, kind in numbers.items()]
-    return (Column("point", "int"), *axes, *PARAMETERS, *OUTCOME, *measured, *PROVENANCE)
+    parameters = [column if found.get(column.name) != "text" else Column(column.name, "text") for column in PARAMETERS]
+    measured = [Column(name, found[name] or "float") for name in numbers]
+    return (Column("point", "int"), *axes, *parameters, *OUTCOME, *measured, *PROVENANCE)
 
 
 def _kind(value: object) -> Kind | None:
@@ -79,7 +85,7 @@ def _kind(value: object) -> Kind | None:
         case bool():
             return "bool"
         case int():
-            return "int"
+            return "int" if -_BEYOND <= value < _BEYOND else "text"
         case float():
             return "float"
     return "text"
