@@ -32,6 +32,7 @@ class TimingRegression:
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
         self._home: Path = request.getfixturevalue("original_datadir")
+        self._names: set[str | None] = set()
 
     def check(
         self,
@@ -47,9 +48,11 @@ class TimingRegression:
         basename: what the stored timings are called, by default as the test; of several checks in one test, each needs
         a name of its own.
 
-        Raises `AssertionError` with all that differs, and `InputError` for bad tolerances or what cannot be run.
+        Raises `AssertionError` with all that differs, and `InputError` for bad tolerances, a name that an earlier check
+        of the test has, or what cannot be run.
         """
         __tracebackhide__ = True
+        self._take(basename)
         allowed = (*read_tolerances(self._home), *parse_tolerances(tolerances or {}))
         now = timings_of(ran)
         stays = self._request.getfixturevalue("tmp_path") / "now"
@@ -85,6 +88,14 @@ class TimingRegression:
             basename=basename,
             obtained_filename=stays / (basename or "timings") / TIMINGS,
         )
+
+    def _take(self, basename: str | None) -> None:
+        """A second check of the same name would be held to what the first one stored, or store over it."""
+        if basename in self._names:
+            called = "by the test's name" if basename is None else repr(basename)
+            what = f"two checks of one test are called {called}"
+            raise InputError.single("", "basename", what, "give each a name of its own")
+        self._names.add(basename)
 
 
 def _same(folder: Path, now: Timings) -> bool:

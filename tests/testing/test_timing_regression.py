@@ -137,6 +137,16 @@ def test_several_checks_in_one_test_and_in_classes(pytester: pytest.Pytester) ->
     run(pytester, "--with-test-class-names").assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("option", ["--regen-all", "--force-regen"])
+def test_two_checks_of_one_name_do_not_store_over_each_other(mine: pytest.Pytester, option: str) -> None:
+    before = {path: path.read_bytes() for path in (mine.path / STORED).iterdir()}
+    change(mine, "check(result)", "check(result); timing_regression.check(simulate(TRACE, result.node, 'none'))")
+    done = run(mine, option)
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*two checks of one test are called by the test's name; give each a name of its own*"])
+    assert {path: path.read_bytes() for path in (mine.path / STORED).iterdir()} == before
+
+
 def test_the_example_in_the_documentation_runs(pytester: pytest.Pytester) -> None:
     text = inspect.getdoc(simgpu.testing)
     assert text is not None
