@@ -18,8 +18,8 @@ The first run of a test fails, and stores what it found in a folder named after 
 ``timings.json``, each timeline in a ``.csv.gz``. Commit them. From then on the test passes while every metric, every
 count and every event of every timeline is as stored, and otherwise says which metric differs by how much, and at which
 event the timelines part. ``pytest --force-regen`` stores anew what differs, and fails those tests once more;
-``pytest --regen-all`` stores all, and passes: both are options of pytest-regressions, on which the fixture stands. So is
-``--with-test-class-names``, which tests of one name in several classes of a module need.
+``pytest --regen-all`` stores all, and passes: both are options of pytest-regressions, on which the fixture stands, and
+so is ``--with-test-class-names``, which tests of one name in several classes of a module need.
 
 `check` takes a result, a comparison, or a scenario, all policies of which it runs. Tolerances are those of ``simgpu
 check`` (see `simgpu.experiments.regression.tolerances`); a ``tolerances.yaml`` in the module's folder holds for all its
