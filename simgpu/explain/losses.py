@@ -26,6 +26,13 @@ from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+#: What is said of a codec that the GPU, and one that the host runs.
+_CODED = {
+    (SpanKind.ENCODE, False): "encode before offload",
+    (SpanKind.DECODE, False): "decode after prefetch",
+    (SpanKind.ENCODE, True): "encode on the host after offload",
+    (SpanKind.DECODE, True): "decode on the host before prefetch",
+}
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
 _STALLED = (Owner.COPY_OUT, Owner.COPY_IN, Owner.MEMORY, Owner.HOST, Owner.OTHER)
 
@@ -126,8 +133,7 @@ class _Teller:
         if kind in _COPIES:
             return Cause(self._name(row), engine, self._travels(row, kind), reason)
         if kind in _CODECS:
-            decision = "encode before offload" if kind is SpanKind.ENCODE else "decode after prefetch"
-            return Cause(self._coded(row), engine, decision, reason)
+            return Cause(self._coded(row), engine, _CODED[kind, StreamId.of(engine).role == "host"], reason)
         if kind is SpanKind.RECOMPUTE:
             return Cause(self._made(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason)
         if kind is SpanKind.COMPUTE:

@@ -92,11 +92,12 @@ class Places:
         """The kernel beside which a copy was issued: the first that a compute stream launches from then on.
 
         None where nothing on a compute stream has it issued, or nothing follows. A copy that awaits nothing is issued
-        with the one before it on its stream.
+        with the one before it on its stream, and one of what the host decodes first with that.
         """
         place = self._place_of.get(row)
-        if place is None:
-            return None
+        return None if place is None else self._issuing(place)
+
+    def _issuing(self, place: Place) -> int | None:
         awaited: list[int] = []
         for instruction in reversed(self.code(place)[: place.at]):
             if isinstance(instruction, Await):
@@ -117,9 +118,15 @@ class Places:
 
     def _launched_from(self, event: int) -> int | None:
         signal = self._signals.get(event)
-        if signal is None or signal.stream.role != "compute":
+        if signal is None:
             return None
-        return _first_launch(self.code(signal)[signal.at :])
+        code = self.code(signal)
+        if signal.stream.role == "compute":
+            return _first_launch(code[signal.at :])
+        at = next((at for at in reversed(range(signal.at)) if isinstance(code[at], _TAKES_TIME)), None)
+        if at is not None and isinstance(code[at], Decode):
+            return self._issuing(signal._replace(at=at))
+        return None
 
     def next_launch(self, row: int) -> int | None:
         """The kernel that a compute stream runs for the first time after a span of work; None where none follows."""

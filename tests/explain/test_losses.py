@@ -142,6 +142,15 @@ def test_codecs_are_put_down_to_the_tensor_that_they_encode() -> None:
     assert travelling.what == "encoded feature map of conv1_1"
 
 
+def test_codecs_of_the_host_come_after_the_offload_and_before_the_prefetch() -> None:
+    scenario = load_scenario("vgg16-v100")
+    result = simulate(scenario.trace, scenario.node, "vdnn++", epoch=30)
+    decisions = {loss.cause.decision for loss in check_sums(result) if loss.cause.engine == "host"}
+    assert decisions == {"encode on the host after offload", "decode on the host before prefetch"}
+    moved = [loss.cause.decision for loss in losses(result) if loss.cause.engine in ("d2h", "h2d")]
+    assert all(decision.startswith(("offload beside", "prefetch beside")) for decision in moved)
+
+
 def test_waiting_for_memory_is_put_down_to_what_leaves() -> None:
     """F2 writes 300 bytes beside 300 that are there: of 500, not before x1 has left, which takes from the end of F1."""
     from simgpu.graph.taskgraph import TaskGraph
