@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ def read_timeline(
     rows = _span_rows(Path(spans), len(iteration_ends_ns), problems)
     samples = _read_csv(Path(memory), MEMORY_COLUMNS, problems)
     _check_samples(str(memory), samples, problems)
+    known = {*rows["gpu"], *samples["gpu"]}
+    for path, table in ((spans, rows), (memory, samples)):
+        _check_gpus(str(path), table["gpu"], known, problems)
     if problems:
         raise InputError(problems)
     streams = tuple(sorted({*rows["stream"], *rows["cause"]} - {""}, key=track_order))
@@ -123,6 +127,20 @@ def _check_samples(path: str, samples: _Table, problems: list[Problem]) -> None:
             say(row, "space", f"'{space}' is no memory", did_you_mean(space, _SPACES))
         elif (gpu == HOST) != (space == "host"):
             say(row, "gpu", f"'{gpu}' does not go with {space} memory", f"the host is {HOST}, GPUs count from 0")
+    last: dict[int, int] = {}
+    for row, (gpu, time) in enumerate(zip(samples["gpu"], samples["time_ns"], strict=True)):
+        if time < last.get(gpu, 0):
+            say(row, "time_ns", f"'{time}' is before the sample of this memory above, at {last[gpu]}", _AGAIN)
+        last[gpu] = time
+
+
+def _check_gpus(path: str, gpus: Iterable[int], known: Container[int], problems: list[Problem]) -> None:
+    """Tells numbers of GPUs above one of which no table has a row."""
+    say = _Teller(path, problems)
+    missing = next(gpu for gpu in itertools.count() if gpu not in known)
+    for row, gpu in enumerate(gpus):
+        if gpu > missing:
+            say(row, "gpu", f"'{gpu}' is no GPU of this run: nothing tells of GPU {missing}", _AGAIN)
 
 
 class _Teller:

@@ -145,6 +145,13 @@ SMALL = timeline_of(
         ("m.csv", 2, "0,devices,0,64,64", "row 2, column space: 'devices' is no memory; did you mean 'device'?"),
         ("m.csv", 2, "-1,device,0,64,64", "row 2, column gpu: '-1' does not go with device memory"),
         ("m.csv", 2, '0,"device,0,64,64', "not readable as CSV"),
+        ("m.csv", 3, "0,device,9,0,0\n0,device,5,8,8\n", "row 4, column time_ns: '5' is before the sample"),
+        (
+            "s.csv",
+            3,
+            "0,99999999999,d2h,copy_out,x,1,9,64,",
+            "row 3, column gpu: '99999999999' is no GPU of this run: nothing tells of GPU 1",
+        ),
     ],
 )
 def test_damage_is_told_by_file_row_and_column(tmp_path: Path, file: str, row: int, cells: str, told: str) -> None:
