@@ -94,11 +94,11 @@ class _Told:
         if run.result is not None and more is not None:
             self.answers = what_if(*asked, **how, iterations=scenario.iterations, more_memory=more)
         elif run.result is None and not run.refused:
-            self._look_for_budget(asked, how)
+            self._look_for_budget(asked, how, scenario.iterations)
 
-    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any]) -> None:
+    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any], iterations: int) -> None:
         try:
-            self.smallest = smallest_budget(*asked, **how)
+            self.smallest = smallest_budget(*asked, **how, iterations=iterations)
         except InputError as error:
             self.no_budget = str(error)
         else:

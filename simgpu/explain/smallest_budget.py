@@ -60,7 +60,7 @@ def smallest_budget(
     """Searches for the least device memory in which a policy's run fits, by running it.
 
     budget: where the search begins, bytes or a text; by default the node's memory. The node is given more memory where
-    it takes more. All other arguments as for `simulate`. Two iterations are run at each budget.
+    it takes more. All other arguments as for `simulate`; two iterations are run at each budget unless told otherwise.
     Raises `InputError` where device memory is not what the policy lacks.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
@@ -72,7 +72,7 @@ def smallest_budget(
     """
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     high = bytes_of("budget", budget) or node.budget
-    search = _Search(trace, node, chosen, {**settings, "iterations": 2}, progress)
+    search = _Search(trace, node, chosen, {"iterations": 2, **settings}, progress)
     while search.result(high) is None:
         error = search.errors[high]
         if 2 * high > _LARGEST or (_of_the_host(error) and search.result(_LARGEST) is None):

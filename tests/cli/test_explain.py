@@ -32,7 +32,7 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
     assert done.exit_code == 3
     for told in (
         "none: out of memory",
-        "smallest budget  49.45 MiB (51849368 B): 110.1 ms",
+        "smallest budget  49.45 MiB (51849368 B): 110.1 ms; found by halving",
         "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB, free",
         "pinned by        bn1:native_batch_norm, 2 MiB, feature map of bn1",
     ):
