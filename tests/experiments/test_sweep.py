@@ -325,6 +325,15 @@ class TestCluster:
             assert sorted(found.point for found in finished) == [0, 1, 2]
             assert client.status == "running", "a client that was given stays open"
 
+    @pytest.mark.parametrize("address", ["127.0.0.1", "nonsense:::x", "http://127.0.0.1:8787"])
+    def test_of_what_is_no_address_no_client_is_made(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        distributed = pytest.importorskip("distributed")
+        made: list[object] = []
+        monkeypatch.setattr(distributed, "Client", lambda *args, **settings: made.append(args))
+        with pytest.raises(InputError, match="no Dask cluster answers there: .*; give the address that its scheduler"):
+            run_sweep(small_sweep(1), dask=address)
+        assert not made, "one that fails to start holds up the end of the program"
+
     def test_without_distributed_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "distributed", None)
         with pytest.raises(MissingExtraError, match=r"needs distributed, .* its extra 'dask'"):

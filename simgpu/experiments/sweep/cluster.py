@@ -80,6 +80,8 @@ def _client(distributed: Any, cluster: str | Client) -> Any:
     if not isinstance(cluster, str):
         return cluster
     try:
+        # A client of what is no address would raise the same, but then hold up the end of the program.
+        distributed.comm.resolve_address(cluster)
         return distributed.Client(cluster, timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         what = f"no Dask cluster answers there: {error}"
