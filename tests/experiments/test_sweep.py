@@ -330,7 +330,7 @@ class TestCluster:
         distributed = pytest.importorskip("distributed")
         made: list[object] = []
         monkeypatch.setattr(distributed, "Client", lambda *args, **settings: made.append(args))
-        with pytest.raises(InputError, match="no Dask cluster answers there: .*; give the address that its scheduler"):
+        with pytest.raises(InputError, match=r"no Dask cluster answers there: .*; give the address that its scheduler"):
             run_sweep(small_sweep(1), dask=address)
         assert not made, "one that fails to start holds up the end of the program"
 
