@@ -7,7 +7,7 @@ here: the tables' formats (`simgpu.timeline.reading`, `simgpu.trace.tables`), or
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,26 @@ _OTHERS = {
     "simgpu.buddy-profile/": "holds a profile of compressed memory",
     "simgpu.sweep": "holds a sweep",
 }
+#: What the page tells of every run, by its place in the report's mappings.
+_TRACE = {"model": str, "batch": int, "dtype": str, "origin": str, "device": str, "tool": str, "date": str}
+_NODE = {
+    "name": str,
+    "gpu.name": str,
+    "gpu.memory": int,
+    "link.kind": str,
+    "link.d2h_bandwidth": int,
+    "link.h2d_bandwidth": int,
+}
+_ENTRY = {"policy": str, "parameters": dict}
+_ENDED = {
+    **dict.fromkeys(("budget_bytes", "iterations", "seed", "epoch"), int),
+    "pool": str,
+    "timeline.iteration_ends_ns": list,
+    **{f"metrics.{key}": int for key in ("iteration_ns", "compute_ns", "overlap_ns")},
+    **{f"metrics.copy_{way}_{how}_ns": int for way in ("out", "in") for how in ("hidden", "exposed")},
+    **{f"metrics.device_peak_{what}": int for what in ("bytes", "used_bytes")},
+}
+_KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a mapping"}
 #: What a policy's entry has, one of these beside label, policy and parameters.
 _OUTCOMES = ("metrics", "out_of_memory", "refused")
 
@@ -139,6 +159,8 @@ def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [
         (name, "is missing or not a mapping") for name in ("trace", "node") if not isinstance(document.get(name), dict)
     ]
+    if not found:
+        found += [*_lacking(document, "trace", _TRACE), *_lacking(document, "node", _NODE)]
     results = document.get("results")
     if not isinstance(results, list) or not results:
         return [*found, ("results", "is missing or empty")]
@@ -150,7 +172,19 @@ def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             found.append((place, "tells neither metrics nor why there are none"))
         elif "metrics" in entry and "timeline" not in entry:
             found.append((place, "tells no timeline: an earlier simgpu wrote it"))
+        else:
+            found += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
     return found
+
+
+def _lacking(document: Mapping[str, Any], name: str, wanted: Mapping[str, type]) -> Iterator[tuple[str, str]]:
+    """Places below `name` at which there is not what should be there: another simgpu, or another hand, wrote it."""
+    for path, kind in wanted.items():
+        value: Any = document[name]
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            yield f"{name}.{path}", f"is missing or not {_KINDS[kind]}"
 
 
 def _read_policy(home: Path, entry: Mapping[str, Any], name: str) -> Ran:

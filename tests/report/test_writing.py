@@ -93,6 +93,17 @@ def test_a_damaged_report_names_all_that_is_missing(run: Path) -> None:
     assert "report.json: results[2]: tells no timeline: an earlier simgpu wrote it" in text
 
 
+def test_what_another_simgpu_left_out_of_a_report_is_told(run: Path) -> None:
+    document = json.loads((run / "report.json").read_text())
+    del document["node"]["link"]["kind"], document["results"][2]["metrics"]["overlap_ns"]
+    document["results"][2]["seed"] = "one"
+    (run / "report.json").write_text(json.dumps(document))
+    text = told(run)
+    assert "report.json: node.link.kind: is missing or not a text" in text
+    assert "report.json: results[2].seed: is missing or not a whole number" in text
+    assert "report.json: results[2].metrics.overlap_ns: is missing or not a whole number" in text
+
+
 def test_damaged_tables_of_all_policies_are_told_by_row(run: Path) -> None:
     timeline = run / "vdnn" / "timeline.csv"
     rows = timeline.read_text().splitlines()
