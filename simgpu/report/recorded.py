@@ -78,10 +78,12 @@ class Ran:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run of one or several policies. document: report.json; runs: the policies in its order."""
+    """A run of one or several policies. document: report.json; runs: the policies in its order; source: the file, empty
+    where there is none."""
 
     document: Mapping[str, Any]
     runs: tuple[Ran, ...]
+    source: str = ""
 
     @property
     def info(self) -> TraceInfo:
@@ -126,7 +128,7 @@ def read_run(folder: str | Path) -> Recorded:
             problems += error.problems
     if problems:
         raise InputError(problems)
-    return Recorded(document, tuple(runs))
+    return Recorded(document, tuple(runs), str(home / REPORT))
 
 
 def _document(home: Path) -> Mapping[str, Any]:

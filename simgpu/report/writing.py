@@ -5,6 +5,7 @@ Lives here: `write_report` and the names of files. Does not live here: what the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,21 +50,35 @@ def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
         for ran in recorded.runs
         if ran.timeline is not None
     }
-    text = page(recorded, {name: file.name for name, file in beside.items()})
+    text, provenance = _told(recorded, {name: file.name for name, file in beside.items()})
     for ran in recorded.runs:
         if ran.timeline is not None:
             trace, node = recorded.document["trace"], recorded.document["node"]
             run = f"{ran.label}: {trace['name'] or trace['model']} on {node['name']}"
-            write_perfetto(ran.timeline, beside[ran.name], {"run": run, "trace": recorded.info.provenance})
+            write_perfetto(ran.timeline, beside[ran.name], {"run": run, "trace": provenance})
     with whole_file(target) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
     return [target, *beside.values()]
+
+
+def _told(recorded: Recorded, beside: Mapping[str, str]) -> tuple[str, str]:
+    """The page, and where the trace comes from; `InputError` where a file holds other numbers than a run writes."""
+    try:
+        return page(recorded, beside), recorded.info.provenance
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        if not recorded.source:
+            raise
+        what = f"holds something that no run of simgpu writes ({type(error).__name__}: {error})"
+        raise InputError.single(recorded.source, "", what, "run the scenario again") from error
 
 
 def check_target(path: Path) -> None:
     """What can be known before a long run: `InputError` for a page that could not be written there."""
     if path.is_dir():
         raise InputError.single(path, "", "is a folder", f"name the page, for example {path / 'report.html'}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        # Whoever names the data of the run by mistake would lose them.
+        raise InputError.single(path, "", "is no name of a page", f"end it in .html, for example {path.stem}.html")
     if not path.absolute().parent.is_dir():
         what = f"cannot be written: {path.absolute().parent} is not a folder"
         raise InputError.single(path, "", what, "make that folder, or choose another place")

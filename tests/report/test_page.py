@@ -303,3 +303,21 @@ def test_what_a_browser_cannot_tell_exactly_is_refused(comparison: Comparison) -
     assert page_data(with_memory(EXACT))["runs"][0]["memory"][0]["live"] == [2**53]
     with pytest.raises(InputError, match=r"ideal: 9007199254740993 is above 2\*\*53"):
         page_data(with_memory(EXACT + 1))
+
+
+@pytest.mark.parametrize(("key", "value"), [("steady", 7.5), ("metrics", {"iteration_ns": "long"}), ("notes", 3)])
+def test_numbers_that_no_run_writes_are_told_with_their_file(tmp_path: Path, key: str, value: object) -> None:
+    folder = written(small(), tmp_path / "run")
+    report = json.loads((folder / "report.json").read_text())
+    for entry in report["results"]:
+        if "metrics" in entry:
+            entry[key] = value
+    (folder / "report.json").write_text(json.dumps(report))
+    with pytest.raises(InputError, match=r"report\.json"):
+        write_report(folder, tmp_path / "page.html")
+
+
+def test_the_data_of_a_run_are_no_place_for_its_page(tmp_path: Path) -> None:
+    folder = written(small(), tmp_path / "run")
+    with pytest.raises(InputError, match="is no name of a page"):
+        write_report(folder, folder / "report.json")
