@@ -28,6 +28,8 @@ _REMEDIES = {
     "alignment": "give bytes, or a text such as '512 B'",
     "gpus": "give how many GPUs train together",
     "cores": "give how many cores of the host add up gradients",
+    "more_memory": "give bytes, or a text such as '2 GiB'",
+    "result": "give that of one run, for example comparison.results['vdnn']",
     "most": "give the largest number of samples to try",
 }
 

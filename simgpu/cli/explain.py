@@ -18,19 +18,15 @@ from simgpu.cli.screen import Screen, facts, indented, progress, table
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.explain.answers import ANSWER_HEADINGS, Answer, answer_dict, answer_rows
 from simgpu.explain.explanation import (
-    ANSWER_HEADINGS,
     PATH_HEADINGS,
     Explanation,
-    answer_dict,
-    answer_rows,
-    budget_facts,
     explain_result,
     loss_lines,
 )
-from simgpu.explain.losses import block_words
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
-from simgpu.explain.what_if import Answer, what_if
+from simgpu.explain.what_if import what_if
 from simgpu.scenario.model import Scenario
 
 EXPLANATION_SCHEMA = "simgpu.explanation/1"
@@ -101,9 +97,6 @@ class _Told:
             self.smallest = smallest_budget(*asked, **how, iterations=iterations)
         except InputError as error:
             self.no_budget = str(error)
-        else:
-            graph = self.smallest.result.graph
-            self.kinds = {block.id: block_words(graph, number) for number, block in enumerate(graph.blocks)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -116,7 +109,7 @@ class _Told:
             found["smallest_budget"] = {"bytes": None, "message": self.no_budget}
         if self.smallest is not None:
             pinned = [
-                {"block": name, "bytes": size, "what": self.kinds.get(name, "")}
+                {"block": name, "bytes": size, "what": self.smallest.what(name)}
                 for name, size in self.smallest.pinned_by
             ]
             below = {"below_bytes": self.smallest.below, "message": str(self.smallest.error or "")}
@@ -140,7 +133,7 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
         else:
             screen.print(Text(f"{each.run.label}: {each.run.failure}", style="bold"))
             if each.smallest is not None:
-                screen.print(indented(facts(budget_facts(each.smallest, each.kinds))))
+                screen.print(indented(facts(each.smallest.facts())))
             elif each.no_budget:
                 screen.print(indented(facts([("no budget helps", each.no_budget)])))
             else:
@@ -150,7 +143,8 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
 def _show_run(screen: Screen, found: Explanation, answers: tuple[Answer, ...], top: int) -> None:
     screen.print(Text(found.headline, style="bold"))
     if found.losses:
-        screen.print(Text(found.by_engine))
+        for line in filter(None, (found.by_engine, found.by_layer)):
+            screen.print(Text(line))
         screen.print()
         screen.print(table(("lost", "share", "to"), _loss_rows(found, top), left=(2,), whole=(0, 1)))
     screen.print()

@@ -6,17 +6,15 @@ Lives here: `Explanation`, and what is told of a run that did not fit. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.arguments import check_arguments
+from simgpu.explain.answers import signed_time
 from simgpu.explain.critical_path import Step, by_kind, critical_path
 from simgpu.explain.losses import Loss, losses, lost
-from simgpu.explain.smallest_budget import SmallestBudget
-from simgpu.explain.what_if import Answer
 from simgpu.result import Result
 from simgpu.units import format_bytes, format_time
 
@@ -25,9 +23,10 @@ if TYPE_CHECKING:
 
 #: Rows that a printed explanation has of losses and of steps.
 _SHOWN = 10
+#: Layers that are told by name.
+_LAYERS = 4
 LOSS_HEADINGS = ("lost", "share", "to: tensor; engine, decision; why compute waited")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
-ANSWER_HEADINGS = ("what if", "iteration", "against now", "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +51,7 @@ class Explanation:
         """One line: how long the iteration is, and by what it is longer than the ideal one."""
         result, over = self.result, self.result.iteration_ns - self.result.ideal_ns
         parts = ", ".join(f"{signed_time(ns)} {name}" for name, ns in self.parts.items() if ns)
-        told = f"{format_time(result.iteration_ns)}, {signed_time(over)} over ideal"
+        told = f"{format_time(result.iteration_ns)}, {format_time(abs(over))} {'under' if over < 0 else 'over'} ideal"
         return f"{result.label}: {told}" + (f" = {parts}" if parts else "")
 
     @property
@@ -62,6 +61,23 @@ class Explanation:
         for loss in self.losses:
             found[loss.cause.engine] = found.get(loss.cause.engine, 0) + loss.ns
         return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """Nanoseconds lost by the layer of the tensor, the most first; tensors of no layer are left out."""
+        found: dict[str, int] = {}
+        for loss in self.losses:
+            if loss.layer:
+                found[loss.layer] = found.get(loss.layer, 0) + loss.ns
+        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+
+    @property
+    def by_layer(self) -> str:
+        """One line: the layers whose tensors most was lost to; empty where there are not several."""
+        layers = list(self.layers.items())
+        told = ", ".join(f"{layer} {format_time(ns)}" for layer, ns in layers[:_LAYERS])
+        rest = f", {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
+        return f"tensors of {told}{rest}" if len(layers) > 1 else ""
 
     @property
     def by_engine(self) -> str:
@@ -112,7 +128,8 @@ class Explanation:
     def __repr__(self) -> str:
         tables = [table_text(LOSS_HEADINGS, self.loss_rows(_SHOWN))] if self.losses else []
         tables.append("critical path\n" + table_text(PATH_HEADINGS, self.path_rows()))
-        return "\n\n".join((f"{self.headline}\n{self.by_engine}".rstrip(), *tables))
+        head = "\n".join(filter(None, (self.headline, self.by_engine, self.by_layer)))
+        return "\n\n".join((head, *tables))
 
     def _repr_html_(self) -> str:
         tables = [table_html(LOSS_HEADINGS, self.loss_rows(_SHOWN), self.headline)] if self.losses else []
@@ -120,7 +137,7 @@ class Explanation:
 
 
 def explain_result(result: Result) -> Explanation:
-    """Why the last iteration of a run took as long as it did.
+    """Why the last iteration of a run took as long as it did; `InputError` for what is no `Result`.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation import simulate
@@ -132,6 +149,7 @@ def explain_result(result: Result) -> Explanation:
     >>> found.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
     [{'ns': 13, 'tensor': 'x2', 'decision': 'offload beside F2 of L2'}]
     """
+    check_arguments({"result": result}, {"result": Result}, {})
     return Explanation(result, losses(result), critical_path(result.timeline))
 
 
@@ -141,56 +159,6 @@ def loss_lines(loss: Loss) -> list[str]:
     tensor = ", ".join(filter(None, (loss.cause.tensor, size, loss.what)))
     decision = ", ".join(filter(None, (loss.cause.engine, loss.cause.decision)))
     return [line for line in (tensor, decision, loss.cause.reason) if line]
-
-
-def answer_rows(answers: tuple[Answer, ...]) -> list[tuple[str, ...]]:
-    """Texts under `ANSWER_HEADINGS`."""
-    now = answers[0].result
-    return [(answer.change, *_answered(answer, now)) for answer in answers]
-
-
-def answer_dict(answer: Answer) -> dict[str, Any]:
-    """An answer as plain data for JSON."""
-    if answer.result is not None:
-        outcome: dict[str, Any] = {"iteration_ns": answer.result.iteration_ns}
-    else:
-        outcome = {"iteration_ns": None, "reason": answer.note or str(answer.outcome)}
-    return {"change": answer.change, **outcome}
-
-
-def budget_facts(found: SmallestBudget, kinds: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Names and texts: the smallest budget, how fast it is there, what runs out below it, and the blocks that pin it.
-
-    kinds: what each block is, in words.
-    """
-    result = found.result
-    told = f"{format_bytes(found.budget)} ({found.budget} B): {format_time(result.iteration_ns)}"
-    yield "smallest budget", f"{told}; found by halving, a policy plans anew for each budget"
-    if isinstance(found.error, OutOfMemoryError):
-        error = found.error
-        yield "below it", _lack(error)
-    elif found.error is not None:
-        yield "below it", str(found.error)
-    for number, (name, size) in enumerate(found.pinned_by[:_SHOWN]):
-        yield "" if number else "pinned by", f"{name}, {format_bytes(size)}, {kinds.get(name, '')}".rstrip(", ")
-    rest = found.pinned_by[_SHOWN:]
-    if rest:
-        yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
-
-
-def _lack(error: OutOfMemoryError) -> str:
-    """Who asks for how much of what there is; in bytes where that is more than all of it and looks like as much."""
-    asked, there = format_bytes(error.requested), format_bytes(error.capacity)
-    if error.requested > error.capacity:
-        if asked == there:
-            asked, there = f"{error.requested} B", f"{error.capacity} B"
-        return f"{error.waiting} needs {asked}, more than all of the {there}"
-    return f"{error.waiting} asks for {asked}, free {format_bytes(error.free)} of {there}"
-
-
-def signed_time(ns: int) -> str:
-    """A time that may be negative."""
-    return f"-{format_time(-ns)}" if ns < 0 else format_time(ns)
 
 
 def step_dict(step: Step) -> dict[str, Any]:
@@ -215,24 +183,3 @@ def _owner(owner: Owner) -> str:
 
 def _amount(ns: int, whole: int) -> tuple[str, str]:
     return format_time(ns), f"{ns / whole:.1%}" if whole else "-"
-
-
-def _answered(answer: Answer, now: Result | None) -> tuple[str, str, str]:
-    if answer.result is None:
-        if isinstance(answer.outcome, OutOfMemoryError):
-            return "out of memory", "", "of the host" if answer.outcome.space == "host" else ""
-        return "-", "", answer.note or ("refused" if isinstance(answer.outcome, InputError) else str(answer.outcome))
-    time = answer.result.iteration_ns
-    if now is None or answer.result is now:
-        return format_time(time), "", ""
-    if time == now.iteration_ns:
-        return format_time(time), "the same", ""
-    return format_time(time), _change(time - now.iteration_ns, now.iteration_ns), ""
-
-
-def _change(ns: int, of: int) -> str:
-    """A change as a share; as a time where the share rounds to nothing, or is of nothing."""
-    share = f"{ns / of:+.1%}" if of else "+0.0%"
-    if share[1:] != "0.0%":
-        return share
-    return signed_time(ns) if ns < 0 else f"+{format_time(ns)}"

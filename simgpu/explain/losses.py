@@ -24,6 +24,7 @@ from simgpu.program.paging import Remote
 from simgpu.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import Block
 
 _COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
 #: What is said of a codec that the GPU, and one that the host runs.
@@ -56,7 +57,8 @@ class Loss:
     """Time lost to one cause, of one iteration.
 
     ns: nanoseconds. waits: how often. tensor_bytes: size of the tensor in device memory, 0 for what is none. what: kind
-    and layer of the tensor. owner: as in the breakdown. kernel: the one that waited longest, empty where none did.
+    and layer of the tensor; layer: that alone. owner: as in the breakdown. kernel: the one that waited longest, empty
+    where none did.
     """
 
     cause: Cause
@@ -65,6 +67,7 @@ class Loss:
     waits: int
     tensor_bytes: int
     what: str
+    layer: str
     kernel: str
 
     @property
@@ -152,9 +155,10 @@ class _Teller:
         kernel = max(each.kernels, key=lambda name: (each.kernels[name], name))
         number = self.blocks.get(cause.tensor)
         if number is None:
-            return Loss(cause, owner, each.ns, len(each.waits), 0, "", kernel)
+            return Loss(cause, owner, each.ns, len(each.waits), 0, "", "", kernel)
         size, what = self.graph.sizes[number], block_words(self.graph, number)
-        return Loss(cause, owner, each.ns, len(each.waits), size, what, kernel)
+        layer = _plain(self.graph, number).layer or ""
+        return Loss(cause, owner, each.ns, len(each.waits), size, what, layer, kernel)
 
     # --- words ----------------------------------------------------------------------------------------------
 
@@ -244,10 +248,14 @@ def block_words(graph: TaskGraph, number: int) -> str:
     >>> block_words(TaskGraph.of(chain([5], [7], [100])), 0)
     'input of L1'
     """
-    encoded = graph.encoded.get(number)
-    block = graph.blocks[number if encoded is None else encoded.block]
+    block = _plain(graph, number)
     what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
-    return what if encoded is None else f"encoded {what}"
+    return f"encoded {what}" if number in graph.encoded else what
+
+
+def _plain(graph: TaskGraph, number: int) -> Block:
+    """A block, or the one that it is an encoded form of."""
+    return graph.blocks[graph.encoded[number].block if number in graph.encoded else number]
 
 
 def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
@@ -256,4 +264,4 @@ def lost(result: Result, found: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
     yield "stalled", sum(loss.ns for loss in found if loss.stalled)
     yield "recomputing", sum(loss.ns for loss in found if loss.owner is Owner.RECOMPUTE)
     yield "codecs", sum(loss.ns for loss in found if loss.owner is Owner.CODEC)
-    yield "kernels themselves", result.metrics.breakdown.compute - result.ideal_ns
+    yield "other kernel times", result.metrics.breakdown.compute - result.ideal_ns

@@ -6,28 +6,32 @@ Lives here: the search over budgets, by running. Does not live here: the largest
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simgpu.analysis.labels import policy_label
+from simgpu.analysis.tables import facts_html
 from simgpu.arguments import bytes_of
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
+from simgpu.explain.losses import block_words
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy, no_progress
 from simgpu.policies.registry import make_policy
 from simgpu.result import Result
 from simgpu.simulation import simulate
 from simgpu.trace.model import Trace
-from simgpu.units import format_bytes
+from simgpu.units import format_bytes, format_time
 
 #: The search ends when what fits and what does not are this part of the budget apart.
 _PART = 2**12
+#: Blocks that are told one by one.
+_SHOWN = 10
 #: Beyond this nothing is looked for.
 _LARGEST = 2**50
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SmallestBudget:
     """The smallest budget that was found to hold a run.
 
@@ -45,6 +49,35 @@ class SmallestBudget:
     def pinned_by(self) -> tuple[tuple[str, int], ...]:
         """The blocks that hold the memory just below, (id, bytes), largest first; empty where a plan was refused."""
         return self.error.holders if isinstance(self.error, OutOfMemoryError) else ()
+
+    def what(self, block: str) -> str:
+        """What a block is, in words; empty for one that the run does not have."""
+        graph = self.result.graph
+        number = next((number for number, each in enumerate(graph.blocks) if each.id == block), None)
+        return "" if number is None else block_words(graph, number)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and texts: the budget, how fast it is there, what runs out below it, and the blocks that pin it."""
+        return list(self._facts())
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        told = f"{format_bytes(self.budget)} ({self.budget} B): an iteration of {format_time(self.result.iteration_ns)}"
+        yield "smallest budget", f"{told}; found by halving, a policy plans anew for each budget"
+        if isinstance(self.error, OutOfMemoryError):
+            yield "below it", _lack(self.error)
+        elif self.error is not None:
+            yield "below it", str(self.error)
+        for number, (name, size) in enumerate(self.pinned_by[:_SHOWN]):
+            yield "" if number else "pinned by", f"{name}, {format_bytes(size)}, {self.what(name)}".rstrip(", ")
+        rest = self.pinned_by[_SHOWN:]
+        if rest:
+            yield "", f"and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<17}{text}" for name, text in self.facts())
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.facts())
 
 
 def smallest_budget(
@@ -78,6 +111,9 @@ def smallest_budget(
         if 2 * high > _LARGEST or (_of_the_host(error) and search.result(_LARGEST) is None):
             raise _never(error)
         high *= 2
+    if search.results[high].program.unlimited_memory:
+        what = f"{policy_label(chosen)} has memory without limit, so no budget is the smallest"
+        raise InputError.single("", "argument policy", what, "ask for one that keeps to a budget, such as none")
     while True:
         high = search.least(high)
         low = search.below(high)
@@ -89,6 +125,16 @@ def smallest_budget(
     found = search.result(high)
     assert found is not None
     return SmallestBudget(high, found, low, search.errors.get(low))
+
+
+def _lack(error: OutOfMemoryError) -> str:
+    """Who asks for how much of what there is; in bytes where that is more than all of it and looks like as much."""
+    asked, there = format_bytes(error.requested), format_bytes(error.capacity)
+    if error.requested > error.capacity:
+        if asked == there:
+            asked, there = f"{error.requested} B", f"{error.capacity} B"
+        return f"{error.waiting} needs {asked}, more than all of the {there}"
+    return f"{error.waiting} asks for {asked}, free {format_bytes(error.free)} of {there}"
 
 
 class _Search:

@@ -13,6 +13,7 @@ from typing import Any
 from simgpu.analysis.labels import policy_label
 from simgpu.arguments import bytes_of
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
+from simgpu.explain.answers import Answer, Answers
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.policies.base import Policy, no_progress
 from simgpu.policies.registry import make_policy
@@ -26,24 +27,6 @@ from simgpu.units import format_bytes
 MORE_MEMORY = 2 * 2**30
 #: Bytes per second of what is as good as infinitely fast.
 _INFINITE = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a change.
-
-    change: in words. outcome: the new run, or why there is none; None where the change is none here. note: why it is
-    none.
-    """
-
-    change: str
-    outcome: Result | SimgpuError | None
-    note: str = ""
-
-    @property
-    def result(self) -> Result | None:
-        """The new run, None where there is none."""
-        return self.outcome if isinstance(self.outcome, Result) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +49,7 @@ def what_if(
     more_memory: int | str = MORE_MEMORY,
     progress: Callable[[str], None] = no_progress,
     **settings: Any,
-) -> tuple[Answer, ...]:
+) -> Answers:
     """Runs a policy as it is, then with a link twice as fast, more memory, a second copy engine, and instant codecs.
 
     The first answer is the run as it is. more_memory: by how much, bytes or a text such as ``"2 GiB"``; all other
@@ -100,7 +83,7 @@ def what_if(
             continue
         progress(f"{policy_label(chosen)}: {change.told}")
         answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, settings)))
-    return tuple(answers)
+    return Answers(answers)
 
 
 def _outcome(

@@ -17,6 +17,7 @@ def test_a_run_is_told_by_tensor_engine_and_decision_with_path_and_answers() -> 
     for told in (
         "vdnn(mode=conv): 111.8 ms, 1.671 ms over ideal = 1.671 ms stalled",
         "1.18 ms to d2h, 490.7 us to h2d",
+        "tensors of stage1_3 993.6 us, stage3_3.bn1 490.7 us, stage2_3 186.2 us",
         "stage1_3:add, 2 MiB, feature map of stage1_3",
         "d2h, offload beside k32 of stage2_1.conv1",
         "108.1 ms  96.7%    342  compute  compute",
@@ -32,7 +33,7 @@ def test_what_does_not_fit_is_told_the_smallest_budget_and_what_pins_it() -> Non
     assert done.exit_code == 3
     for told in (
         "none: out of memory",
-        "smallest budget  49.45 MiB (51849368 B): 110.1 ms; found by halving",
+        "smallest budget  49.45 MiB (51849368 B): an iteration of 110.1 ms; found by",
         "below it         kernel k98 (aten::threshold_backward) asks for 512 KiB, free",
         "pinned by        bn1:native_batch_norm, 2 MiB, feature map of bn1",
     ):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu import load_node, load_scenario, load_trace
 from simgpu.analysis.breakdown import Owner
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.losses import Loss, losses, lost
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.result import Result
@@ -195,3 +195,11 @@ def test_a_weight_that_comes_from_the_host_is_issued_beside_no_kernel() -> None:
     result = simulate(scenario.trace, scenario.node, "vdnn", gpus=4, exchange="host")
     last = next(loss for loss in losses(result) if loss.cause.tensor == "conv1.weight")
     assert last.cause.decision == "fetched in the exchange of gradients"
+
+
+def test_what_is_no_result_is_told_with_what_to_give() -> None:
+    from simgpu import compare, explain_result
+
+    comparison = compare(CHAIN, NODE, ["vdnn"])
+    with pytest.raises(InputError, match=r"comparison\.results\['vdnn'\]"):
+        explain_result(comparison)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import pytest
 from simgpu import load_node, load_scenario
 from simgpu.codecs.gpu.response import response_of
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.explain.explanation import answer_rows
-from simgpu.explain.what_if import Answer, what_if, with_instant_codecs
+from simgpu.explain.answers import Answer, answer_rows
+from simgpu.explain.what_if import what_if, with_instant_codecs
 from simgpu.simulation import simulate
 
 QUICK = load_scenario("quickstart")
@@ -94,3 +94,14 @@ def test_a_change_that_needs_more_of_the_hosts_memory_says_so() -> None:
     lacks = [OutOfMemoryError("copy of block x", space, 8, 4, 4, 4, 0) for space in ("host", "device")]
     rows = answer_rows((*what_if(QUICK.trace, QUICK.node, "vdnn")[:1], *(Answer("changed", error) for error in lacks)))
     assert rows[1:] == [("changed", "out of memory", "", "of the host"), ("changed", "out of memory", "", "")]
+
+
+def test_answers_print_as_a_table() -> None:
+    lines = repr(what_if(QUICK.trace, QUICK.node, "vdnn")).splitlines()
+    assert lines[0].split() == ["what", "if", "iteration", "against", "now"]
+    assert lines[2].split() == ["link", "twice", "as", "fast", "124.1", "ms", "-19.8%"]
+
+
+def test_an_amount_of_memory_that_is_none_is_told() -> None:
+    with pytest.raises(InputError, match="argument more_memory: 'much'"):
+        what_if(QUICK.trace, QUICK.node, "vdnn", more_memory="much")
