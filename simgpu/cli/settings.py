@@ -27,6 +27,9 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
         try:
             values[key.strip()] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError):
+            if text.lstrip().startswith(("[", "{")):
+                what = f"{text!r} is not YAML: a bracket or a quote is missing"
+                raise InputError.single(of, key.strip(), what, f"write for example {key.strip()}=[1, 2]") from None
             values[key.strip()] = text
     return values
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,12 @@ def _well_formed(written: object) -> dict[str, Any]:
 
     block = written if isinstance(written, dict) else {}
     groups = [values(group) for group in entries("zip")]
-    points = [
-        point
-        for point in entries("points")
-        if isinstance(point, dict) and point and all(isinstance(path, str) for path in point)
-    ]
-    return {"grid": values(block.get("grid")), "zip": [group for group in groups if group], "points": points}
+    # Up to the first that is refused: of those behind it the places would not be true.
+    points = takewhile(
+        lambda point: isinstance(point, dict) and point and all(isinstance(path, str) for path in point),
+        entries("points"),
+    )
+    return {"grid": values(block.get("grid")), "zip": list(takewhile(bool, groups)), "points": list(points)}
 
 
 def _without_sweep(document: YamlMapping) -> YamlMapping:

@@ -191,7 +191,10 @@ sweep:
     ("block", "told"),
     [
         ("sweep:\n  grid: {seed: []}\n", "line 6, sweep.grid.seed: [] is too short; write at least 1"),
-        ("sweep:\n  grid: {seed: 3}\n", "line 6, sweep.grid.seed: 3 is not a list; write '- ' before each entry"),
+        (
+            "sweep:\n  grid: {seed: 3}\n",
+            "line 6, sweep.grid.seed: 3 is not a list; write [a, b], or '- ' before each entry",
+        ),
         ("sweep: {}\n", "line 5, sweep: has neither grid nor zip nor points; write for example"),
         ("sweep:\n  pints: [{seed: 1}]\n", "line 6, sweep.pints: unknown key; did you mean 'points'?"),
         ("sweep:\n  zip: [{}]\n", "line 6, sweep.zip[0]: {} is too short; write at least 1"),

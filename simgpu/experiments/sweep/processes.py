@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +17,7 @@ from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError
@@ -116,21 +118,21 @@ class _Pool:
             jobs, mp_context=context, initializer=_begin, initargs=(lifeline, sweep, work)
         )
         try:
-            with _interrupts_later():
+            with _interrupts_later(), _without_the_script():
                 ready = self._executor.submit(_ready)
             ready.result()
         except BaseException as error:
             self.end()
             if not isinstance(error, BrokenProcessPool):
                 raise
-            what = "cannot be started: a new process that imports this program ends at once"
-            remedy = "in a script, call run_sweep below `if __name__ == '__main__':`, or with jobs=1"
+            what = "cannot be started: a new process ends at once; the system may lack memory"
+            remedy = "run it with jobs=1, in this process"
             raise InputError.single("", "processes of a sweep", what, remedy) from error
 
     def run(self, point: int) -> Future[PointRows] | None:
         """Has a point run; None where the pool has lost a process."""
         try:
-            with _interrupts_later():
+            with _interrupts_later(), _without_the_script():
                 return self._executor.submit(_run, point)
         except BrokenProcessPool:
             return None
@@ -155,6 +157,20 @@ def _interrupts_later() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_the_script() -> Iterator[None]:
+    """A process that begins in the block does not import the script that is run here, which would run it once more.
+
+    Nothing that points are made of stands in it, so whoever calls this needs no `if __name__ == "__main__":`.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 _points: Points
