@@ -109,6 +109,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             show(what)
 
         yield say
+    insist()
 
 
 def _shown(quiet: bool) -> AbstractContextManager[Callable[[str], None]]:

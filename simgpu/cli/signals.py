@@ -20,6 +20,9 @@ ENDED_BY_SIGNAL = 128
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+#: Seconds after which a Ctrl-C comes again that was dropped.
+_SOON_S = 0.01
+
 _came = threading.Event()
 
 
@@ -36,6 +39,12 @@ def insist() -> None:
     """
     if _came.is_set() and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
+
+
+def _come_again() -> None:
+    """Ctrl-C once more, if the command is still under way."""
+    if _came.is_set():
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @contextmanager
@@ -55,16 +64,28 @@ def unwinding() -> Iterator[None]:
             os._exit(ENDED_BY_SIGNAL + number)
         sys.exit(ENDED_BY_SIGNAL + number)
 
+    dropped = sys.unraisablehook
+
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        # Where an object goes away, Python drops what is raised and goes on: then Ctrl-C comes again a little later.
+        if isinstance(unraisable.exc_value, KeyboardInterrupt) and _came.is_set():
+            threading.Timer(_SOON_S, _come_again).start()
+        else:
+            dropped(unraisable)
+
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
+    _came.clear()
     try:
         if before[signal.SIGINT] not in (signal.SIG_IGN, None):
             signal.signal(signal.SIGINT, interrupt)
+            sys.unraisablehook = again
         for number in _ENDING:
             if before[number] == signal.SIG_DFL:
                 signal.signal(number, end)
         yield
     finally:
-        _came.clear()
         for number, handler in before.items():
             if handler is not None:  # of a handler that was not set from Python nothing is known
                 signal.signal(number, handler)
+        sys.unraisablehook = dropped
+        _came.clear()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -177,7 +178,7 @@ def test_kill_unwinds_too(number: int, place: Path) -> None:
 def test_an_interrupt_that_was_lost_is_raised_again_at_the_next_step(request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with unwinding(), progress(quiet=True) as say:
+    with pytest.raises(KeyboardInterrupt), unwinding(), progress(quiet=True) as say:  # at the latest at its end
         say("a step")
         with suppress(KeyboardInterrupt):  # as compiled code does that drops what is raised within it
             signal.raise_signal(signal.SIGINT)
@@ -202,3 +203,16 @@ def test_a_command_within_a_program_leaves_its_signals_as_they_were(place: Path)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert simgpu("trace", "check", "chain").exit_code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_ctrl_c_that_python_drops_comes_again() -> None:
+    """What is raised while an object goes away is dropped; the command must end all the same."""
+
+    class Vanishing:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            sleep(0)  # here Python looks at signals
+
+    with pytest.raises(KeyboardInterrupt), unwinding():
+        Vanishing()
+        sleep(5)
