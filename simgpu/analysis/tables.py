@@ -7,7 +7,7 @@ live here: the numbers themselves (`simgpu.analysis.metrics`), or drawing on a t
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from simgpu.analysis.breakdown import shown_parts
 from simgpu.analysis.metrics import Metrics
@@ -106,11 +106,16 @@ def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """The same as an HTML table with a caption, for notebooks."""
+def table_html(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str, left: Collection[int] = ()) -> str:
+    """The same as an HTML table with a caption, for notebooks. left: columns of words; beside them no number breaks."""
+
+    def look(column: int) -> str:
+        words = " style='text-align:left'" if column in left else " style='white-space:nowrap'"
+        return words if left else ""
 
     def line(tag: str, texts: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
+        cells = (f"<{tag}{look(at)}>{html.escape(text)}</{tag}>" for at, text in enumerate(texts))
+        return "<tr>" + "".join(cells) + "</tr>"
 
     head, body = line("th", headings), "".join(line("td", row) for row in rows)
     return f"<table><caption>{html.escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"

@@ -45,7 +45,7 @@ class Answers(tuple[Answer, ...]):
         return table_text(ANSWER_HEADINGS, answer_rows(self))
 
     def _repr_html_(self) -> str:
-        return table_html(ANSWER_HEADINGS, answer_rows(self), "")
+        return table_html(ANSWER_HEADINGS, answer_rows(self), "what would help", left=(0, 3))
 
 
 def answer_rows(answers: Sequence[Answer]) -> list[tuple[str, ...]]:

@@ -132,8 +132,8 @@ class Explanation:
         return "\n\n".join((head, *tables))
 
     def _repr_html_(self) -> str:
-        tables = [table_html(LOSS_HEADINGS, self.loss_rows(_SHOWN), self.headline)] if self.losses else []
-        return "".join((*tables, table_html(PATH_HEADINGS, self.path_rows(), "critical path")))
+        tables = [table_html(LOSS_HEADINGS, self.loss_rows(_SHOWN), self.headline, left=(2,))] if self.losses else []
+        return "".join((*tables, table_html(PATH_HEADINGS, self.path_rows(), "critical path", left=(3, 4))))
 
 
 def explain_result(result: Result) -> Explanation:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -338,3 +340,15 @@ class TestCluster:
         monkeypatch.setitem(__import__("sys").modules, "distributed", None)
         with pytest.raises(MissingExtraError, match=r"needs distributed, .* its extra 'dask'"):
             run_sweep(small_sweep(1), dask="tcp://127.0.0.1:1")
+
+
+def test_a_script_runs_processes_without_a_guard_and_only_once(tmp_path: Path) -> None:
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import simgpu\n"
+        "print('run')\n"
+        "sweep = simgpu.load_sweep('memory-sweep', {'sweep.grid.budget': ['52 MiB']})\n"
+        "print(simgpu.run_sweep(sweep, jobs=2).counts['ok'])\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("run\n8\n", "")
