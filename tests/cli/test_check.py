@@ -191,6 +191,11 @@ def test_names_of_folders_are_those_of_scenarios_made_safe(study: Path, tmp_path
     assert [path.name for path in (tmp_path / "safe").iterdir()] == ["b"]
 
 
+def _hears_ctrl_c() -> None:
+    """Also where these tests run as a job in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(kept.rglob("*")) if path.is_file()}
     command = "from simgpu.cli import main; main(prog_name='simgpu')"
@@ -200,6 +205,7 @@ def test_an_interrupt_ends_with_130_and_leaves_what_was_stored(kept: Path) -> No
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=_hears_ctrl_c,
     )
     deadline = monotonic() + 60
     while not (kept / "quickstart").exists() and monotonic() < deadline:

@@ -205,8 +205,10 @@ def test_a_command_within_a_program_leaves_its_signals_as_they_were(place: Path)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_ctrl_c_that_python_drops_comes_again() -> None:
+def test_ctrl_c_that_python_drops_comes_again(request: pytest.FixtureRequest) -> None:
     """What is raised while an object goes away is dropped; the command must end all the same."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     class Vanishing:
         def __del__(self) -> None:
