@@ -63,7 +63,7 @@ def _without_scenario(points: Points, point: int, error: Exception) -> PointRows
     rows = []
     for written in points.policies(point):
         try:
-            policy: Row = _policy(made_policy(written))  # type: ignore[arg-type]
+            policy: Row = _policy(made_policy(written))  # type: ignore[arg-type]  # whatever it is, it may be no policy
         except Exception:
             policy = {"policy": str(written)}
         rows.append({**policy, **told})

@@ -117,11 +117,11 @@ def table_rows(sweep: Sweep, kept: Kept) -> Iterator[dict[str, Any]]:
             yield {"point": point, **values, **row}
 
 
-def _cell(value: object, kind: Kind) -> Any:
+def _cell(value: Any, kind: Kind) -> Any:
     if value is None:
         return None
     if kind == "float":
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     return value if kind != "text" or isinstance(value, str) else json.dumps(value, default=str)
 
 
