@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from simgpu.experiments.sweep.point import OK, PointRows
-from simgpu.experiments.sweep.processes import in_processes
+from simgpu.experiments.processes import in_processes
+from simgpu.experiments.sweep.point import OK, PointRows, died
 from simgpu.experiments.sweep.run import carry_out, run_sweep
 from simgpu.scenario.load_sweep import make_sweep
 from simgpu.scenario.sweep import Points, Sweep
@@ -125,7 +125,7 @@ def test_memory_stays_flat_over_a_hundred_thousand_points(tmp_path: Path, report
                 tables.clear()
 
         running: list[float] = []
-        engine = partial(in_processes, sweep, jobs=2, work=stub)
+        engine = partial(in_processes, sweep, jobs=2, work=stub, died=died)
         result = carry_out(sweep, engine, folder=tmp_path / "sweep", progress=progress)
         whole = time.perf_counter() - begin
     assert result.counts["ok"] == STUB_POINTS

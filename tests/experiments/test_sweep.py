@@ -15,9 +15,10 @@ from pytest_regressions.file_regression import FileRegressionFixture
 
 import simgpu
 from simgpu.errors import InputError, MissingExtraError
+from simgpu.experiments.processes import in_processes, in_this_process
 from simgpu.experiments.sweep import cluster, folder, point
 from simgpu.experiments.sweep.cluster import on_cluster
-from simgpu.experiments.sweep.processes import in_processes, in_this_process
+from simgpu.experiments.sweep.point import died, run_point
 from simgpu.experiments.sweep.run import carry_out, run_sweep
 from simgpu.scenario.load_sweep import load_sweep, make_sweep
 from simgpu.trace.chain import chain
@@ -107,7 +108,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
     sweep, ran = small_sweep(), []
 
     def stopping(at: int, points: object) -> object:
-        for number, found in enumerate(in_this_process(sweep, points)):  # type: ignore[arg-type]
+        for number, found in enumerate(in_this_process(sweep, points, run_point)):  # type: ignore[arg-type]
             if number == at:
                 raise KeyboardInterrupt
             ran.append(found.point)
@@ -184,7 +185,7 @@ def test_what_shows_only_with_everything_loaded_is_told_of_its_point(tmp_path: P
 @pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
 def test_a_point_that_ends_its_process_ends_no_other(tmp_path: Path, work: object, dead: int) -> None:
     sweep = small_sweep(5)
-    engine = partial(in_processes, sweep, jobs=2, work=work)
+    engine = partial(in_processes, sweep, jobs=2, work=work, died=died)
     result = carry_out(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
     assert result.counts == {"ok": 4, "out of memory": 0, "refused": 0, "error": 1}
     (row,) = (row for row in result.rows() if row["outcome"] == "error")
@@ -195,7 +196,7 @@ def test_a_point_that_ends_its_process_ends_no_other(tmp_path: Path, work: objec
 
 def test_few_points_are_under_way_at_any_time() -> None:
     sweep, given = small_sweep(200), []
-    finished = in_processes(sweep, (given.append(number) or number for number in range(200)), jobs=2)
+    finished = in_processes(sweep, (given.append(number) or number for number in range(200)), 2, run_point, died)
     next(finished)
     assert len(given) <= 2 * 2 + 1
     finished.close()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu import __version__
 from simgpu.errors import InputError, MissingExtraError, Problem
-from simgpu.experiments.sweep.point import PointRows, died, run_point
-from simgpu.experiments.sweep.processes import AHEAD, Work
+from simgpu.experiments.processes import AHEAD
+from simgpu.experiments.sweep.point import PointRows, Work, died, run_point
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -1,14 +1,14 @@
 """One point of a sweep, run under its policies: rows of plain data, whatever becomes of it.
 
-Lives here: `run_point`. Does not live here: which points run where (`simgpu.experiments.sweep.processes` and its
-neighbours), or how rows become a table (`simgpu.experiments.sweep.table`).
+Lives here: `run_point`. Does not live here: which points run where (`simgpu.experiments.processes`,
+`simgpu.experiments.sweep.cluster`), or how rows become a table (`simgpu.experiments.sweep.table`).
 """
 
 from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,10 @@ class PointRows:
     point: int
     again: bool
     rows: tuple[Row, ...]
+
+
+#: What runs one point.
+Work = Callable[["Points", int], PointRows]
 
 
 def run_point(points: Points, point: int) -> PointRows:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError
+from simgpu.experiments.processes import in_processes, in_this_process
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.folder import abandon, forget_results, open_store, write_results
-from simgpu.experiments.sweep.point import OUTCOMES, PointRows
-from simgpu.experiments.sweep.processes import in_processes, in_this_process
+from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
@@ -111,7 +111,9 @@ def run_sweep(
     def engine(points: Iterable[int]) -> Generator[PointRows, None, None]:
         if dask is not None:
             return on_cluster(sweep, points, dask)
-        return in_this_process(sweep, points) if jobs == 1 else in_processes(sweep, points, jobs)
+        if jobs == 1:
+            return in_this_process(sweep, points, run_point)
+        return in_processes(sweep, points, jobs, run_point, died)
 
     return carry_out(sweep, engine, folder=folder, restart=restart, progress=progress)
 

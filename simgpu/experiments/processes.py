@@ -1,7 +1,7 @@
-"""Points in processes of this machine, or in this one.
+"""Numbered points of work in processes of this machine, or in this one.
 
-Lives here: who runs which point, and what becomes of a point whose process dies. Does not live here: running one
-(`simgpu.experiments.sweep.point`), or a cluster (`simgpu.experiments.sweep.cluster`).
+Lives here: who runs which point, and what becomes of a point whose process dies. Does not live here: what a point is
+(`simgpu.experiments.sweep.point`, `simgpu.reproduction.tasks`), or a cluster (`simgpu.experiments.sweep.cluster`).
 """
 
 from __future__ import annotations
@@ -18,41 +18,55 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
 from simgpu.errors import InputError
-from simgpu.experiments.sweep.point import PointRows, died, run_point
 
-if TYPE_CHECKING:
-    from simgpu.scenario.sweep import Points, Sweep
+Found = TypeVar("Found")
+Opened = TypeVar("Opened")
+Opened_co = TypeVar("Opened_co", covariant=True)
 
-#: What runs one point.
-Work = Callable[["Points", int], PointRows]
+
+class Pointed(Protocol[Opened_co]):
+    """What has points; it travels to each process, and is opened there once."""
+
+    def points(self) -> Opened_co:
+        """The points, to be run by their number."""
+
+
+#: What a point whose process died gives: its number, and what is told of it.
+Died = Callable[[int, str], Found]
 
 #: Points given out for each process: one that runs and one that follows.
 AHEAD = 2
 _DIED = "the process that ran it died: the system may have ended it for lack of memory"
 
 
-def in_this_process(sweep: Sweep, points: Iterable[int], work: Work = run_point) -> Generator[PointRows, None, None]:
+def in_this_process(
+    whole: Pointed[Opened], points: Iterable[int], work: Callable[[Opened, int], Found]
+) -> Generator[Found, None, None]:
     """Runs the points one after the other."""
-    opened = sweep.points()
+    opened = whole.points()
     for point in points:
         yield work(opened, point)
 
 
 def in_processes(
-    sweep: Sweep, points: Iterable[int], jobs: int, work: Work = run_point
-) -> Generator[PointRows, None, None]:
+    whole: Pointed[Opened],
+    points: Iterable[int],
+    jobs: int,
+    work: Callable[[Opened, int], Found],
+    died: Died[Found],
+) -> Generator[Found, None, None]:
     """Runs the points in so many processes, and gives each as it finishes; few are under way at any time.
 
     When a process dies, all others of its pool are lost with it. Then the points that were under way run alone, one
     after the other: of one that dies again, this is what is told.
     """
     remaining = iter(points)
-    pool = _Pool(sweep, jobs, work)
+    pool = _Pool(whole, jobs, work)
     try:
-        running: dict[Future[PointRows], int] = {}
+        running: dict[Future[Found], int] = {}
         while True:
             suspects = []
             for point in islice(remaining, AHEAD * jobs - len(running)):
@@ -79,27 +93,29 @@ def in_processes(
                         yield found
                 running.clear()
                 pool.end()
-                yield from _one_by_one(sweep, sorted(suspects), work)
-                pool = _Pool(sweep, jobs, work)
+                yield from _one_by_one(whole, sorted(suspects), work, died)
+                pool = _Pool(whole, jobs, work)
     finally:
         pool.end()
 
 
-def _one_by_one(sweep: Sweep, points: Iterable[int], work: Work) -> Generator[PointRows, None, None]:
-    pool = _Pool(sweep, 1, work)
+def _one_by_one(
+    whole: Pointed[Opened], points: Iterable[int], work: Callable[[Opened, int], Found], died: Died[Found]
+) -> Generator[Found, None, None]:
+    pool = _Pool(whole, 1, work)
     try:
         for point in points:
             future = pool.run(point)
             found = None if future is None else _outcome(future)
             if found is None:
                 pool.end()
-                pool = _Pool(sweep, 1, work)
-            yield found or died(point, _DIED)
+                pool = _Pool(whole, 1, work)
+            yield died(point, _DIED) if found is None else found
     finally:
         pool.end()
 
 
-def _outcome(future: Future[PointRows]) -> PointRows | None:
+def _outcome(future: Future[Found]) -> Found | None:
     """What a point gave, None where its process died."""
     try:
         return future.result()
@@ -107,15 +123,15 @@ def _outcome(future: Future[PointRows]) -> PointRows | None:
         return None
 
 
-class _Pool:
+class _Pool(Generic[Found]):
     """Processes that end when they are told to, or when this one ends in any way."""
 
-    def __init__(self, sweep: Sweep, jobs: int, work: Work) -> None:
+    def __init__(self, whole: Pointed[Opened], jobs: int, work: Callable[[Opened, int], Found]) -> None:
         context = get_context("spawn")
         # Nothing is ever sent: that the end which is held here closes is what the processes wait for.
         lifeline, self._held = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=_begin, initargs=(lifeline, sweep, work)
+            jobs, mp_context=context, initializer=_begin, initargs=(lifeline, whole, work)
         )
         try:
             with _interrupts_later(), _without_the_script():
@@ -127,9 +143,9 @@ class _Pool:
                 raise
             what = "cannot be started: a new process ends at once; the system may lack memory"
             remedy = "run it with jobs=1, in this process"
-            raise InputError.single("", "processes of a sweep", what, remedy) from error
+            raise InputError.single("", "processes", what, remedy) from error
 
-    def run(self, point: int) -> Future[PointRows] | None:
+    def run(self, point: int) -> Future[Found] | None:
         """Has a point run; None where the pool has lost a process."""
         try:
             with _interrupts_later(), _without_the_script():
@@ -173,16 +189,16 @@ def _without_the_script() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-_points: Points
-_work: Work
+_points: Any
+_work: Callable[[Any, int], Any]
 
 
-def _begin(lifeline: Connection, sweep: Sweep, work: Work) -> None:
+def _begin(lifeline: Connection, whole: Pointed[Opened], work: Callable[[Opened, int], Found]) -> None:
     """Makes a new process ready for points."""
     global _points, _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a process does not begin with it blocked
     Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    _points, _work = sweep.points(), work
+    _points, _work = whole.points(), work
 
 
 def _end_with(lifeline: Connection) -> None:
@@ -195,5 +211,5 @@ def _ready() -> None:
     """Shows that a process has started."""
 
 
-def _run(point: int) -> PointRows:
+def _run(point: int) -> Any:
     return _work(_points, point)
