@@ -20,7 +20,7 @@ FLOORS = {
     4: ("policies", "machine", "parallel", "remarks", "tasks"),
     5: ("simulation", "result"),
     6: ("scenario", "experiments", "explain"),
-    7: ("testing", "report"),
+    7: ("testing", "report", "reproduction"),
     8: ("cli",),
     9: ("__main__",),
 }

@@ -20,6 +20,7 @@ COMMANDS = {
     "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
     "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
     "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
+    "reproduce": ("simgpu.cli.reproduce:reproduce", "Simulate what papers claim, and show both numbers."),
     "sweep": ("simgpu.cli.sweep:sweep", "Run a scenario at many points, kept as they finish."),
     "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
     "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),

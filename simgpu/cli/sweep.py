@@ -120,10 +120,13 @@ def cores() -> int:
 
 
 class Count:
-    """How far a sweep has come, in words."""
+    """How far a sweep, or other work of many parts, has come, in words."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, of: str = "points", last: str = "writing the tables"
+    ) -> None:
         self.done = 0
+        self._of, self._last = of, last
         self._clock = clock
         self._moments: deque[tuple[float, int]] = deque(maxlen=_MOMENTS)
 
@@ -140,9 +143,9 @@ class Count:
         if not self._moments or now - self._moments[-1][0] >= _APART_S:
             self._moments.append((now, done))
         since, before = self._moments[0]
-        text = f"points {bar(done / total)} {done} of {total}"
+        text = f"{self._of} {bar(done / total if total else 1)} {done} of {total}"
         if done == total:
-            return f"{text}, writing the tables"
+            return f"{text}, {self._last}"
         if done == before or now <= since:
             return text
         rate = (done - before) / (now - since)

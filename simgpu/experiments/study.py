@@ -30,6 +30,15 @@ STUDY_REPORT_SCHEMA = "simgpu.study-report/1"
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
+def aggregate(of: str, values: list[float]) -> float | None:
+    """The mean, min or max of values, the mean of those of a trace; None of none.
+
+    >>> aggregate("max", [1.0, 3.0]), aggregate("VGG16", [3.0]), aggregate("mean", [])
+    (3.0, 3.0, None)
+    """
+    return _AGGREGATES.get(of, fmean)(values) if values else None
+
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """A published number and ours.
@@ -123,20 +132,31 @@ class StudyResult:
 
     def beside(self) -> tuple[Beside, ...]:
         """Every published number with ours."""
-        return tuple(map(self._beside, self.study.published))
+        return tuple(map(self.compared_with, self.study.published))
 
-    def _beside(self, row: Published) -> Beside:
-        if row.memory is not None:
-            found = {trace: [self._of_memory(row, trace)] for trace in self.study.traces}
-            each = 1
-        else:
-            found = self.values(row.measure, row.run, row.over, row.without)
-            each = len(self._pairs(row.run, row.over))
+    def compared_with(self, row: Published) -> Beside:
+        """A published number with ours."""
+        each = 1 if row.memory is not None else len(self._pairs(row.run, row.over))
         asked = self._told_of(row.measure, row.of, row.without)
-        of = {trace: found[trace] for trace in asked if trace in found}
+        of = self.values_of(row)
         values = [value for told in of.values() for value in told]
-        ours = self._of_sums(row, of) if row.of == "sum" else _AGGREGATES.get(row.of, fmean)(values) if values else None
+        ours = self._of_sums(row, of) if row.of == "sum" else aggregate(row.of, values)
         return Beside(row, ours, len(of), len(values), len(asked), each * len(asked))
+
+    def values_of(self, row: Published) -> dict[str, list[float]]:
+        """The values that a published number is of by trace, where there are any; several where a sweep is told of."""
+        told = self._told_of(row.measure, row.of, row.without)
+        if row.memory is not None:
+            return {trace: [self._of_memory(row, trace)] for trace in told}
+        found = self.values(row.measure, row.run, row.over, row.without)
+        return {trace: found[trace] for trace in told if trace in found}
+
+    def cells_of(self, row: Published) -> list[tuple[str, str]]:
+        """The labels of trace and run of every cell that a published number is told from."""
+        networks, labels = self.study.networks, self._told_of(row.measure, row.of, row.without)
+        traces = [trace for label in labels for trace in networks.get(label, (label,))]
+        runs = dict.fromkeys(run for pair in self._pairs(row.run, row.over) for run in pair if run)
+        return [(trace, run) for trace in traces for run in runs]
 
     def _of_sums(self, row: Published, traces: Iterable[str]) -> float | None:
         """The sum over traces of what a measure divides, over the sum of what it is divided by."""

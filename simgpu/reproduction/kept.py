@@ -1,0 +1,110 @@
+"""Finished work on disk, so that nothing runs twice: a file a task, of this very program and these inputs alone.
+
+Lives here: `Kept`. Does not live here: what tasks are (`simgpu.reproduction.tasks`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from simgpu import __version__
+from simgpu.errors import InputError
+from simgpu.shipped import Kind, shipped_folder
+from simgpu.whole import unwritable, whole_file
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
+#: What decides results beside simgpu's own files.
+_LIBRARIES = ("numpy", "simpy", "scikit-learn", "scipy", "bayesian-optimization", "numba", "lz4")
+#: What decides no result: how results are asked for, judged and shown.
+_SHOWING = ("cli/", "report/", "testing/", "explain/", "reproduction/")
+_MARK = "simgpu-reproduction"
+
+
+@lru_cache
+def fingerprint() -> str:
+    """A hash of what decides results: simgpu's code, what ships with it, and the libraries that it computes with.
+
+    Without the checks, of which each task tells by itself (`simgpu.reproduction.tasks`).
+    """
+    found = hashlib.sha256(__version__.encode())
+    for path, root in _inputs():
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for library in _LIBRARIES:
+        found.update(f"{library} {_version(library)}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def _inputs() -> Iterator[tuple[Path, Path]]:
+    for path in sorted(_PACKAGE.rglob("*")):
+        inside = path.relative_to(_PACKAGE).as_posix()
+        if path.is_file() and path.suffix != ".pyc" and not inside.startswith((*_SHOWING, "_shipped")):
+            yield path, _PACKAGE
+    for kind in _KINDS:
+        folder = shipped_folder(kind)
+        yield from ((path, folder) for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".png")
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library) if find_spec(library.replace("-", "_")) or library == "scikit-learn" else ""
+    except PackageNotFoundError:
+        return ""
+
+
+class Kept:
+    """Results by key: in memory, and in a folder where one is given. Results of another simgpu go when it is opened.
+
+    Raises `InputError` where the folder holds something else or cannot be written.
+    """
+
+    def __init__(self, folder: Path | None = None, *, restart: bool = False) -> None:
+        self._found: dict[str, object] = {}
+        self._folder = None if folder is None else folder / fingerprint()
+        if folder is None or self._folder is None:
+            return
+        try:
+            if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
+                what = "holds files that are not from a reproduction of simgpu"
+                raise InputError.single(folder, "", what, "choose another folder with -o")
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (folder / _MARK).touch()
+            for old in folder.iterdir():
+                if old.is_dir() and (restart or old != self._folder):
+                    shutil.rmtree(old)
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+
+    def get(self, key: str) -> object | None:
+        """What was found under a key, None where nothing was."""
+        if key in self._found or self._folder is None:
+            return self._found.get(key)
+        try:
+            document = json.loads(self._file(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if document.get("key") != key:
+            return None
+        self._found[key] = document["found"]
+        return self._found[key]
+
+    def put(self, key: str, found: object) -> None:
+        """Keeps a result, whole or, where the process dies meanwhile, not at all."""
+        text = json.dumps({"key": key, "found": found}, allow_nan=False)
+        # As it would be read back: tuples as lists, whoever ran it.
+        self._found[key] = json.loads(text)["found"]
+        if self._folder is not None:
+            with whole_file(self._file(key)) as part:
+                part.write_text(text, encoding="utf-8")
+
+    def _file(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,164 @@
+"""What came of claims: values beside values, verdicts, and what moves those that are off.
+
+Lives here: `Reproduction` and its parts, as plain values. Does not live here: running them
+(`simgpu.reproduction.reproduce`), their texts (`simgpu.reproduction.tables`), or the page (`simgpu.reproduction.page`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from simgpu.reproduction.verdicts import Judgement, Simulated, Verdict, worst
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from simgpu.reproduction.claims import Claim
+    from simgpu.reproduction.claims_file import AssumptionSection, PartSection
+    from simgpu.reproduction.recordings import Recordings
+
+REPRODUCTION_SCHEMA = "simgpu.reproduction/1"
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutcome:
+    """A part of a claim beside what is simulated; simulated: None where there is no value."""
+
+    part: PartSection
+    simulated: Simulated | None
+    judged: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An assumption changed: its label, and the parts of the claim then, by name."""
+
+    label: str
+    parts: Mapping[str, PartOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What an assumption does to a claim."""
+
+    name: str
+    assumption: AssumptionSection
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOutcome:
+    """A claim with its parts and, where they were run, the experiments on its causes."""
+
+    claim: Claim
+    parts: tuple[PartOutcome, ...]
+    experiments: tuple[Experiment, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the worst part; of what cannot be simulated only where nothing can."""
+        return worst(part.judged.verdict for part in self.parts)
+
+    @property
+    def met(self) -> bool:
+        """Whether it holds, or is within 10%."""
+        return self.verdict in (Verdict.HOLDS, Verdict.CLOSE)
+
+
+@dataclass(frozen=True, repr=False)
+class Reproduction:
+    """Claims beside what is simulated. Prints as a table; `frame` has one row a part.
+
+    recordings: how `ideal` and managed runs compare with recordings; None where that was not asked for.
+    """
+
+    claims: tuple[ClaimOutcome, ...]
+    recordings: Recordings | None = field(default=None)
+
+    def counts(self, paper: str = "", *, fitted: bool | None = None) -> dict[Verdict, int]:
+        """How many claims have which verdict; of one paper by its key, of fitted ones or of predictions alone."""
+        found = Counter(
+            each.verdict
+            for each in self.claims
+            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted)
+        )
+        return {verdict: found[verdict] for verdict in Verdict}
+
+    def __getitem__(self, id_: str) -> ClaimOutcome:
+        """The outcome of a claim by its id; `KeyError` for one that is not among these."""
+        for each in self.claims:
+            if each.claim.id == id_:
+                return each
+        raise KeyError(id_)
+
+    def frame(self) -> pd.DataFrame:
+        """One row a part of a claim: claim, part, kind, fitted, published, simulated, ratio, verdict, told."""
+        import pandas as pd
+
+        return pd.DataFrame([row for each in self.claims for row in _rows(each)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {
+            "schema": REPRODUCTION_SCHEMA,
+            "claims": [_claim(each) for each in self.claims],
+            "counts": {
+                which: {str(verdict): count for verdict, count in self.counts(fitted=fitted).items()}
+                for which, fitted in (("fitted", True), ("predicted", False))
+            },
+            "recordings": None if self.recordings is None else self.recordings.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        from simgpu.reproduction.tables import reproduction_text
+
+        return reproduction_text(self)
+
+
+def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
+    claim = outcome.claim
+    about = {"claim": claim.id, "paper": claim.paper.name, "kind": claim.kind, "fitted": claim.fitted}
+    return [about | _part(part, claim.section.unit) for part in outcome.parts]
+
+
+def _part(outcome: PartOutcome, unit: str) -> dict[str, Any]:
+    part, judged = outcome.part, outcome.judged
+    rule = isinstance(outcome.simulated, Mapping)
+    return {
+        "part": part.name,
+        "unit": unit,
+        "published": part.value,
+        "simulated": None if rule else outcome.simulated,
+        "ratio": judged.ratio,
+        "verdict": str(judged.verdict),
+        "told": judged.told,
+    }
+
+
+def _claim(outcome: ClaimOutcome) -> dict[str, Any]:
+    claim, section = outcome.claim, outcome.claim.section
+    return {
+        "id": claim.id,
+        "paper": claim.paper.name,
+        "where": section.where,
+        "states": section.states,
+        "kind": claim.kind,
+        "inferred": section.inferred,
+        "fit": section.fit,
+        "verdict": str(outcome.verdict),
+        "parts": [_part(part, section.unit) | {"note": part.part.note} for part in outcome.parts],
+        "experiments": [
+            {
+                "name": experiment.name,
+                "says": experiment.assumption.says,
+                "steps": [
+                    {"label": step.label, "parts": [_part(part, section.unit) for part in step.parts.values()]}
+                    for step in experiment.steps
+                ],
+            }
+            for experiment in outcome.experiments
+        ],
+    }

@@ -1,0 +1,166 @@
+"""The claims of papers, simulated and judged.
+
+Lives here: `reproduce`. Does not live here: what a part of a claim needs and is worth (`simgpu.reproduction.answers`),
+or who runs it (`simgpu.experiments.processes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from simgpu.experiments.processes import in_processes, in_this_process
+from simgpu.reproduction.answers import (
+    AS_IT_IS,
+    Changed,
+    NotRunError,
+    figure_check,
+    simulated,
+    study_tasks,
+    tasks_of,
+)
+from simgpu.reproduction.claims import Claim, Paper, select
+from simgpu.reproduction.claims_file import AssumptionSection, PartSection
+from simgpu.reproduction.kept import Kept
+from simgpu.reproduction.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.reproduction.tasks import Done, Groups, Task, run_group
+from simgpu.reproduction.verdicts import Judgement, Verdict, judge
+
+#: Told how many tasks are finished, and of how many.
+Progress = Callable[[int, int], None]
+
+
+def reproduce(
+    what: str | Iterable[str] = (),
+    *,
+    quick: bool = False,
+    causes: bool = False,
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Simulates the claims of papers and puts them beside what is published.
+
+    what: papers by their key (``cswap``), claims by their id or its beginning up to a dot; all without any. quick:
+    only those that take seconds together. causes: of claims that are off, also what moves them. folder: where finished
+    work is kept, and found again. jobs: processes, 1 for none but this one. restart: forget what the folder has.
+    progress: told how many tasks are finished, of how many.
+
+    Raises `InputError` for what is no claim, and for a folder that holds something else.
+
+    >>> found = reproduce("cdma.batches")
+    >>> print(found["cdma.batches"].verdict)
+    holds
+    """
+    return Run(select([what] if isinstance(what, str) else what, quick=quick), folder, restart).outcome(
+        causes=causes, jobs=jobs, progress=progress
+    )
+
+
+class Run:
+    """Claims on their way: what of them has run."""
+
+    def __init__(self, claims: Sequence[Claim], folder: str | Path | None = None, restart: bool = False) -> None:
+        self.claims = tuple(claims)
+        self.kept = Kept(None if folder is None else Path(folder), restart=restart)
+        self.failed: dict[str, str] = {}
+
+    def outcome(
+        self, *, causes: bool, figures: bool = False, jobs: int = 1, progress: Progress | None = None
+    ) -> Reproduction:
+        """Runs what has yet to run, in so many processes. figures: also what only figures show."""
+        tasks = [task for claim in self.claims for part in claim.parts for task in tasks_of(claim, part)]
+        if causes:
+            tasks += [task for claim in self.claims for task in _experiment_tasks(claim)]
+        if figures:
+            tasks += [task for paper in self.papers for task in figure_tasks(paper)]
+        self._carry_out(tasks, jobs, progress)
+        return Reproduction(tuple(self._outcome(claim, causes) for claim in self.claims))
+
+    @property
+    def papers(self) -> tuple[Paper, ...]:
+        """Those that the claims are of."""
+        return tuple(dict.fromkeys(claim.paper for claim in self.claims))
+
+    def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
+        wanted = dict.fromkeys(tasks)
+        left = Groups.of(task for task in wanted if self.kept.get(task.key) is None)
+        done, total = len(wanted) - sum(map(len, left.groups)), len(wanted)
+        if progress:
+            progress(done, total)
+        points = range(len(left.groups))
+        workers = min(jobs, len(points))
+        finished = (
+            in_processes(left, points, workers, run_group, _died)
+            if workers > 1
+            else in_this_process(left, points, run_group)
+        )
+        with closing(finished):
+            for group in finished:
+                self._keep(group, left)
+                done += len(left.groups[group.group])
+                if progress:
+                    progress(done, total)
+
+    def _keep(self, done: Done, groups: Groups) -> None:
+        for key, found in done.found.items():
+            self.kept.put(key, found)
+        self.failed |= done.failed or {}
+        for task in groups.groups[done.group]:
+            if task.key not in done.found:
+                self.failed.setdefault(task.key, done.failed.get("", "did not run"))
+
+    def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
+        parts = tuple(self._part(claim, part) for part in claim.parts)
+        found = ClaimOutcome(claim, parts)
+        if not causes or found.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
+            return found
+        return ClaimOutcome(claim, parts, tuple(self._experiments(claim)))
+
+    def _experiments(self, claim: Claim) -> Iterator[Experiment]:
+        for name in claim.section.causes:
+            assumption = claim.paper.assumptions[name]
+            steps = tuple(
+                Step(
+                    label,
+                    {part.name: self._part(claim, part, Changed.of(step)) for part in moved_parts(claim, assumption)},
+                )
+                for label, step in assumption.steps.items()
+            )
+            yield Experiment(name, assumption, steps)
+
+    def _part(self, claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> PartOutcome:
+        try:
+            value = simulated(claim, part, self.kept, self.failed, changed)
+        except NotRunError as error:
+            return PartOutcome(part, None, Judgement(Verdict.FAILED, told=str(error)))
+        return PartOutcome(part, value, judge(part, value))
+
+
+def moved_parts(claim: Claim, assumption: AssumptionSection) -> list[PartSection]:
+    """The parts of a claim that an experiment tells of."""
+    return [part for part in claim.parts if not part.cannot and (not assumption.parts or part.name in assumption.parts)]
+
+
+def _experiment_tasks(claim: Claim) -> Iterator[Task]:
+    for name in claim.section.causes:
+        assumption = claim.paper.assumptions[name]
+        for step in assumption.steps.values():
+            for part in moved_parts(claim, assumption):
+                yield from tasks_of(claim, part, Changed.of(step))
+
+
+def figure_tasks(paper: Paper) -> Iterator[Task]:
+    """What a paper's figures show."""
+    for figure in paper.figures:
+        if figure.study is not None:
+            yield from study_tasks(paper, figure.study)
+        elif figure.check is not None:
+            yield figure_check(paper, figure.check)
+
+
+def _died(group: int, why: str) -> Done:
+    failed: Mapping[str, str] = {"": why}
+    return Done(group, {}, dict(failed))

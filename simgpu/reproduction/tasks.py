@@ -1,0 +1,185 @@
+"""What claims need to have run: cells of studies and checks, each known by a key, in groups that share what they load.
+
+Lives here: `Cell`, `Memory` and `Check`, and running them. Does not live here: what becomes of their results
+(`simgpu.reproduction.answers`), or where these are kept (`simgpu.reproduction.kept`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simgpu.errors import MissingExtraError, SimgpuError
+
+if TYPE_CHECKING:
+    from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.scenario.study import Study
+
+
+def written(values: Mapping[str, object]) -> str:
+    """Changes as a text by which they are told apart.
+
+    >>> written({"epochs": [0], "a": 1})
+    '{"a": 1, "epochs": [0]}'
+    """
+    return json.dumps(dict(values), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """A run of a study on a trace; changes: to the study, as `written` has them."""
+
+    study: str
+    changes: str
+    trace: str
+    run: str
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What runs together, since it loads the same."""
+        return ("study", self.study, self.changes, self.trace)
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from everything else."""
+        return "\n".join((*self.group, self.run))
+
+    def work(self) -> object:
+        """Its numbers as plain data."""
+        from simgpu.experiments.study_runs import cell_of
+
+        study = loaded(self.study, self.changes)
+        (run,) = (run for run in study.runs if run.label == self.run)
+        return asdict(cell_of(study, self.trace, run))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Memory:
+    """Amounts of memory that a trace of a study needs."""
+
+    study: str
+    changes: str
+    trace: str
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What runs together, since it loads the same."""
+        return ("study", self.study, self.changes, self.trace)
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from everything else."""
+        return "\n".join(("memory", *self.group))
+
+    def work(self) -> object:
+        """Bytes by the names of `simgpu.experiments.study_memory`."""
+        from simgpu.experiments.study_memory import memory_of
+
+        return memory_of(loaded(self.study, self.changes).traces[self.trace])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Check:
+    """A function of `simgpu.reproduction.checks`; arguments: as `written` has them."""
+
+    paper: str
+    name: str
+    arguments: str = "{}"
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What runs together: this alone."""
+        return ("check", self.paper, self.name, self.arguments)
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from everything else, also from what it was before its module changed."""
+        return "\n".join((*self.group, _source(self.paper)))
+
+    def work(self) -> object:
+        """What it finds, by name."""
+        return checks(self.paper)[self.name](**json.loads(self.arguments))
+
+
+Task = Cell | Memory | Check
+
+
+def checks(paper: str) -> Mapping[str, Any]:
+    """A paper's checks by name."""
+    found: Mapping[str, Any] = import_module(f"simgpu.reproduction.checks.{paper}").CHECKS
+    return found
+
+
+@lru_cache
+def _source(paper: str) -> str:
+    """A hash of the modules that a paper's checks stand in."""
+    folder = Path(str(files("simgpu.reproduction") / "checks"))
+    found = hashlib.sha256()
+    for path in sorted((*folder.glob(f"{paper}*.py"), folder / "found.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4)
+def loaded(study: str, changes: str) -> Study:
+    """A study with its changes, once for all that runs in this process."""
+    from simgpu.scenario.load_study import load_study
+
+    return load_study(study, json.loads(changes))
+
+
+def restored(cell: Mapping[str, Any]) -> StudyCell:
+    """The numbers of a run from what `Cell.work` gave, or from the same read back from JSON."""
+    from simgpu.experiments.study_measures import Cell as StudyCell
+
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in cell.items()}
+    return StudyCell(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A group that has run. found: by key; failed: why, by key, where something broke or is missing."""
+
+    group: int
+    found: dict[str, object]
+    failed: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Tasks in groups; a process runs a group at a time."""
+
+    groups: tuple[tuple[Task, ...], ...]
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task]) -> Groups:
+        """The tasks without those given twice; in the order in which their groups first appear."""
+        found: dict[tuple[str, ...], dict[Task, None]] = {}
+        for task in tasks:
+            found.setdefault(task.group, {})[task] = None
+        return cls(tuple(map(tuple, found.values())))
+
+    def points(self) -> Groups:
+        """What a process is given."""
+        return self
+
+
+def run_group(groups: Groups, number: int) -> Done:
+    """Runs the tasks of a group, whatever becomes of each."""
+    found: dict[str, object] = {}
+    failed: dict[str, str] = {}
+    for task in groups.groups[number]:
+        try:
+            found[task.key] = task.work()
+        except (SimgpuError, MissingExtraError) as error:
+            failed[task.key] = str(error)
+        except Exception as error:
+            failed[task.key] = f"{type(error).__name__}: {error}"
+    return Done(number, found, failed)
