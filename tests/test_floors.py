@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "simgpu"
 
 FLOORS = {
-    0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "validation"),
+    0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "validation", "webpage"),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search", "evaluate", "buddy"),

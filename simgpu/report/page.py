@@ -3,14 +3,11 @@
 Lives here: what goes into `resources/page.html.j2`. Does not live here: what is told (the other modules of this room),
 or files (`simgpu.report.writing`).
 
-Nothing of the page comes from elsewhere: its policy (Content-Security-Policy) forbids every request, and allows the one
-script by its hash. Whatever a user may have named is text: the template escapes, and in the data no ``<`` remains.
+Whatever a user may have named is text: the template escapes, and in the data no ``<`` remains.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,6 +19,7 @@ from simgpu.report.columns import page_data
 from simgpu.report.header import facts, policies
 from simgpu.report.recorded import Recorded
 from simgpu.report.time_bars import shown_looks, time_bars
+from simgpu.webpage.page import filled, in_one_function
 
 #: In this order within one function: each may use what stands before it.
 SCRIPTS = (
@@ -50,14 +48,14 @@ def page(recorded: Recorded, perfetto: Mapping[str, str]) -> str:
 
     Raises `InputError` for what `simgpu.report.columns.page_data` refuses. The same run gives the same text.
     """
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     entries = [ran.entry for ran in recorded.runs]
     bars = time_bars(entries)
-    script = _script()
-    text: str = environment.from_string(_resource("page.html.j2")).render(
+    return filled(
+        _resource("page.html.j2"),
+        style=_resource("style.css"),
+        script=in_one_function(map(_resource, SCRIPTS)),
         title=recorded.title,
         origin=recorded.info.origin.value,
         provenance=recorded.info.provenance,
@@ -68,24 +66,14 @@ def page(recorded: Recorded, perfetto: Mapping[str, str]) -> str:
         looks=shown_looks(bars),
         shown=[ran for ran in recorded.runs if ran.timeline is not None],
         perfetto=perfetto,
-        style=Markup(_resource("style.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=Markup(_embedded(page_data(recorded))),
     )
-    return text
 
 
 def _embedded(data: Any) -> str:
     """JSON that ends no script element and opens no comment, whatever its texts hold."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-@lru_cache(maxsize=1)
-def _script() -> str:
-    """All modules in one function, so that they share names with each other and with nothing else."""
-    return '(() => {\n"use strict";\n' + "\n".join(_resource(name) for name in SCRIPTS) + "\n})();\n"
 
 
 @lru_cache

@@ -13,6 +13,7 @@ from simgpu.errors import InputError
 from simgpu.report.page import page
 from simgpu.report.recorded import Recorded, read_run, recorded_from
 from simgpu.timeline.perfetto import write_perfetto
+from simgpu.webpage.page import check_page
 from simgpu.whole import whole_file
 
 if TYPE_CHECKING:
@@ -74,11 +75,4 @@ def _told(recorded: Recorded, beside: Mapping[str, str]) -> tuple[str, str]:
 
 def check_target(path: Path) -> None:
     """What can be known before a long run: `InputError` for a page that could not be written there."""
-    if path.is_dir():
-        raise InputError.single(path, "", "is a folder", f"name the page, for example {path / 'report.html'}")
-    if path.suffix.lower() not in (".html", ".htm"):
-        # Whoever names the data of the run by mistake would lose them.
-        raise InputError.single(path, "", "is no name of a page", f"end it in .html, for example {path.stem}.html")
-    if not path.absolute().parent.is_dir():
-        what = f"cannot be written: {path.absolute().parent} is not a folder"
-        raise InputError.single(path, "", what, "make that folder, or choose another place")
+    check_page(path, "report.html")

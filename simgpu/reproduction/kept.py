@@ -24,7 +24,7 @@ _KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
 #: What decides results beside simgpu's own files.
 _LIBRARIES = ("numpy", "simpy", "scikit-learn", "scipy", "bayesian-optimization", "numba", "lz4")
 #: What decides no result: how results are asked for, judged and shown.
-_SHOWING = ("cli/", "report/", "testing/", "explain/", "reproduction/")
+_SHOWING = ("cli/", "report/", "webpage/", "testing/", "explain/", "reproduction/")
 _MARK = "simgpu-reproduction"
 
 
