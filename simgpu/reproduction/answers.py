@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.study import StudyResult, aggregate
 from simgpu.reproduction.kept import Kept
-from simgpu.reproduction.tasks import Cell, Check, Memory, Task, checks, loaded, restored, written
+from simgpu.reproduction.tasks import Cell, Check, Memory, Task, checks, loaded, outlined, restored, written
 from simgpu.reproduction.verdicts import Simulated
 from simgpu.scenario.study import AGGREGATES, Alone, Published, Study
 
@@ -51,7 +51,7 @@ def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> It
     elif part.from_ is not None:
         for name in part.from_.study:
             changes = changes_of(claim.paper, name, changed)
-            study = loaded(name, changes)
+            study = outlined(name, changes)
             row = _row(part.from_, study, claim)
             result = StudyResult(study, {})
             for trace, run in result.cells_of(row):
@@ -97,7 +97,7 @@ def partial_result(
 ) -> StudyResult:
     """A study with those of its cells that a row needs; with all of them where none is asked for."""
     changes = changes_of(paper, name, changed)
-    study = loaded(name, changes)
+    study = (loaded if asked is None else outlined)(name, changes)
     empty = StudyResult(study, {})
     if asked is None or claim is None:
         row, pairs = None, [(trace, run.label) for trace in study.traces for run in study.runs]
@@ -114,7 +114,7 @@ def partial_result(
 def study_tasks(paper: Paper, name: str) -> Iterator[Task]:
     """Every cell of a study, for its figures."""
     changes = changes_of(paper, name)
-    study = loaded(name, changes)
+    study = outlined(name, changes)
     return (Cell(name, changes, trace, run.label) for trace in study.traces for run in study.runs)
 
 

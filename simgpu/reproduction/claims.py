@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.validation import validate
 from simgpu.yamlfile import read_yaml_mapping
 
@@ -95,21 +95,20 @@ def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
     """
     claims = tuple(claim for paper in load_papers() for claim in paper.claims)
     asked = tuple(what)
-    known = [*PAPERS, *(claim.id for claim in claims)]
     unknown = [each for each in asked if not any(_within(claim, each) for claim in claims)]
     if unknown:
-        raise InputError(
-            problem
-            for each in unknown
-            for problem in InputError.single(
-                "", "", f"no paper or claim is called {each!r}", did_you_mean(each, known)
-            ).problems
-        )
+        raise InputError(_unknown(each, claims) for each in unknown)
     return tuple(
         claim
         for claim in claims
         if (not asked or any(_within(claim, each) for each in asked)) and (claim.section.quick or not quick)
     )
+
+
+def _unknown(what: str, claims: Iterable[Claim]) -> Problem:
+    """What is told of a word that is no claim: the ids of its paper, or the papers."""
+    of_paper = [claim.id for claim in claims if claim.paper.key == what.partition(".")[0]]
+    return Problem("", "", f"no paper or claim is called {what!r}", did_you_mean(what, of_paper or PAPERS))
 
 
 def _within(claim: Claim, beginning: str) -> bool:

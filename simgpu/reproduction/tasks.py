@@ -20,6 +20,7 @@ from simgpu.errors import MissingExtraError, SimgpuError
 
 if TYPE_CHECKING:
     from simgpu.experiments.study_measures import Cell as StudyCell
+    from simgpu.scenario.library import Library
     from simgpu.scenario.study import Study
 
 
@@ -55,7 +56,7 @@ class Cell:
         """Its numbers as plain data."""
         from simgpu.experiments.study_runs import cell_of
 
-        study = loaded(self.study, self.changes)
+        study = alone(self.study, self.changes, self.trace)
         (run,) = (run for run in study.runs if run.label == self.run)
         return asdict(cell_of(study, self.trace, run))
 
@@ -82,7 +83,7 @@ class Memory:
         """Bytes by the names of `simgpu.experiments.study_memory`."""
         from simgpu.experiments.study_memory import memory_of
 
-        return memory_of(loaded(self.study, self.changes).traces[self.trace])
+        return memory_of(alone(self.study, self.changes, self.trace).traces[self.trace])
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,12 +128,43 @@ def _source(paper: str) -> str:
     return found.hexdigest()[:16]
 
 
-@lru_cache(maxsize=4)
-def loaded(study: str, changes: str) -> Study:
-    """A study with its changes, once for all that runs in this process."""
+@lru_cache(maxsize=1)
+def _library() -> Library:
+    from simgpu.scenario.library import Library
+
+    return Library()
+
+
+@lru_cache(maxsize=2)
+def alone(study: str, changes: str, trace: str) -> Study:
+    """A study with its changes and one of its traces, which is made once for all that runs in this process."""
     from simgpu.scenario.load_study import load_study
 
-    return load_study(study, json.loads(changes))
+    outline = outlined(study, changes)
+    network = outline.network(trace)
+    others: dict[str, object] = {"published": []} | {
+        f"traces.{label}": None for label in outline.networks if label != network
+    }
+    if network in outline.sweeps:
+        others[f"traces.{network}.batches"] = [outline.traces[trace].info.batch]
+    return load_study(study, {**json.loads(changes), **others}, library=_library())
+
+
+@lru_cache(maxsize=4)
+def loaded(study: str, changes: str) -> Study:
+    """A study with its changes and all its traces."""
+    from simgpu.scenario.load_study import load_study
+
+    return load_study(study, json.loads(changes), library=_library())
+
+
+@lru_cache
+def outlined(study: str, changes: str) -> Study:
+    """The same without its traces, which tells what must run."""
+    from simgpu.scenario.outline import outline_study
+
+    # What the study itself puts beside its numbers is no matter here, and may be of traces that are left out.
+    return outline_study(study, {**json.loads(changes), "published": []})
 
 
 def restored(cell: Mapping[str, Any]) -> StudyCell:

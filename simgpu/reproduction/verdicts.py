@@ -60,7 +60,8 @@ def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
     if part.cannot:
         return Judgement(Verdict.CANNOT, told=part.cannot)
     if simulated is None:
-        return Judgement(Verdict.OFF if part.held in (None, "near") else Verdict.BROKEN, told="no run has a value")
+        graded = part.value is not None and part.held in (None, "near")
+        return Judgement(Verdict.OFF if graded else Verdict.BROKEN, told="no run has a value")
     if isinstance(simulated, Mapping):
         return Judgement(Verdict.HOLDS if simulated["holds"] else Verdict.BROKEN, told=str(simulated.get("told", "")))
     if isinstance(part.value, list):
@@ -106,7 +107,7 @@ def _told(error: float, ratio: float | None, simulated: float, published: float)
     verdict = _graded(error)
     if ratio is None or ratio <= 0:
         return Judgement(verdict, ratio, f"by {simulated - published:+.3g}")
-    told = f"{ratio - 1:+.0%}" if 0.1 < ratio < 10 else f"{ratio:.3g} times"
+    told = f"{ratio - 1:+.1%}" if 0.1 < ratio < 10 else f"{ratio:.3g} times"
     return Judgement(verdict, ratio, told)
 
 

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import NodeSpec
 from simgpu.scenario.catalogue import read_file
+from simgpu.scenario.library import Library
 from simgpu.scenario.model import PolicyChoice
 from simgpu.scenario.reading import Reading
 from simgpu.scenario.study import (
@@ -36,12 +37,15 @@ from simgpu.trace.model import Trace
 from simgpu.validation import validate
 
 
-def load_study(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Study:
+def load_study(
+    name_or_path: str | Path, overrides: Mapping[str, object] | None = None, *, library: Library | None = None
+) -> Study:
     """A study by its shipped name or its file, with its traces, nodes and policies loaded and checked.
 
     overrides: values by dotted key, of the study (``epochs``, ``runs.CSWAP.policy``) or of all its nodes
     (``node.gpu.memory``). They win over the file's own. Paths start as those of a scenario (`load_scenario`). A trace
-    or run that is null (``traces.VGG16``: None) is left out, and what is published of it.
+    or run that is null (``traces.VGG16``: None) is left out, and what is published of it. library: what earlier studies
+    have loaded, which is not loaded again.
 
     Raises `InputError` with the problems of the study, its nodes, traces and policies together.
 
@@ -49,10 +53,10 @@ def load_study(name_or_path: str | Path, overrides: Mapping[str, object] | None 
     >>> study.baseline, study.epochs, study.traces["VGG16"].info.batch
     (('vDNN',), (0, 48), 2560)
     """
-    return _Loading(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {})).study()
+    return StudyReading(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {}), library).study()
 
 
-class _Loading(Reading):
+class StudyReading(Reading):
     """One study on its way in."""
 
     @cached_property
@@ -121,6 +125,9 @@ class _Loading(Reading):
         for row in self.values.get("published") or ():
             if isinstance(row, dict) and isinstance(row.get("without"), list):
                 row["without"] = [label for label in row["without"] if label not in gone]
+        if isinstance(written := self.values.get("published"), list):
+            left = [label for label, _ in self._labelled("traces")]
+            self.values["published"] = [row for row in written if not all(label in _left_out(row) for label in left)]
         for _, run in self._labelled("runs"):
             if isinstance(run, dict) and isinstance(run.get("for_trace"), dict):
                 run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
@@ -294,6 +301,12 @@ def _swept(label: str, entry: object) -> list[str]:
     keys = ("batches", "budgets", "oversubscription")
     points = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
     return [_point(label, at) for at in points] if isinstance(points, list) else []
+
+
+def _left_out(row: object) -> list[object]:
+    """The labels that a published row is not of."""
+    without = row.get("without") if isinstance(row, dict) else None
+    return without if isinstance(without, list) else []
 
 
 def _labels_in(entry: object) -> list[object]:

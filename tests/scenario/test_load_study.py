@@ -164,6 +164,7 @@ def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tm
     assert list(study.traces) == ["AlexNet"]
     assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
     assert [(row.run, row.without) for row in study.published] == [("other", ())]
+    assert not load_study(path, {"traces.AlexNet": None, "runs.small": None}).published
     assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
 
 
