@@ -12,6 +12,11 @@ settings.register_profile("noisy", deadline=None)
 settings.load_profile("noisy")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Asks for what takes minutes."""
+    parser.addoption("--every-claim", action="store_true", help="run all claims of papers, not only the quick ones")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _terminal() -> Iterator[None]:
     """80 columns without colour, whatever the terminal is like in which the tests run."""

@@ -64,6 +64,7 @@ class PartSection(FileModel):
     )
     cannot: str = Field(default="", description="why it cannot be simulated, in one line")
     note: str = Field(default="", description="what to know before believing it")
+    timed: bool = Field(default=False, description="whether it is a time of the machine that runs this, never the same")
 
     @model_validator(mode="after")
     def _is_found_somewhere(self) -> PartSection:
