@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HEADINGS = ("recording", "recorded", "here", "difference")
-MANAGED_HEADINGS = ("run under Unified Memory", "measured", "predicted", "ratio")
+MANAGED_HEADINGS = ("run under Unified Memory", "measured", "predicted", "ratio", "half of the kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class Trial:
 class Managed:
     """A measured iteration of a managed run beside the predicted one.
 
-    what: was measured. node, budget: what it is predicted on, bytes of memory. told: how it was measured, and what the
-    recording itself shows of that. trials: the prediction first, then one other assumption each, or several. unmeasured:
-    iterations by label that nobody measured, predicted for comparison.
+    what: was measured. node, budget: what it is predicted on, bytes of memory. ideal_ns: the iteration with all data on
+    the GPU. trials: the prediction first, then what other assumptions make of it. unmeasured: iterations by label that
+    nobody measured, predicted for comparison. told: how it was measured, and what the recording itself shows of that.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Recordings:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the columns in `HEADINGS`: one for each recording, and one a number below it."""
-        found = []
+        found: list[tuple[str, ...]] = []
         for name in dict.fromkeys(row.name for row in self.compared):
             own = [row for row in self.compared if row.name == name]
             found.append((f"{name} ({own[0].origin}, {own[0].device})", "", "", ""))
@@ -168,19 +168,17 @@ class Recordings:
         return found
 
     def managed_rows(self) -> list[tuple[str, ...]]:
-        """Rows of the columns in `MANAGED_HEADINGS`: one for each measured run, and one a prediction below it."""
-        found = []
+        """Rows of the columns in `MANAGED_HEADINGS`: one for each measured run, and one a prediction below it.
+
+        The last column has the ratios between which the middle half of the kernels is that moved data.
+        """
+        found: list[tuple[str, ...]] = []
         for row in self.managed:
             measured = format_time(row.measured_ns)
-            found.append(
-                (f"{row.name}, {row.what}, on {row.node}", measured, format_time(row.predicted_ns), _ratio(row))
-            )
-            found += [
-                (f"  {trial.label}", "", format_time(trial.predicted_ns), f"{trial.predicted_ns / row.measured_ns:.3g}")
-                for trial in row.trials[1:]
-            ]
-            found.append(("  data all there (ideal)", "", format_time(row.ideal_ns), ""))
-            found += [(f"  {label}", "not measured", format_time(ns), "") for label, ns in row.unmeasured.items()]
+            found.append((f"{row.name}, {row.what}, on {row.node}", measured, *_trial(row, row.trials[0])))
+            found += [(f"  {trial.label}", "", *_trial(row, trial)) for trial in row.trials[1:]]
+            found.append(("  all data on the GPU (ideal)", "", format_time(row.ideal_ns), "", ""))
+            found += [(f"  {label}", "not measured", format_time(ns), "", "") for label, ns in row.unmeasured.items()]
         return found
 
     def remarks(self) -> list[str]:
@@ -190,8 +188,8 @@ class Recordings:
         for managed in self.managed:
             near, ratio = managed.nearest, managed.nearest.predicted_ns / managed.measured_ns
             lines.append(
-                f"{managed.name}, {managed.what}: {managed.told} Nearest to the measured iteration: {near.label} "
-                f"({ratio:.3g}; kernel by kernel {near.quarter:.2g} to {near.three_quarters:.2g} in the middle half)."
+                f"{managed.name}, {managed.what}: {managed.told} Nearest to what was measured: {near.label} "
+                f"({ratio:.3g})."
             )
         lines += [f"{row.name}: {row.why}" for row in self.not_compared]
         return lines + [f"{row.name}: FAILED: {row.why}" for row in self.failed]
@@ -228,5 +226,6 @@ def _row(row: Compared) -> tuple[str, ...]:
     return f"  {row.what}", f"{row.recorded:,}{unit}", f"{row.simulated:,}{unit}", difference
 
 
-def _ratio(row: Managed) -> str:
-    return f"{row.ratio:.3g}"
+def _trial(row: Managed, trial: Trial) -> tuple[str, ...]:
+    ratio = f"{trial.predicted_ns / row.measured_ns:.3g}"
+    return format_time(trial.predicted_ns), ratio, f"{trial.quarter:.2g} to {trial.three_quarters:.2g}"

@@ -98,9 +98,9 @@ def _gaps(events: list[dict[str, Any]], kernels: list[dict[str, Any]], begins: l
     fills = list(_work(events, "gpu_memset"))
     filling = int(sum(Decimal(str(event["dur"])) for event in fills) * 1000)
     return (
-        f"ideal runs kernels back to back; recorded are {count} gaps between kernels, {between:,} ns in all, in which "
-        f"{len(fills)} fills of memory take {filling:,} ns; {late} of the kernels were launched after the one before "
-        "had ended, so that the GPU waited for the host"
+        f"ideal runs kernels back to back; recorded are {count} gaps between them, {between:,} ns in all, in which "
+        f"{len(fills)} fills of memory take {filling:,} ns; {late} of the {len(kernels)} kernels were launched after "
+        "the one before had ended, as where a GPU waits for its host"
     )
 
 
@@ -163,13 +163,12 @@ class _Storages:
                 self._arguments = arguments
                 self.calls += 1
                 self.time += int(time)
-            case {"INSTRUCTION": "COPY", "DST": new, "SRC": old}:
+            case {"INSTRUCTION": "COPY" | "COPY_FROM", "DST": new, "SRC": old}:
+                before = self._of.get(new)
                 self._name(new, old)
-            case {"INSTRUCTION": "COPY_FROM", "DST": new, "SRC": old}:
-                self._forget(new)
-                self._name(new, old)
+                self._leave(before)
             case {"INSTRUCTION": "RELEASE", "NAME": name}:
-                self._forget(name)
+                self._leave(self._of.pop(name))
 
     def _begin(self, name: str) -> None:
         self._of[name], self._names[name] = name, 1
@@ -180,11 +179,10 @@ class _Storages:
         storage = self._of[new] = self._of[old]
         self._names[storage] += 1
 
-    def _forget(self, name: str) -> None:
-        storage = self._of.pop(name)
-        self._names[storage] -= 1
-        if not self._names[storage]:
-            self.live -= self._bytes[storage]
+    def _leave(self, storage: str | None) -> None:
+        if storage is not None:
+            self._names[storage] -= 1
+            self.live -= 0 if self._names[storage] else self._bytes[storage]
 
 
 #: By the name of the importer that recognises a recording.

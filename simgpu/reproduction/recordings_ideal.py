@@ -89,6 +89,8 @@ def _rounding(trace: Trace, node: NodeSpec, budget: int, recorded: int) -> str:
     """Whether it is the allocator's rounding that makes the difference."""
     found = simulate(trace, node, "none", budget=budget, alignment=_ROUNDED).high_water
     return (
-        f"blocks have the sizes of their tensors, the recorded peak what the allocator gave for them; with all sizes "
-        f"rounded up to {_ROUNDED} bytes the peak is {found:,} bytes, {found - recorded:+,} from the recorded one"
+        "blocks have the sizes of their tensors, the recorded peak has what the allocator gave for them; with sizes "
+        f"rounded up to {_ROUNDED} bytes the peak is {found:,} bytes, {found - recorded:+,} from the recorded one; "
+        "what is left is in allocations that are larger still (of a profile without its execution trace, blocks are "
+        "the allocations themselves)"
     )

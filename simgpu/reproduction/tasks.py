@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simgpu.errors import MissingExtraError, SimgpuError
 
@@ -109,7 +109,19 @@ class Check:
         return checks(self.paper)[self.name](**json.loads(self.arguments))
 
 
-Task = Cell | Memory | Check
+class Task(Protocol):
+    """What runs: one of the above, or a comparison with a recording (`simgpu.reproduction.recordings_tasks`)."""
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What runs together, since it loads the same."""
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from everything else."""
+
+    def work(self) -> object:
+        """What it finds, as plain data."""
 
 
 def checks(paper: str) -> Mapping[str, Any]:
