@@ -121,7 +121,14 @@ def planning(
 
 
 def told_to_fit(
-    trace: Trace, node: NodeSpec, policy: Policy, *, budget: int | None = None, seed: int = 0, epoch: int = 0
+    trace: Trace,
+    node: NodeSpec,
+    policy: Policy,
+    *,
+    budget: int | None = None,
+    seed: int = 0,
+    pool: str | None = None,
+    epoch: int = 0,
 ) -> bool | None:
     """Whether a policy says, without a plan, that it fits (`Policy.fits`); None where only a run tells.
 
@@ -130,7 +137,7 @@ def told_to_fit(
     if type(policy).fits is Policy.fits:
         return None
     graph, limit = task_graph(trace, node, epoch), node.budget if budget is None else budget
-    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, None, epoch).context())
+    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, pool, epoch).context())
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}

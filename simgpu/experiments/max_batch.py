@@ -187,7 +187,13 @@ class _Runs:
             search.say(f"{policy_label(self.policy)}: batch {batch}")
             trace = self.graph.at_batch(batch).trace
             said = told_to_fit(
-                trace, self.node, self.policy, budget=search.budget, seed=search.seed, epoch=search.epoch
+                trace,
+                self.node,
+                self.policy,
+                budget=search.budget,
+                seed=search.seed,
+                pool=search.pool,
+                epoch=search.epoch,
             )
             self.answers[batch] = not isinstance(self.at(batch), OutOfMemoryError) if said is None else said
         return self.answers[batch]

@@ -203,6 +203,15 @@ def test_a_scenario_brings_all_and_what_is_given_beside_it_wins() -> None:
     assert [each.run.label for each in max_batch(scenario, most=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
+def test_a_pool_with_holes_is_told_to_the_policy_that_is_asked() -> None:
+    """What home says at once of the counting pool is no answer for the addressed one: there only runs tell."""
+    trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 300, 200, 400])
+    answers = {pool: max_batch(trace, node(10_000), "home", pool=pool)["home"] for pool in ("counting", "addressed")}
+    batches = {pool: each.batch for pool, each in answers.items()}
+    assert answers["addressed"].note != "failed"
+    assert 0 < (batches["addressed"] or 0) < (batches["counting"] or 0)
+
+
 def test_alignment_counts() -> None:
     """Of 600 bytes a sample each block is rounded up."""
     assert max_batch(CHAIN, node(9_000), ["none"])["none"].batch == 15
