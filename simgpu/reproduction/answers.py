@@ -19,7 +19,7 @@ from simgpu.scenario.study import AGGREGATES, Alone, Published, Study
 
 if TYPE_CHECKING:
     from simgpu.reproduction.claims import Claim, Paper
-    from simgpu.reproduction.claims_file import FromStudy, PartSection, StepSection
+    from simgpu.reproduction.claims_file import FromStudy, PartSection, Source, StepSection
 
 _FORMS = {"as_is": lambda told: told, "less_one": lambda told: told - 1, "one_less": lambda told: 1 - told}
 
@@ -30,15 +30,20 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True)
 class Changed:
-    """What is assumed otherwise: changes to studies, and arguments of checks."""
+    """What is assumed otherwise: changes to studies, arguments of checks, and where else parts are told from."""
 
     study: Mapping[str, object] = field(default_factory=dict)
     check: Mapping[str, object] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: StepSection) -> Changed:
         """That of a step of an experiment."""
-        return cls(step.study, step.check)
+        return cls(step.study, step.check, step.from_)
+
+    def source(self, part: PartSection) -> Source | None:
+        """Where a part is told from."""
+        return self.sources.get(part.name, part.from_)
 
 
 AS_IT_IS = Changed()
@@ -46,13 +51,14 @@ AS_IT_IS = Changed()
 
 def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> Iterator[Task]:
     """What must have run before `simulated` knows the value of a part."""
-    if isinstance(part.from_, str):
-        yield _check(claim.paper, part.from_, changed)
-    elif part.from_ is not None:
-        for name in part.from_.study:
+    source = changed.source(part)
+    if isinstance(source, str):
+        yield _check(claim.paper, source, changed)
+    elif source is not None:
+        for name in source.study:
             changes = changes_of(claim.paper, name, changed)
             study = outlined(name, changes)
-            row = _row(part.from_, study, claim)
+            row = _row(source, study, claim)
             result = StudyResult(study, {})
             for trace, run in result.cells_of(row):
                 yield Memory(name, changes, trace) if row.memory is not None else Cell(name, changes, trace, run)
@@ -62,15 +68,23 @@ def simulated(
     claim: Claim, part: PartSection, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS
 ) -> Simulated | None:
     """The value of a part, None where no run has one. Raises `NotRunError` where what it needs broke."""
-    if isinstance(part.from_, str):
-        found = _found(_check(claim.paper, part.from_, changed), kept, failed)
-        assert isinstance(found, dict)
-        value: Simulated = found[part.from_.partition(".")[2]]
+    source = changed.source(part)
+    if isinstance(source, str):
+        value: Simulated = found_of(claim.paper, source, kept, failed, changed)
         return value
-    if part.from_ is None:
+    if source is None:
         return None
-    told = _of_studies(claim, part.from_, kept, failed, changed)
-    return None if told is None else _FORMS[part.from_.form](told)
+    told = _of_studies(claim, source, kept, failed, changed)
+    return None if told is None else _FORMS[source.form](told)
+
+
+def found_of(paper: Paper, name: str, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS) -> Any:
+    """What a check found under a name, as CHECK.NAME. Raises `NotRunError` where the check broke."""
+    found = _found(_check(paper, name, changed), kept, failed)
+    check, _, key = name.partition(".")
+    if key not in found:
+        raise InputError.single(f"{paper.key}.yaml", name, f"{check} finds no {key!r}", did_you_mean(key, found))
+    return found[key]
 
 
 def _of_studies(

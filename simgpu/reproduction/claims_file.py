@@ -48,13 +48,17 @@ class FromStudy(FileModel):
         return self
 
 
+#: Rows of studies, or CHECK.NAME.
+Source = FromStudy | Annotated[str, Field(pattern=r"^\w+\.\w+$")]
+
+
 class PartSection(FileModel):
     """One number, set or rule of a claim."""
 
     name: str = Field(default="", max_length=40, description="which one, where a claim has several")
     value: Value | None = Field(default=None, description="as published; a set as a list of its members")
     held: Held | None = Field(default=None, alias="is", description="without: near for numbers, holds for the others")
-    from_: FromStudy | Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = Field(
+    from_: Source | None = Field(
         default=None,
         alias="from",
         description="rows of studies, or CHECK.NAME: what a function of the paper's checks finds",
@@ -98,6 +102,9 @@ class StepSection(FileModel):
 
     study: dict[str, Any] = Field(default={}, description="changed values of the studies, by dotted key")
     check: dict[str, Any] = Field(default={}, description="changed arguments of the checks")
+    from_: dict[str, Source] = Field(
+        default={}, alias="from", description="parts that are then told from elsewhere, by name"
+    )
 
 
 class AssumptionSection(FileModel):
