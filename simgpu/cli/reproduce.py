@@ -1,33 +1,55 @@
 """``simgpu reproduce``: what papers claim, beside what is simulated here.
 
-Does not live here: running and judging claims (`simgpu.reproduction`), or their texts (`simgpu.reproduction.tables`).
+Does not live here: running and judging claims (`simgpu.reproduction`), or their texts (`simgpu.reproduction.tables`,
+`simgpu.reproduction.lines`).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 from rich.text import Text
 
 from simgpu import __version__
-from simgpu.cli.group import INTERRUPTED
+from simgpu.cli.group import BAD_INPUT, INTERRUPTED, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import claims
 from simgpu.cli.sweep import Count, cores
+from simgpu.errors import InputError
 from simgpu.reproduction.claims import select
+from simgpu.reproduction.lines import FITTED, Line, claim_lines, experiment_lines
 from simgpu.reproduction.outcome import ClaimOutcome, Reproduction
+from simgpu.reproduction.page.writing import check_target, write_page
 from simgpu.reproduction.reproduce import Run
-from simgpu.reproduction.tables import HEADINGS, SUMMARY_HEADINGS, claim_rows, summary_rows
+from simgpu.reproduction.tables import SUMMARY_HEADINGS, summary_rows
+from simgpu.reproduction.verdicts import Verdict
 
 FOLDER = Path("results", "reproduce")
+_COLOURS = {
+    Verdict.HOLDS: "green",
+    Verdict.CLOSE: "green",
+    Verdict.NEAR: "yellow",
+    Verdict.OFF: "red",
+    Verdict.BROKEN: "bold red",
+    Verdict.FAILED: "bold red",
+    Verdict.CANNOT: "dim",
+}
 
 
 @click.command()
-@click.argument("what", nargs=-1)
+@click.argument("what", nargs=-1, shell_complete=claims)
 @click.option("--quick", is_flag=True, help="Only the claims that take seconds together.")
-@click.option("--why", is_flag=True, help="Of what is off, also run the experiments on its causes.")
+@click.option("--why", is_flag=True, help="Of what is not within 10%, also run the experiments on its causes.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all of it as a page, with causes and figures, which take longer.",
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; default: a core each.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=FOLDER, metavar="DIR", help="Keep finished work here."
@@ -39,6 +61,7 @@ def reproduce(
     what: tuple[str, ...],
     quick: bool,
     why: bool,
+    html: Path | None,
     jobs: int | None,
     output: Path,
     restart: bool,
@@ -47,20 +70,34 @@ def reproduce(
 ) -> None:
     """Simulate the claims of papers, WHAT of them, and show both numbers.
 
-    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; without: all of them.
+    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; without: all of them. A
+    single claim is told in full. Finished work is kept: after Ctrl-C the same command goes on where it stopped. Ends
+    with 2 when a claim could not be run.
 
     \b
     simgpu reproduce --quick
     simgpu reproduce cdma.gain
     simgpu reproduce buddy --why
+    simgpu reproduce --html papers.html
     """
-    run = Run(select(what, quick=quick), output, restart)
+    chosen = select(what, quick=quick)
+    if not chosen:
+        raise InputError.single("", "", "none of these claims is among the quick ones", "leave out --quick")
+    if html is not None:
+        check_target(html)
+    run = Run(chosen, output, restart)
     count = Count(of="runs", last="telling them")
     try:
         with progress(quiet) as say:
             found = run.outcome(
-                causes=why, jobs=jobs or cores(), progress=lambda done, total: say(count.text(done, total))
+                causes=why or html is not None or len(chosen) == 1,
+                figures=html is not None,
+                jobs=jobs or cores(),
+                progress=lambda done, total: say(count.text(done, total)),
             )
+            if html is not None:
+                say("writing the page")
+                write_page(run, found, html)
     except (KeyboardInterrupt, SystemExit) as stop:
         click.echo(f"stopped after {count.done} runs; the same command goes on", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
@@ -68,28 +105,72 @@ def reproduce(
         click.echo(json.dumps({"simgpu": __version__, **found.to_dict()}, indent=2, allow_nan=False))
     else:
         show(Screen(), found)
+        if html is not None:
+            click.echo(f"\nwritten to {html}")
+    _end(found)
 
 
 def show(screen: Screen, found: Reproduction) -> None:
-    """The claims of each paper, and the summary."""
+    """The claims of each paper, and the summary; of a single claim everything."""
+    if len(found.claims) == 1:
+        _show_claim(screen, found.claims[0])
+        return
     for paper in dict.fromkeys(outcome.claim.paper for outcome in found.claims):
         outcomes = [outcome for outcome in found.claims if outcome.claim.paper is paper]
         screen.print(Text(f"{paper.name} ({paper.source})", style="bold"))
-        rows = [row for outcome in outcomes for row in claim_rows(outcome)]
-        screen.print(table(HEADINGS, rows, left=(0, 4)))
+        _print(screen, claim_lines(outcomes, screen.width))
         for outcome in outcomes:
             _show_why(screen, outcome)
+        screen.print()
+    if any(outcome.claim.fitted for outcome in found.claims):
+        screen.print(Text(f"{FITTED} something was fitted to it; all others are predictions", style="dim"))
         screen.print()
     screen.print(table(SUMMARY_HEADINGS, summary_rows(found)))
 
 
+def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
+    claim, section = outcome.claim, outcome.claim.section
+    screen.print(Text(claim.id, style="bold"))
+    told = [
+        ("states", section.states),
+        ("paper", f"{claim.paper.name}, {section.where} ({claim.paper.source})"),
+        ("fit", section.fit or "nothing was fitted to it"),
+        ("inferred", "the paper does not state it outright" if section.inferred else ""),
+        ("verdict", str(outcome.verdict)),
+    ]
+    screen.print(facts((name, text) for name, text in told if text))
+    screen.print()
+    _print(screen, claim_lines([outcome], screen.width, every=True))
+    _show_why(screen, outcome)
+
+
 def _show_why(screen: Screen, outcome: ClaimOutcome) -> None:
     for experiment in outcome.experiments:
-        screen.print(Text(f"\n{outcome.claim.id}: {experiment.assumption.says}"))
-        for step in experiment.steps:
-            rows = [
-                (name or step.label, str(part.simulated), f"{part.judged.verdict} {part.judged.told}")
-                for name, part in step.parts.items()
-            ]
-            screen.print(Text(f"  {step.label}", style="dim"))
-            screen.print(facts((row[0], f"{row[1]}  {row[2]}") for row in rows))
+        screen.print()
+        screen.print(Text(f"why {outcome.claim.id} is {outcome.verdict}: {experiment.name}", style="bold"))
+        _print(screen, experiment_lines(outcome, experiment, screen.width))
+
+
+def _print(screen: Screen, lines: Iterable[Line]) -> None:
+    for line in lines:
+        style = "bold" if line.heading else "dim" if line.said else ""
+        text = Text(line.text, style=style)
+        text.append(line.ending, style=_COLOURS[line.verdict] if line.verdict else style)
+        screen.print(text)
+
+
+def _end(found: Reproduction) -> None:
+    """Tells which claims could not be run, and for which reasons; the exit code says so."""
+    reasons: dict[str, dict[str, None]] = {}
+    for outcome in found.claims:
+        steps = [
+            part for experiment in outcome.experiments for step in experiment.steps for part in step.parts.values()
+        ]
+        for part in (*outcome.parts, *steps):
+            if part.judged.verdict is Verdict.FAILED:
+                reasons.setdefault(part.judged.told, {})[outcome.claim.id] = None
+    for why, ids in reasons.items():
+        told = f"could not be run: {', '.join(ids)}: {why}"
+        click.echo(f"\n{wrapped(told, before=0)}", err=True)
+    if reasons:
+        sys.exit(BAD_INPUT)

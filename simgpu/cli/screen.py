@@ -44,6 +44,11 @@ class Screen:
         self._error = error
         self._console = console(sys.stderr if error else sys.stdout)
 
+    @property
+    def width(self) -> int:
+        """In columns."""
+        return self._console.width
+
     def print(self, content: RenderableType = "") -> None:
         """Prints a text or a table."""
         with self._console.capture() as captured:

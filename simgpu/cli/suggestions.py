@@ -85,6 +85,14 @@ def _policy_names() -> Iterable[str]:
     return policy_names()
 
 
+def claims(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offers papers; behind a paper and a dot, its claims, which are too many to be offered before."""
+    from simgpu.reproduction.claims import PAPERS, select
+
+    names = [claim.id for claim in select(())] if "." in incomplete else PAPERS
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def _workloads() -> Iterator[str]:
     yield from _trace_names()
     yield from _scenario_names()

@@ -1,7 +1,8 @@
 """What came of claims: values beside values, verdicts, and what moves those that are off.
 
 Lives here: `Reproduction` and its parts, as plain values. Does not live here: running them
-(`simgpu.reproduction.reproduce`), their texts (`simgpu.reproduction.tables`), or the page (`simgpu.reproduction.page`).
+(`simgpu.reproduction.reproduce`), their texts (`simgpu.reproduction.tables`,
+`simgpu.reproduction.lines`), or the page (`simgpu.reproduction.page`).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Reproduction:
         }
 
     def __repr__(self) -> str:
-        from simgpu.reproduction.tables import reproduction_text
+        from simgpu.reproduction.lines import reproduction_text
 
         return reproduction_text(self)
 

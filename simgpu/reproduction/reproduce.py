@@ -15,13 +15,12 @@ from simgpu.reproduction.answers import (
     AS_IT_IS,
     Changed,
     NotRunError,
-    figure_check,
     simulated,
-    study_tasks,
     tasks_of,
 )
-from simgpu.reproduction.claims import Claim, Paper, select
+from simgpu.reproduction.claims import Claim, select
 from simgpu.reproduction.claims_file import AssumptionSection, PartSection
+from simgpu.reproduction.figures import figure_tasks, shown_figures
 from simgpu.reproduction.kept import Kept
 from simgpu.reproduction.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
 from simgpu.reproduction.tasks import Done, Groups, Task, run_group
@@ -75,14 +74,10 @@ class Run:
         if causes:
             tasks += [task for claim in self.claims for task in _experiment_tasks(claim)]
         if figures:
-            tasks += [task for paper in self.papers for task in figure_tasks(paper)]
+            shown = shown_figures(self.claims).items()
+            tasks += [task for paper, of in shown for figure in of for task in figure_tasks(paper, figure)]
         self._carry_out(tasks, jobs, progress)
         return Reproduction(tuple(self._outcome(claim, causes) for claim in self.claims))
-
-    @property
-    def papers(self) -> tuple[Paper, ...]:
-        """Those that the claims are of."""
-        return tuple(dict.fromkeys(claim.paper for claim in self.claims))
 
     def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
         wanted = dict.fromkeys(tasks)
@@ -150,15 +145,6 @@ def _experiment_tasks(claim: Claim) -> Iterator[Task]:
         for step in assumption.steps.values():
             for part in moved_parts(claim, assumption):
                 yield from tasks_of(claim, part, Changed.of(step))
-
-
-def figure_tasks(paper: Paper) -> Iterator[Task]:
-    """What a paper's figures show."""
-    for figure in paper.figures:
-        if figure.study is not None:
-            yield from study_tasks(paper, figure.study)
-        elif figure.check is not None:
-            yield figure_check(paper, figure.check)
 
 
 def _died(group: int, why: str) -> Done:

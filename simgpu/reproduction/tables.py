@@ -1,7 +1,7 @@
-"""A reproduction as text: the table of claims, and the summary that counts what was fitted apart.
+"""The words of a reproduction: numbers, ratios and verdicts, and the summary that counts what was fitted apart.
 
-Lives here: rows and their words. Does not live here: the numbers (`simgpu.reproduction.outcome`), or how a terminal
-shows them (`simgpu.cli.reproduce`).
+Lives here: cells and rows. Does not live here: the numbers (`simgpu.reproduction.outcome`), how many columns of a
+terminal they take (`simgpu.reproduction.lines`), or the page (`simgpu.reproduction.page`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from simgpu.analysis.tables import table_text
-from simgpu.reproduction.verdicts import Simulated, Verdict
+from simgpu.reproduction.verdicts import Judgement, Simulated, Verdict
 
 if TYPE_CHECKING:
-    from simgpu.reproduction.claims import Paper
-    from simgpu.reproduction.outcome import ClaimOutcome, PartOutcome, Reproduction
+    from simgpu.reproduction.claims_file import PartSection
+    from simgpu.reproduction.outcome import PartOutcome, Reproduction
 
-HEADINGS = ("claim", "paper", "here", "ratio", "verdict")
 SUMMARY_HEADINGS = ("", "claims", "holds", "within 10%", "within 25%", "off", "broken", "not simulated")
+_LIMITS = {"at_most": "<= ", "at_least": ">= "}
 
 
 def number_text(value: object, unit: str = "") -> str:
@@ -39,60 +38,65 @@ def number_text(value: object, unit: str = "") -> str:
     return str(value)
 
 
-def claim_rows(outcome: ClaimOutcome) -> list[tuple[str, ...]]:
-    """A claim as rows of the columns in `HEADINGS`: one of a claim with one part, else one for it and one a part."""
-    unit = outcome.claim.section.unit
-    name = outcome.claim.id + (" (fit)" if outcome.claim.fitted else "")
-    if len(outcome.parts) == 1:
-        return [(name, *_part_cells(outcome.parts[0], unit))]
-    return [
-        (name, "", "", "", str(outcome.verdict)),
-        *((f"  {part.part.name}", *_part_cells(part, unit)) for part in outcome.parts),
-    ]
+def published_text(part: PartSection, unit: str = "") -> str:
+    """What is published, empty for a rule."""
+    if part.value is None:
+        return ""
+    return _LIMITS.get(part.held or "", "") + number_text(part.value, unit)
 
 
-def _part_cells(outcome: PartOutcome, unit: str) -> tuple[str, str, str, str]:
-    judged = outcome.judged
-    published, ours = number_text(outcome.part.value, unit), _ours(outcome.simulated, unit)
-    if outcome.part.held in ("at_most", "at_least"):
-        published = f"{outcome.part.held.replace('_', ' ')} {published}"
-    ratio = "-" if judged.ratio is None else f"{judged.ratio:.3g}"
-    off = judged.verdict in (Verdict.NEAR, Verdict.OFF) and not isinstance(outcome.part.value, list)
-    verdict = f"{judged.verdict} ({judged.told})" if off and judged.told else str(judged.verdict)
-    return published, ours, ratio, verdict
+def here_text(simulated: Simulated | None, unit: str = "") -> str:
+    """What is simulated; of a rule, whether it holds.
 
-
-def _ours(simulated: Simulated | None, unit: str) -> str:
+    >>> here_text({"holds": False, "told": "one window is too long"}), here_text(0.25)
+    ('does not hold', '0.25')
+    """
     if isinstance(simulated, Mapping):
         return "holds" if simulated["holds"] else "does not hold"
     return number_text(simulated, unit)
 
 
+def ratio_text(judged: Judgement) -> str:
+    """Simulated over published in three digits, or a dash."""
+    return "-" if judged.ratio is None else f"{judged.ratio:.3g}"
+
+
+def verdict_text(outcome: PartOutcome) -> str:
+    """The verdict, of a number that is not within 10% with how far it is away: ``off (+40%)``."""
+    judged = outcome.judged
+    away = judged.verdict in (Verdict.NEAR, Verdict.OFF) and _is_number(outcome) and judged.told
+    return f"{judged.verdict} ({judged.told})" if away else str(judged.verdict)
+
+
+def said(outcome: PartOutcome) -> str:
+    """What is told beyond the verdict: on what a rule was tried, which members differ, why there is no number."""
+    told = outcome.judged.told
+    return "" if _is_number(outcome) or told == "the same" else told
+
+
+def _is_number(outcome: PartOutcome) -> bool:
+    return isinstance(outcome.simulated, int | float)
+
+
 def summary_rows(found: Reproduction) -> list[tuple[str, ...]]:
-    """How many claims have which verdict: of each paper what was fitted, then predictions, and of all."""
+    """How many claims have which verdict: of each paper those that are predicted, then those that something was fitted
+    to; and of all papers together."""
     papers = dict.fromkeys(outcome.claim.paper for outcome in found.claims)
-    rows = [row for paper in papers for row in _of_paper(found, paper)]
-    for fitted, name in ((False, "all predictions"), (True, "all fitted")):
-        rows.append(_counted(name, found.counts(fitted=fitted)))
-    return rows
+    rows = [row for paper in papers for row in _of(found, paper.key, paper.name)]
+    return rows + _of(found, "", "all papers")
 
 
-def _of_paper(found: Reproduction, paper: Paper) -> list[tuple[str, ...]]:
-    rows = []
-    for fitted, name in ((False, paper.name), (True, "  fitted")):
-        counts = found.counts(paper.key, fitted=fitted)
-        if sum(counts.values()):
-            rows.append(_counted(name, counts))
+def _of(found: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:
+    predicted, fitted = (found.counts(key, fitted=fitted) for fitted in (False, True))
+    rows = [_counted(name, predicted)]
+    if any(fitted.values()):
+        rows.append(_counted("  fitted", fitted))
     return rows
 
 
 def _counted(name: str, counts: Mapping[Verdict, int]) -> tuple[str, ...]:
-    cannot = counts[Verdict.CANNOT] + counts[Verdict.FAILED]
+    cannot = [str(counts[Verdict.CANNOT])] if counts[Verdict.CANNOT] else []
+    if counts[Verdict.FAILED]:
+        cannot.append(f"{counts[Verdict.FAILED]} failed")
     shown = (Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF, Verdict.BROKEN)
-    return (name, str(sum(counts.values())), *(str(counts[verdict] or "") for verdict in shown), str(cannot or ""))
-
-
-def reproduction_text(found: Reproduction) -> str:
-    """All claims and the summary."""
-    rows = [row for outcome in found.claims for row in claim_rows(outcome)]
-    return f"{table_text(HEADINGS, rows)}\n\n{table_text(SUMMARY_HEADINGS, summary_rows(found))}"
+    return (name, str(sum(counts.values())), *(str(counts[verdict] or "") for verdict in shown), " + ".join(cannot))

@@ -1,0 +1,214 @@
+"""A reproduction as lines of text in columns, no wider than a terminal, no word broken.
+
+Lives here: `claim_lines`, `experiment_lines` and `reproduction_text`. Does not live here: the words
+(`simgpu.reproduction.tables`), or colours (`simgpu.cli.reproduce`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
+
+from simgpu.analysis.tables import table_text
+from simgpu.reproduction.tables import (
+    SUMMARY_HEADINGS,
+    here_text,
+    published_text,
+    ratio_text,
+    said,
+    summary_rows,
+    verdict_text,
+)
+from simgpu.reproduction.verdicts import Verdict, worst
+
+if TYPE_CHECKING:
+    from simgpu.reproduction.claims_file import PartSection
+    from simgpu.reproduction.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction
+
+WIDTH = 80
+#: After the id of a claim that something was fitted to.
+FITTED = "*"
+_HEADINGS = ("claim", "paper", "here", "ratio", "verdict")
+_GAP = "  "
+#: Longer values, which sets are, stand below their row.
+_LONGEST_VALUE = 14
+_INDENT = "    "
+
+
+class Line(NamedTuple):
+    """A line: its text, then a verdict in words at its end. said: beside a row, not one; heading: over rows."""
+
+    text: str
+    ending: str = ""
+    verdict: Verdict | None = None
+    said: bool = False
+    heading: bool = False
+
+    @property
+    def whole(self) -> str:
+        """All of it."""
+        return (self.text + self.ending).rstrip()
+
+
+class _Row(NamedTuple):
+    """A row of the table: label, published, here, ratio, verdict in words; below: what is said of it."""
+
+    cells: tuple[str, ...]
+    verdict: Verdict
+    below: tuple[str, ...] = ()
+
+
+def claim_lines(outcomes: Iterable[ClaimOutcome], width: int = WIDTH, *, every: bool = False) -> list[Line]:
+    """Claims as a table: one row of a claim with one part, else one for it and one a part.
+
+    Below a row stands what does not fit into it, and what has to be said of it; every: also what is said of what holds,
+    and notes.
+    """
+    rows = [row for outcome in outcomes for row in _rows(outcome, every)]
+    cells = [_HEADINGS, *(row.cells for row in rows)]
+    *numbers, last = [max(map(len, column)) for column in zip(*cells, strict=True)][1:]
+    room = width - sum(numbers) - last - len(_GAP) * (len(numbers) + 1)
+    longest = max((len(label) for label, *_ in cells if len(label) <= room), default=room)
+    widths = (min(longest, room), *numbers)
+    return [
+        _line(_HEADINGS, widths)._replace(heading=True),
+        *chain.from_iterable(_row_lines(row, widths, width) for row in rows),
+    ]
+
+
+def _row_lines(row: _Row, widths: Sequence[int], width: int) -> Iterator[Line]:
+    label = row.cells[0]
+    cells = row.cells
+    if len(label) > widths[0]:
+        yield Line(label)
+        cells = ("", *cells[1:])
+    yield _line(cells, widths)._replace(verdict=row.verdict)
+    for text in row.below:
+        yield from (Line(line, said=True) for line in _wrapped(text, width))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(
+        text,
+        width,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT + _GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> Line:
+    label, *numbers, verdict = cells
+    texts = [label.ljust(widths[0]), *(text.rjust(wide) for text, wide in zip(numbers, widths[1:], strict=True))]
+    return Line(_GAP.join(texts) + _GAP, verdict)
+
+
+def _rows(outcome: ClaimOutcome, every: bool) -> Iterator[_Row]:
+    claim = outcome.claim
+    name = claim.id + (FITTED if claim.fitted else "")
+    unit = f", {claim.section.unit}" if claim.section.unit else ""
+    if len(outcome.parts) == 1:
+        yield _of_part(f"{name}{unit}", outcome.parts[0], every)
+        return
+    yield _Row((f"{name}{unit}", "", "", "", str(outcome.verdict)), outcome.verdict)
+    for part in outcome.parts:
+        yield _of_part(f"  {part.part.name}", part, every)
+
+
+def _of_part(label: str, outcome: PartOutcome, every: bool) -> _Row:
+    part, judged = outcome.part, outcome.judged
+    published, here = published_text(part), here_text(outcome.simulated)
+    below = []
+    if max(len(published), len(here)) > _LONGEST_VALUE:
+        below += [f"paper: {published}", f"here: {here}"]
+        published = here = ""
+    if part.value is None or outcome.simulated is None:
+        # A rule has no number, and what is not simulated none of ours; the verdict says so.
+        here = ""
+    if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
+        below.append(said(outcome))
+    if every:
+        below += [f"note: {part.note}" if part.note else "", "a time of this machine" if part.timed else ""]
+    cells = (label, published, here, ratio_text(judged) if published and here else "", verdict_text(outcome))
+    if not published and judged.ratio is not None:
+        cells = (label, "", "", ratio_text(judged), verdict_text(outcome))
+    return _Row(cells, judged.verdict, tuple(filter(None, below)))
+
+
+def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int = WIDTH) -> list[Line]:
+    """What an assumption is, and a table of what it does to a claim: as it is, each step, and the paper."""
+    names = list(dict.fromkeys(name for step in experiment.steps for name in step.parts))
+    before = [part for part in outcome.parts if part.part.name in names]
+    rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
+    verdicts = [worst(part.judged.verdict for part in parts) for _, parts in rows]
+    label = max(len("paper"), *(len(label) for label, _ in rows))
+    lines = [Line(f"{_GAP}{line.strip()}") for line in _wrapped(experiment.assumption.says, width - 2)]
+    last = max(map(len, verdicts))
+    room = width - 2 * len(_GAP) - label - last
+    for chosen in _chunks(before, [parts for _, parts in rows], room):
+        lines += _experiment_table(before, rows, verdicts, chosen, label)
+    return lines
+
+
+def _experiment_table(
+    before: Sequence[PartOutcome],
+    rows: Sequence[tuple[str, Sequence[PartOutcome]]],
+    verdicts: Sequence[Verdict],
+    chosen: Sequence[int],
+    label: int,
+) -> Iterator[Line]:
+    values = [[_moved(parts[at]) for at in chosen] for _, parts in rows]
+    paper = [_short(before[at].part) for at in chosen]
+    widths = [_width(before[at].part, column) for at, *column in zip(chosen, *values, paper, strict=True)]
+    names = [wrap(before[at].part.name, wide, break_long_words=False) for at, wide in zip(chosen, widths, strict=True)]
+    for row in range(max(map(len, names), default=0)):
+        texts = [name[row] if row < len(name) else "" for name in names]
+        yield _line(["", *texts, ""], [label + 2, *widths])._replace(heading=True)
+    for (name, _), verdict, texts in zip(rows, verdicts, values, strict=True):
+        yield _line([f"{_GAP}{name}", *texts, str(verdict)], [label + 2, *widths])._replace(verdict=verdict)
+    yield _line([f"{_GAP}paper", *paper, ""], [label + 2, *widths])
+
+
+def _chunks(
+    before: Sequence[PartOutcome], rows: Sequence[Sequence[PartOutcome]], room: int
+) -> Iterator[tuple[int, ...]]:
+    """The parts, by their place, that stand in each of the tables that are needed for the width."""
+    chosen: list[int] = []
+    taken = 0
+    for at, part in enumerate(before):
+        wide = len(_GAP) + _width(part.part, [_short(part.part), *(_moved(parts[at]) for parts in rows)])
+        if chosen and taken + wide > room:
+            yield tuple(chosen)
+            chosen, taken = [], 0
+        chosen.append(at)
+        taken += wide
+    if chosen:
+        yield tuple(chosen)
+
+
+def _width(part: PartSection, texts: Iterable[str]) -> int:
+    """Of a column: as its values and the longest word of its name need, or the name where it is short."""
+    words = max(map(len, part.name.split()), default=0)
+    return max(*map(len, texts), words, min(len(part.name), 12))
+
+
+def _moved(outcome: PartOutcome) -> str:
+    """A value as short as it gets: of a set, how much of it is the same."""
+    text = here_text(outcome.simulated)
+    if len(text) > _LONGEST_VALUE and outcome.judged.ratio is not None:
+        return f"{outcome.judged.ratio:.0%} same"
+    return text
+
+
+def _short(part: PartSection) -> str:
+    text = published_text(part)
+    return text if len(text) <= _LONGEST_VALUE else f"{len(part.value) if isinstance(part.value, list) else 1} in all"
+
+
+def reproduction_text(found: Reproduction) -> str:
+    """All claims and the summary."""
+    claims = "\n".join(line.whole for line in claim_lines(found.claims))
+    return f"{claims}\n\n{table_text(SUMMARY_HEADINGS, summary_rows(found))}"

@@ -1,0 +1,63 @@
+// Shows the claims that were asked for: by verdict, by whether something was fitted to them, and by words.
+const bodies = [...document.querySelectorAll("table.claims tbody")];
+const texts = bodies.map((body) => body.textContent.toLowerCase());
+const tools = document.getElementById("tools");
+const query = document.getElementById("query");
+const buttons = [...tools.querySelectorAll("button")];
+
+const asked = (key) => buttons.filter((button) => button.dataset[key] && button.getAttribute("aria-pressed") === "true")
+  .map((button) => button.dataset[key]);
+
+function show() {
+  const looks = asked("look"), sorts = asked("sort"), words = query.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  bodies.forEach((body, at) => {
+    body.hidden = (looks.length > 0 && !looks.includes(body.dataset.look))
+      || (sorts.length > 0 && !sorts.includes(body.dataset.sort))
+      || !words.every((word) => texts[at].includes(word));
+    shown += body.hidden ? 0 : 1;
+  });
+  for (const section of document.querySelectorAll("section.paper")) {
+    const none = section.querySelectorAll("tbody:not([hidden])").length === 0;
+    section.querySelector("table.claims").hidden = none;
+    section.querySelector("p.none").hidden = !none;
+  }
+  document.getElementById("count").textContent = shown === bodies.length ? "" : `${shown} of ${bodies.length} claims`;
+}
+
+function clear() {
+  buttons.forEach((button) => button.setAttribute("aria-pressed", "false"));
+  query.value = "";
+  show();
+}
+
+// A link to a claim that is not shown shows all again.
+function reach() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (target && target.closest("[hidden]")) {
+    clear();
+    target.scrollIntoView();
+  }
+}
+
+tools.hidden = false;
+for (const button of buttons) {
+  button.addEventListener("click", () => {
+    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+    show();
+  });
+}
+query.addEventListener("input", show);
+addEventListener("hashchange", reach);
+addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input");
+  if (event.key === "/" && !typing) {
+    event.preventDefault();
+    query.focus();
+  } else if (event.key === "Escape") {
+    clear();
+  }
+});
+// A reload may bring back what was written into the search.
+show();
+reach();
