@@ -1,7 +1,7 @@
 """Equation 10 of moDNN a second time, for any task of a plan that is read back from its program.
 
 Lives here: where in the program an algorithm is chosen, and what each would gain there. Does not live here: the walk
-over the program and the offloading schemes (`modnn_by_hand`).
+over the program and the offloading schemes (`simgpu.reproduction.checks.modnn_by_hand`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from simgpu.program.instructions import Acquire, Await, CopyIn, Release
-from tests.policies.modnn_by_hand import Round, padded
+from simgpu.reproduction.checks.modnn_by_hand import Round, padded
 
 #: Duration, workspace and name of an algorithm.
 Way = tuple[int, int, str]

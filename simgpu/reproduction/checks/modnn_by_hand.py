@@ -1,8 +1,9 @@
 """moDNN's plans read back from their programs alone, with nothing of the planner's own code (Chen et al., TPDS 2019).
 
-Times come from a walk over the instructions, addresses from the offsets in them, and equation 9, the offloading schemes
-of figure 6 and the prediction of section 5.2.2 are written down here a second time, the slow and plain way. Equation 10
-is in `modnn_gains_by_hand`.
+Lives here: a walk over the instructions that tells times, addresses and values, and equation 9, the offloading schemes
+of figure 6 and the prediction of section 5.2.2, written down a second time, the slow and plain way. Does not live here:
+equation 10 (`simgpu.reproduction.checks.modnn_gains_by_hand`), or which plans are read
+(`simgpu.reproduction.checks.modnn_schedules`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from simgpu.program.instructions import (
 from simgpu.trace.model import BlockKind
 
 STREAMS = (COMPUTE, DATA)
+
+
+class BrokenPlanError(Exception):
+    """A plan is not what it has to be; its text says where."""
 
 
 def padded(size: int, node: NodeSpec) -> int:
@@ -101,6 +106,10 @@ class Round:
 
     def size(self, b: int) -> int:
         return padded(self.graph.sizes[b], self.node)
+
+    def named(self, b: int) -> str:
+        """What a block is called."""
+        return f"block {self.graph.blocks[b].id}"
 
     def _choices(self, k: int) -> list[tuple[int, int, str]]:
         """Duration, workspace and name of kernel k's algorithms; how it was recorded has no name."""
@@ -178,12 +187,13 @@ class Round:
         return {b for b, uses in later.items() if uses and kernels[uses[0]].phase is not kernels[k].phase}
 
     def _take(self, taking: Acquire) -> None:
-        assert taking.offsets is not None
-        for b, offset in zip(taking.blocks, taking.offsets, strict=True):
+        for b, offset in zip(taking.blocks, taking.offsets or (), strict=True):
             size = self.size(b)
-            assert offset >= 0 and offset + size <= self.budget, "memory outside of the budget"
+            if offset < 0 or offset + size > self.budget:
+                raise BrokenPlanError(f"{self.named(b)} lies outside of the budget")
             for other, (start, length) in self.at.items():
-                assert not (offset < start + length and start < offset + size), f"{b} lies upon {other}"
+                if offset < start + length and start < offset + size:
+                    raise BrokenPlanError(f"{self.named(b)} lies upon {self.named(other)}")
             self.at[b] = (offset, size)
             if not self.is_scratch(b):
                 self.unused.add(b)
@@ -206,11 +216,12 @@ class Round:
         while (reach := self._reach()) is not None:
             taking = self.codes[1][reach]
             assert isinstance(taking, Acquire)
-            yield taking.blocks[0]
+            (fetched,) = taking.blocks
+            yield fetched
             while self.position[1] <= reach:
                 self.step(1)
-            copied = self.step(1)
-            assert copied == CopyIn(taking.blocks[0])
+            if self.step(1) != CopyIn(fetched):
+                raise BrokenPlanError(f"{self.named(fetched)} has its place and is not fetched at once")
 
     def _reach(self) -> int | None:
         """Position of the next Acquire of device memory on the data stream, if it may go on as far as that."""
