@@ -1,8 +1,30 @@
-"""Checks of cdma's claims. Does not live here: what studies tell (``scenarios/``)."""
+"""Checks of cDMA's claims (Rhu et al., HPCA 2018).
+
+Lives here: their list. Does not live here: any of them; they stand in the modules beside this one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {}
+from simgpu.reproduction.checks.cdma_engine import batches, dram, engine, pcie, shared, zvc
+from simgpu.reproduction.checks.cdma_ratios import layouts, ratios
+from simgpu.reproduction.checks.cdma_sparsity import density, zeros
+from simgpu.reproduction.checks.cdma_speed import links, performance, reading
+
+CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "zvc": zvc,
+    "engine": engine,
+    "dram": dram,
+    "pcie": pcie,
+    "batches": batches,
+    "shared": shared,
+    "zeros": zeros,
+    "density": density,
+    "ratios": ratios,
+    "layouts": layouts,
+    "performance": performance,
+    "reading": reading,
+    "links": links,
+}
