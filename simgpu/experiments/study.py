@@ -90,13 +90,15 @@ class StudyResult:
         """Throughput of one run over that of another, None where one of them was out of memory."""
         return self.value("throughput", trace, run, over)
 
-    def values(self, measure: str, run: str, over: str = "", without: Iterable[str] = ()) -> dict[str, list[float]]:
+    def values(
+        self, measure: str, run: str, over: str = "", without: Iterable[str] = (), of: str = ""
+    ) -> dict[str, list[float]]:
         """The values by trace, where there are any: of one run, or of every run of a sweep.
 
-        over: a run, or a sweep, of which the run with the same budget is meant.
+        over: a run, or a sweep, of which the run with the same budget is meant. without, of: see `_told_of`.
         """
         found = {}
-        for trace in self._told_of(measure, without=without):
+        for trace in self._told_of(measure, of, without):
             values = [self.value(measure, trace, *pair) for pair in self._pairs(run, over)]
             if told := [value for value in values if value is not None]:
                 found[trace] = told
@@ -145,11 +147,10 @@ class StudyResult:
 
     def values_of(self, row: Published) -> dict[str, list[float]]:
         """The values that a published number is of by trace, where there are any; several where a sweep is told of."""
-        told = self._told_of(row.measure, row.of, row.without)
         if row.memory is not None:
+            told = self._told_of(row.measure, row.of, row.without)
             return {trace: [self._of_memory(row, trace)] for trace in told}
-        found = self.values(row.measure, row.run, row.over, row.without)
-        return {trace: found[trace] for trace in told if trace in found}
+        return self.values(row.measure, row.run, row.over, row.without, row.of)
 
     def cells_of(self, row: Published) -> list[tuple[str, str]]:
         """The labels of trace and run of every cell that a published number is told from."""
