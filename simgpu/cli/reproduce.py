@@ -17,13 +17,15 @@ from rich.text import Text
 from simgpu import __version__
 from simgpu.cli.group import BAD_INPUT, INTERRUPTED, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
-from simgpu.cli.suggestions import claims
+from simgpu.cli.suggestions import RECORDINGS, claims
 from simgpu.cli.sweep import Count, cores
 from simgpu.errors import InputError
 from simgpu.reproduction.claims import select
-from simgpu.reproduction.lines import FITTED, Line, claim_lines, experiment_lines
-from simgpu.reproduction.outcome import ClaimOutcome, Reproduction
+from simgpu.reproduction.lines import FITTED, Line, claim_lines, experiment_lines, says_lines, table_lines
+from simgpu.reproduction.outcome import ClaimOutcome, Experiment, Reproduction
 from simgpu.reproduction.page.writing import check_target, write_page
+from simgpu.reproduction.recordings import HEADINGS as RECORDING_HEADINGS
+from simgpu.reproduction.recordings import MANAGED_HEADINGS, Recordings
 from simgpu.reproduction.reproduce import Run
 from simgpu.reproduction.tables import SUMMARY_HEADINGS, summary_rows
 from simgpu.reproduction.verdicts import Verdict
@@ -50,6 +52,12 @@ _COLOURS = {
     metavar="FILE",
     help="Write all of it as a page, with causes and figures, which take longer.",
 )
+@click.option(
+    "--recordings",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Also compare the recordings in this folder.",
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; default: a core each.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=FOLDER, metavar="DIR", help="Keep finished work here."
@@ -62,6 +70,7 @@ def reproduce(
     quick: bool,
     why: bool,
     html: Path | None,
+    recordings: Path | None,
     jobs: int | None,
     output: Path,
     restart: bool,
@@ -70,8 +79,9 @@ def reproduce(
 ) -> None:
     """Simulate the claims of papers, WHAT of them, and show both numbers.
 
-    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; without: all of them. A
-    single claim is told in full. Finished work is kept: after Ctrl-C the same command goes on where it stopped. Ends
+    WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; or `recordings`, of which
+    those that ship with simgpu are compared with their simulation. Without: all of them. A single claim is told in
+    full. Finished work is kept: after Ctrl-C the same command goes on where it stopped. Ends
     with 2 when a claim could not be run.
 
     \b
@@ -79,9 +89,12 @@ def reproduce(
     simgpu reproduce cdma.gain
     simgpu reproduce buddy --why
     simgpu reproduce --html papers.html
+    simgpu reproduce recordings --recordings my/recordings
     """
-    chosen = select(what, quick=quick)
-    if not chosen:
+    words = [word for word in what if word != RECORDINGS]
+    chosen = select(words, quick=quick) if words or not what else ()
+    recorded = recordings or RECORDINGS in what or not what
+    if not chosen and words:
         raise InputError.single("", "", "none of these claims is among the quick ones", "leave out --quick")
     if html is not None:
         check_target(html)
@@ -92,6 +105,7 @@ def reproduce(
             found = run.outcome(
                 causes=why or html is not None or len(chosen) == 1,
                 figures=html is not None,
+                recordings=recorded,
                 jobs=jobs or cores(),
                 progress=lambda done, total: say(count.text(done, total)),
             )
@@ -111,16 +125,23 @@ def reproduce(
 
 
 def show(screen: Screen, found: Reproduction) -> None:
-    """The claims of each paper, and the summary; of a single claim everything."""
+    """The claims of each paper, and the summary; of a single claim everything; and recordings."""
     if len(found.claims) == 1:
         _show_claim(screen, found.claims[0])
-        return
+    elif found.claims:
+        _show_claims(screen, found)
+    if found.recordings is not None:
+        if found.claims:
+            screen.print()
+        _show_recordings(screen, found.recordings)
+
+
+def _show_claims(screen: Screen, found: Reproduction) -> None:
     for paper in dict.fromkeys(outcome.claim.paper for outcome in found.claims):
         outcomes = [outcome for outcome in found.claims if outcome.claim.paper is paper]
         screen.print(Text(f"{paper.name} ({paper.source})", style="bold"))
         _print(screen, claim_lines(outcomes, screen.width))
-        for outcome in outcomes:
-            _show_why(screen, outcome)
+        _show_why(screen, outcomes)
         screen.print()
     if any(outcome.claim.fitted for outcome in found.claims):
         screen.print(Text(f"{FITTED} something was fitted to it; all others are predictions", style="dim"))
@@ -141,14 +162,33 @@ def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
     screen.print(facts((name, text) for name, text in told if text))
     screen.print()
     _print(screen, claim_lines([outcome], screen.width, every=True))
-    _show_why(screen, outcome)
+    _show_why(screen, [outcome])
 
 
-def _show_why(screen: Screen, outcome: ClaimOutcome) -> None:
-    for experiment in outcome.experiments:
+def _show_recordings(screen: Screen, recordings: Recordings) -> None:
+    screen.print(Text("Recordings, and the same iterations simulated", style="bold"))
+    _print(screen, table_lines(RECORDING_HEADINGS, recordings.rows(), screen.width))
+    if managed := recordings.managed_rows():
         screen.print()
-        screen.print(Text(f"why {outcome.claim.id} is {outcome.verdict}: {experiment.name}", style="bold"))
-        _print(screen, experiment_lines(outcome, experiment, screen.width))
+        _print(screen, table_lines(MANAGED_HEADINGS, managed, screen.width))
+    screen.print()
+    for remark in recordings.remarks():
+        screen.print(Text(remark, style="dim"))
+
+
+def _show_why(screen: Screen, outcomes: Iterable[ClaimOutcome]) -> None:
+    """Each assumption once, and below it a table of each claim that it may move."""
+    causes: dict[str, list[tuple[ClaimOutcome, Experiment]]] = {}
+    for outcome in outcomes:
+        for experiment in outcome.experiments:
+            causes.setdefault(experiment.name, []).append((outcome, experiment))
+    for name, moved in causes.items():
+        screen.print()
+        screen.print(Text(f"why: {name}", style="bold"))
+        _print(screen, says_lines(moved[0][1], screen.width))
+        for outcome, experiment in moved:
+            screen.print()
+            _print(screen, experiment_lines(outcome, experiment, screen.width))
 
 
 def _print(screen: Screen, lines: Iterable[Line]) -> None:
@@ -160,7 +200,7 @@ def _print(screen: Screen, lines: Iterable[Line]) -> None:
 
 
 def _end(found: Reproduction) -> None:
-    """Tells which claims could not be run, and for which reasons; the exit code says so."""
+    """Tells which claims and recordings could not be run, and for which reasons; the exit code says so."""
     reasons: dict[str, dict[str, None]] = {}
     for outcome in found.claims:
         steps = [
@@ -169,6 +209,8 @@ def _end(found: Reproduction) -> None:
         for part in (*outcome.parts, *steps):
             if part.judged.verdict is Verdict.FAILED:
                 reasons.setdefault(part.judged.told, {})[outcome.claim.id] = None
+    for row in found.recordings.failed if found.recordings else ():
+        reasons.setdefault(row.why, {})[row.name] = None
     for why, ids in reasons.items():
         told = f"could not be run: {', '.join(ids)}: {why}"
         click.echo(f"\n{wrapped(told, before=0)}", err=True)

@@ -20,6 +20,8 @@ from simgpu.shipped import shipped_folder, shipped_names
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 #: Before the name of a network of the zoo, where a trace could stand.
 ZOO = "zoo:"
+#: What can be reproduced beside claims.
+RECORDINGS = "recordings"
 _IS_STUDY = re.compile(r"^schema:\s*simgpu\.study/", re.MULTILINE)
 
 
@@ -86,10 +88,10 @@ def _policy_names() -> Iterable[str]:
 
 
 def claims(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offers papers; behind a paper and a dot, its claims, which are too many to be offered before."""
+    """Offers papers and recordings; behind a paper and a dot, its claims, which are too many to be offered before."""
     from simgpu.reproduction.claims import PAPERS, select
 
-    names = [claim.id for claim in select(())] if "." in incomplete else PAPERS
+    names = [claim.id for claim in select(())] if "." in incomplete else [*PAPERS, RECORDINGS]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

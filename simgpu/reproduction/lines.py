@@ -1,7 +1,7 @@
 """A reproduction as lines of text in columns, no wider than a terminal, no word broken.
 
-Lives here: `claim_lines`, `experiment_lines` and `reproduction_text`. Does not live here: the words
-(`simgpu.reproduction.tables`), or colours (`simgpu.cli.reproduce`).
+Lives here: `claim_lines`, `table_lines`, `says_lines`, `experiment_lines` and `reproduction_text`. Does not live here:
+the words (`simgpu.reproduction.tables`), or colours (`simgpu.cli.reproduce`).
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def _row_lines(row: _Row, widths: Sequence[int], width: int) -> Iterator[Line]:
         yield from (Line(line, said=True) for line in _wrapped(text, width))
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrapped(text: str, width: int, indent: str = _INDENT) -> list[str]:
     return wrap(
-        text,
+        text.strip(),
         width,
-        initial_indent=_INDENT,
-        subsequent_indent=_INDENT + _GAP,
+        initial_indent=indent,
+        subsequent_indent=indent + _GAP,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -138,22 +138,51 @@ def _of_part(label: str, outcome: PartOutcome, every: bool) -> _Row:
     return _Row(cells, judged.verdict, tuple(filter(None, below)))
 
 
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], width: int = WIDTH) -> list[Line]:
+    """A table whose rows may be a label alone, which then has the whole width, as has one that is too long.
+
+    What is longer than the heading of the last column, and than a word, stands below its row, to the right.
+    """
+    made = list(rows)
+    *numbers, last = [max(map(len, column)) for column in zip(headings, *made, strict=True)][1:]
+    last = min(last, max(len(headings[-1]), _LONGEST_VALUE))
+    room = width - sum(numbers) - last - len(_GAP) * (len(numbers) + 1)
+    labels = [row[0] for row in made if any(row[1:]) and len(row[0]) <= room]
+    widths = (max(map(len, (headings[0], *labels))), *numbers)
+    lines = [_line(headings, widths)._replace(heading=True)]
+    for label, *cells, ending in made:
+        if len(label) > widths[0]:
+            lines += map(Line, _wrapped(label, width, label[: len(label) - len(label.lstrip())]))
+        if len(label) <= widths[0] or any((*cells, ending)):
+            short = ending if len(ending) <= last else ""
+            lines.append(_line((label if len(label) <= widths[0] else "", *cells, short), widths))
+        if len(ending) > last:
+            lines.append(Line(ending.rjust(sum(widths) + len(_GAP) * len(widths) + last)))
+    return lines
+
+
+def says_lines(experiment: Experiment, width: int = WIDTH) -> list[Line]:
+    """What an assumption is, and what the experiment shows."""
+    return [Line(f"{_GAP}{line.strip()}") for line in _wrapped(experiment.assumption.says, width - 2)]
+
+
 def experiment_lines(outcome: ClaimOutcome, experiment: Experiment, width: int = WIDTH) -> list[Line]:
-    """What an assumption is, and a table of what it does to a claim: as it is, each step, and the paper."""
+    """A table of what an assumption does to a claim: as it is, each step, and the paper."""
     names = list(dict.fromkeys(name for step in experiment.steps for name in step.parts))
     before = [part for part in outcome.parts if part.part.name in names]
     rows = [("as it is", before), *((step.label, list(step.parts.values())) for step in experiment.steps)]
     verdicts = [worst(part.judged.verdict for part in parts) for _, parts in rows]
-    label = max(len("paper"), *(len(label) for label, _ in rows))
-    lines = [Line(f"{_GAP}{line.strip()}") for line in _wrapped(experiment.assumption.says, width - 2)]
+    label = max(len(outcome.claim.id), *(len(label) for label, _ in rows))
+    lines: list[Line] = []
     last = max(map(len, verdicts))
     room = width - 2 * len(_GAP) - label - last
     for chosen in _chunks(before, [parts for _, parts in rows], room):
-        lines += _experiment_table(before, rows, verdicts, chosen, label)
+        lines += _experiment_table(outcome.claim.id, before, rows, verdicts, chosen, label)
     return lines
 
 
 def _experiment_table(
+    id_: str,
     before: Sequence[PartOutcome],
     rows: Sequence[tuple[str, Sequence[PartOutcome]]],
     verdicts: Sequence[Verdict],
@@ -163,13 +192,20 @@ def _experiment_table(
     values = [[_moved(parts[at]) for at in chosen] for _, parts in rows]
     paper = [_short(before[at].part) for at in chosen]
     widths = [_width(before[at].part, column) for at, *column in zip(chosen, *values, paper, strict=True)]
-    names = [wrap(before[at].part.name, wide, break_long_words=False) for at, wide in zip(chosen, widths, strict=True)]
-    for row in range(max(map(len, names), default=0)):
-        texts = [name[row] if row < len(name) else "" for name in names]
-        yield _line(["", *texts, ""], [label + 2, *widths])._replace(heading=True)
+    names = [
+        wrap(before[at].part.name, wide, break_long_words=False, break_on_hyphens=False)
+        for at, wide in zip(chosen, widths, strict=True)
+    ]
+    high = max(map(len, names))
+    for row in range(high or 1):
+        # Short names stand beside the last lines of long ones, and the claim beside all of them.
+        texts = [name[row - high + len(name)] if row >= high - len(name) else "" for name in names]
+        begin = f"{_GAP}{id_}" if row == (high or 1) - 1 else ""
+        yield _line([begin, *texts, ""], [label + 2, *widths])._replace(heading=True)
     for (name, _), verdict, texts in zip(rows, verdicts, values, strict=True):
         yield _line([f"{_GAP}{name}", *texts, str(verdict)], [label + 2, *widths])._replace(verdict=verdict)
-    yield _line([f"{_GAP}paper", *paper, ""], [label + 2, *widths])
+    if any(paper):
+        yield _line([f"{_GAP}paper", *paper, ""], [label + 2, *widths])
 
 
 def _chunks(

@@ -23,6 +23,7 @@ from simgpu.reproduction.claims_file import AssumptionSection, PartSection
 from simgpu.reproduction.figures import figure_tasks, shown_figures
 from simgpu.reproduction.kept import Kept
 from simgpu.reproduction.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.reproduction.recordings_tasks import recording_tasks, recordings_of
 from simgpu.reproduction.tasks import Done, Groups, Task, run_group
 from simgpu.reproduction.verdicts import Judgement, Verdict, judge
 
@@ -35,6 +36,7 @@ def reproduce(
     *,
     quick: bool = False,
     causes: bool = False,
+    recordings: str | Path | bool = False,
     folder: str | Path | None = None,
     jobs: int = 1,
     restart: bool = False,
@@ -43,9 +45,10 @@ def reproduce(
     """Simulates the claims of papers and puts them beside what is published.
 
     what: papers by their key (``cswap``), claims by their id or its beginning up to a dot; all without any. quick:
-    only those that take seconds together. causes: of claims that are off, also what moves them. folder: where finished
-    work is kept, and found again. jobs: processes, 1 for none but this one. restart: forget what the folder has.
-    progress: told how many tasks are finished, of how many.
+    only those that take seconds together. causes: of claims that are off, also what moves them. recordings: also those
+    that ship with simgpu, or these and those in a folder. folder: where finished work is kept, and found again. jobs:
+    processes, 1 for none but this one. restart: forget what the folder has. progress: told how many tasks are finished,
+    of how many.
 
     Raises `InputError` for what is no claim, and for a folder that holds something else.
 
@@ -54,7 +57,7 @@ def reproduce(
     holds
     """
     return Run(select([what] if isinstance(what, str) else what, quick=quick), folder, restart).outcome(
-        causes=causes, jobs=jobs, progress=progress
+        causes=causes, recordings=recordings, jobs=jobs, progress=progress
     )
 
 
@@ -67,17 +70,32 @@ class Run:
         self.failed: dict[str, str] = {}
 
     def outcome(
-        self, *, causes: bool, figures: bool = False, jobs: int = 1, progress: Progress | None = None
+        self,
+        *,
+        causes: bool,
+        figures: bool = False,
+        recordings: str | Path | bool = False,
+        jobs: int = 1,
+        progress: Progress | None = None,
     ) -> Reproduction:
-        """Runs what has yet to run, in so many processes. figures: also what only figures show."""
-        tasks = [task for claim in self.claims for part in claim.parts for task in tasks_of(claim, part)]
+        """Runs what has yet to run, in so many processes. figures: also what only figures show.
+
+        The rest as in `reproduce`.
+        """
+        tasks: list[Task] = [task for claim in self.claims for part in claim.parts for task in tasks_of(claim, part)]
         if causes:
             tasks += [task for claim in self.claims for task in _experiment_tasks(claim)]
         if figures:
             shown = shown_figures(self.claims).items()
             tasks += [task for paper, of in shown for figure in of for task in figure_tasks(paper, figure)]
+        recorded = None if isinstance(recordings, bool) else recordings
+        if recordings:
+            tasks += recording_tasks(recorded)
         self._carry_out(tasks, jobs, progress)
-        return Reproduction(tuple(self._outcome(claim, causes) for claim in self.claims))
+        return Reproduction(
+            tuple(self._outcome(claim, causes) for claim in self.claims),
+            recordings_of(self.kept, self.failed, recorded) if recordings else None,
+        )
 
     def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
         wanted = dict.fromkeys(tasks)

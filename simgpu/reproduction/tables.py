@@ -80,10 +80,10 @@ def _is_number(outcome: PartOutcome) -> bool:
 
 def summary_rows(found: Reproduction) -> list[tuple[str, ...]]:
     """How many claims have which verdict: of each paper those that are predicted, then those that something was fitted
-    to; and of all papers together."""
+    to; and of all papers together, where there are several."""
     papers = dict.fromkeys(outcome.claim.paper for outcome in found.claims)
     rows = [row for paper in papers for row in _of(found, paper.key, paper.name)]
-    return rows + _of(found, "", "all papers")
+    return rows + (_of(found, "", "all papers") if len(papers) > 1 else [])
 
 
 def _of(found: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:

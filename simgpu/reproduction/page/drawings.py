@@ -25,8 +25,8 @@ from simgpu.reproduction.page.decision_map import draw_cells
 
 _SIZE_INCHES = (8.6, 3.5)
 _LEGEND_CHARACTERS = 26
-#: A line of more points has no marker at each.
-_MOST_MARKED = 24
+#: A line of twice as many points or more has about so many markers.
+_MARKED = 12
 #: Values that span more than so many times are on a logarithmic axis.
 _MOST_LINEAR = 100
 #: An axis begins at zero unless its least value is so much of its largest.
@@ -64,15 +64,17 @@ def _lines(drawing: Mapping[str, Any]) -> Figure:
     figure = RunFigure(figsize=_SIZE_INCHES, layout="constrained")
     ax = figure.subplots()
     looks = run_looks([*curves, *published])
-    for label, points in curves.items():
-        ax.plot(*_columns(points), **_line(looks[label], len(points)))
+    for number, (label, points) in enumerate(curves.items()):
+        # Markers of long lines stand apart, and not all at one place where lines lie on each other.
+        apart = max(len(points) // _MARKED, 1)
+        ax.plot(*_columns(points), **_line(looks[label]), markevery=(number * apart // len(curves), apart))
     for label, points in published.items():
         ax.plot(*_columns(points), **_mark(looks[label]), zorder=5)
     points = [point for each in (curves, published) for points in each.values() for point in points]
     _axes(ax, drawing, [value for _, value in points])
     if drawing["log"]:
         _logarithmic(ax, [at for at, _ in points])
-    handles = {fill(label, _LEGEND_CHARACTERS): Line2D([], [], **_line(looks[label], 1)) for label in curves}
+    handles = {fill(label, _LEGEND_CHARACTERS): Line2D([], [], **_line(looks[label])) for label in curves}
     alone = [label for label in published if label not in curves]
     handles |= {fill(_of_paper(label), _LEGEND_CHARACTERS): Line2D([], [], **_mark(looks[label])) for label in alone}
     if len(alone) < len(published):
@@ -90,8 +92,8 @@ def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float
     return [at for at, _ in ordered], [value for _, value in ordered]
 
 
-def _line(look: RunLook, points: int) -> dict[str, Any]:
-    return {**look.line, "marker": look.marker if points <= _MOST_MARKED else "", "markersize": 5}
+def _line(look: RunLook) -> dict[str, Any]:
+    return {**look.line, "markersize": 5}
 
 
 def _mark(look: RunLook) -> dict[str, Any]:

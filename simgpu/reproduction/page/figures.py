@@ -6,6 +6,7 @@ studies (`simgpu.experiments.study_charts`), or which figures there are (the pap
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.reproduction.answers import NotRunError, found_of, partial_result
@@ -31,6 +32,11 @@ class FigureTold(NamedTuple):
     why: str
     about: str
     claims: tuple[str, ...]
+
+    @property
+    def short(self) -> str:
+        """What of the paper it is, which stands before a colon; else how its title begins."""
+        return shorten(self.title.partition(":")[0], 30, placeholder=" ...")
 
 
 def figures_of(run: Run) -> dict[str, list[FigureTold]]:

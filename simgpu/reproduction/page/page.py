@@ -49,6 +49,7 @@ def page(found: Reproduction, figures: Mapping[str, Sequence[FigureTold]]) -> st
         _resource("page.html.j2"),
         style=_resource("style.css"),
         script=in_one_function([_resource("page.js")]),
+        title="What papers claim, simulated" if found.claims else "Recordings, simulated",
         version=__version__,
         papers=papers_told(found),
         headline=_headline(found),

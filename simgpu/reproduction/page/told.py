@@ -15,6 +15,7 @@ from simgpu.reproduction.verdicts import Verdict, worst
 
 if TYPE_CHECKING:
     from simgpu.reproduction.claims import Paper
+    from simgpu.reproduction.claims_file import PartSection
     from simgpu.reproduction.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction
 
 #: What a reader has to know of each verdict.
@@ -30,7 +31,8 @@ MEANINGS = {
 
 
 class PartTold(NamedTuple):
-    """A part of a claim. look: of its verdict; place: of its ratio on the scale of all; wide: its values are sets."""
+    """A part of a claim. look: of its verdict; place: of its ratio on the scale of all; wide: its values are sets;
+    rule: it has none."""
 
     name: str
     published: str
@@ -43,6 +45,7 @@ class PartTold(NamedTuple):
     note: str
     timed: bool
     wide: bool
+    rule: bool
 
 
 class MovedTold(NamedTuple):
@@ -76,6 +79,11 @@ class CauseTold(NamedTuple):
     bands: tuple[tuple[Band, Band] | None, ...]
     goals: tuple[Place | None, ...]
     steps: tuple[StepTold, ...]
+
+    @property
+    def published(self) -> bool:
+        """Whether any of the parts has a published value."""
+        return any(value for _, value in self.parts)
 
 
 class ClaimTold(NamedTuple):
@@ -134,8 +142,8 @@ def bars_told(found: Reproduction) -> list[BarTold]:
     """A bar a paper of its predictions, one of what was fitted, and the same of all papers where there are several."""
     papers = dict.fromkeys(outcome.claim.paper for outcome in found.claims)
     rows = [(paper.key, paper.name) for paper in papers]
-    longest = {key: max(sum(found.counts(key, fitted=fitted).values()) for fitted in (False, True)) for key, _ in rows}
-    bars = [bar for key, name in rows for bar in _bars(found, key, name, max(longest.values()))]
+    longest = max((sum(found.counts(key, fitted=fit).values()) for key, _ in rows for fit in (False, True)), default=0)
+    bars = [bar for key, name in rows for bar in _bars(found, key, name, longest)]
     return bars + (_bars(found, "", "all papers", 0) if len(rows) > 1 else [])
 
 
@@ -182,7 +190,7 @@ def _part(outcome: PartOutcome, unit: str) -> PartTold:
     part, judged = outcome.part, outcome.judged
     return PartTold(
         name=part.name,
-        published=published_text(part, unit),
+        published=_published(part, unit),
         here="" if outcome.simulated is None else here_text(outcome.simulated, unit),
         ratio="" if judged.ratio is None else ratio_text(judged),
         place=COMMON.place(judged.ratio),
@@ -192,7 +200,12 @@ def _part(outcome: PartOutcome, unit: str) -> PartTold:
         note=part.note,
         timed=part.timed,
         wide=isinstance(part.value, list),
+        rule=part.value is None,
     )
+
+
+def _published(part: PartSection, unit: str) -> str:
+    return published_text(part, unit).replace("<=", "≤").replace(">=", "≥")
 
 
 def _cause(outcome: ClaimOutcome, experiment: Experiment) -> CauseTold:
@@ -204,7 +217,7 @@ def _cause(outcome: ClaimOutcome, experiment: Experiment) -> CauseTold:
     return CauseTold(
         name=experiment.name,
         says=experiment.assumption.says,
-        parts=tuple((part.part.name, published_text(part.part, unit)) for part in before),
+        parts=tuple((part.part.name, _published(part.part, unit)) for part in before),
         bands=tuple(scale and (scale.band(0.25), scale.band(0.10)) for scale in scales),
         goals=tuple(scale and scale.place(1.0) for scale in scales),
         steps=tuple(_step(label, parts, scales, unit) for label, parts in rows),

@@ -3,7 +3,7 @@ const bodies = [...document.querySelectorAll("table.claims tbody")];
 const texts = bodies.map((body) => body.textContent.toLowerCase());
 const tools = document.getElementById("tools");
 const query = document.getElementById("query");
-const buttons = [...tools.querySelectorAll("button")];
+const buttons = tools ? [...tools.querySelectorAll("button")] : [];
 
 const asked = (key) => buttons.filter((button) => button.dataset[key] && button.getAttribute("aria-pressed") === "true")
   .map((button) => button.dataset[key]);
@@ -40,6 +40,7 @@ function reach() {
   }
 }
 
+if (!tools) return;
 tools.hidden = false;
 for (const button of buttons) {
   button.addEventListener("click", () => {
