@@ -1,8 +1,24 @@
-"""Checks of home's claims. Does not live here: what studies tell (``scenarios/``)."""
+"""Checks of HOME's claims: the swarm, the evaluator, and what experiments change.
+
+Does not live here: what studies tell (``scenarios/``), or the checks themselves (the modules ``home_*``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {}
+from simgpu.reproduction.checks.home_assumptions import depthwise, holes, holes_home, workspaces
+from simgpu.reproduction.checks.home_evaluator import prediction
+from simgpu.reproduction.checks.home_swarm import convergence, seconds, settings
+
+CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "settings": settings,
+    "convergence": convergence,
+    "seconds": seconds,
+    "prediction": prediction,
+    "holes": holes,
+    "holes_home": holes_home,
+    "workspaces": workspaces,
+    "depthwise": depthwise,
+}
