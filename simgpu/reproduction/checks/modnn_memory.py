@@ -139,9 +139,14 @@ def vgg101() -> dict[str, Any]:
     return {"ideal": amounts["ideal"] / GB, "bound": amounts["bound"] / GB}
 
 
-def weights_leave(updates: Literal["none", "layer", "all"] = "none") -> dict[str, Any]:
-    """Ideal memory over the bound where weights leave too. updates: which weights are updated by one task."""
-    return {"ratio": fmean(_ideal(name) / _where_weights_leave(name, updates) for name in BATCHES)}
+def weights_leave(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
+    """Ideal memory over the bound where weights leave too, mean of the networks.
+
+    updates: which weights a task updates, those of one layer, all at once, or none, as there are no such tasks.
+    without: a network that is left out.
+    """
+    names = [name for name in BATCHES if name != without]
+    return {"ratio": fmean(_ideal(name) / _where_weights_leave(name, updates) for name in names)}
 
 
 def _ideal(name: str) -> int:
