@@ -26,6 +26,9 @@ GIGA = 10**9
 _READ = tuple(GIGA * rate for rate in (16, 32, 48, 64, 100, 150, 200, 10_000))
 #: Link bandwidths of the sweep, bytes per second, each way: PCIe 3.0's 12.8 GB/s, and its multiples.
 _LINKS = tuple(GIGA * tenths // 10 for tenths in (64, 128, 256, 512, 1024))
+#: Marks in figures: what vDNN keeps in the mean, told of Pascal (section III), and gains (abstract and section VII-C).
+_LOST = {"mean": {"vDNN": 0.49}}
+_GAINED = {"mean": {"Maxwell": 0.32, "Pascal": 0.53}, "best": {"Maxwell": 0.61, "Pascal": 0.79}}
 #: Samples a second, by network and run.
 Speeds = Mapping[str, Mapping[str, float]]
 
@@ -74,7 +77,9 @@ def performance(
         if {"vDNN", "ZV", "ideal"}.issubset(labels):
             found |= _gains(gpu, of)
         if not runs:
-            found[f"{gpu}_figure"] = _figure(of)
+            found[f"{gpu}_figure"] = _figure(of, _LOST if gpu == "pascal" else {})
+    if not runs:
+        found["gains_figure"] = _gains_figure(by_gpu)
     if {"ZV", "ZL"}.issubset(labels):
         leads = [each["ZL"] / each["ZV"] - 1 for of in by_gpu.values() for each in of.values()]
         google = [of["GoogLeNet"]["ZL"] / of["GoogLeNet"]["ZV"] - 1 for of in by_gpu.values()]
@@ -92,13 +97,24 @@ def _gains(gpu: str, of: Speeds) -> dict[str, float]:
     return {f"{gpu}_{name}": value for name, value in found.items()}
 
 
-def _figure(of: Speeds) -> dict[str, Any]:
+def _figure(of: Speeds, marks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     groups = {
         name: {label: each[label] / each["ideal"] for label in each if label != "ideal"} for name, each in of.items()
     }
     labels = next(iter(groups.values()))
     groups["mean"] = {label: fmean(each[label] for each in groups.values()) for label in labels}
-    return bars("performance over the oracle's", groups, share=True)
+    return bars("performance over the oracle's", groups, marks, share=True)
+
+
+def _gains_figure(by_gpu: Mapping[str, Speeds]) -> dict[str, Any]:
+    gains = {
+        gpu.capitalize(): {name: each["ZV"] / each["vDNN"] - 1 for name, each in of.items()}
+        for gpu, of in by_gpu.items()
+    }
+    groups = {name: {gpu: of[name] for gpu, of in gains.items()} for name in by_gpu[GPUS[0]]}
+    groups["mean"] = {gpu: fmean(of.values()) for gpu, of in gains.items()}
+    groups["best"] = {gpu: max(of.values()) for gpu, of in gains.items()}
+    return bars("performance gained over vDNN's", groups, _GAINED, share=True)
 
 
 def reading() -> dict[str, Any]:
