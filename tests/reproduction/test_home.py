@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from simgpu.evaluate.evaluator import Evaluator
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.home import Home
 from simgpu.reproduction.checks import home_evaluator, home_swarm
@@ -70,8 +71,8 @@ def test_a_wrong_prediction_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         found = costs(self, rows)
         return replace(found, time_ns=found.time_ns * 11 // 10)
 
-    costs = home_evaluator.Evaluator.costs
-    monkeypatch.setattr(home_evaluator.Evaluator, "costs", slower)
+    costs = Evaluator.costs
+    monkeypatch.setattr(Evaluator, "costs", slower)
     assert home_evaluator.prediction()["mean"] == pytest.approx(0.1, abs=0.01)
 
 
