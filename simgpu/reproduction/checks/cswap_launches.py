@@ -138,17 +138,10 @@ def time_models(noise: float = NOISE) -> dict[str, Any]:
     """Errors of regressions of codec times (figure 10); noise: of the samples, relative."""
     found = mean_errors(compare_models(_surface(1), noise=noise))
     error = {model: wider for model, (_, wider) in found.items()}
-    told = {"linear": "LR", "bayesian_ridge": "BR", "svm": "SVM", "decision_tree": "DT"}
     return {
         "linear": error["linear"],
         "under_ridge": 1 - error["linear"] / error["bayesian_ridge"],
         "under_svm": 1 - error["linear"] / error["svm"],
-        "figure_10": bars(
-            "relative absolute error",
-            {name: {"mean of codecs": error[model]} for model, name in told.items()},  # type: ignore[index]
-            {"LR": {"mean of codecs": 0.03}},
-            share=True,
-        ),
     }
 
 

@@ -28,7 +28,7 @@ _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
 _FIGURE_8 = ("AlexNet", "VGG16", "MobileNet", "SqueezeNet")
 
 
-def study_of(name: str, changed: Mapping[str, object] | None) -> Study:
+def study_of(name: str, changed: Mapping[str, object] | None = None) -> Study:
     """A study of the paper's figures with changed values, as experiments on studies have them."""
     return load_study(name, dict(changed or {}))
 
@@ -55,9 +55,9 @@ def latencies(training: Training) -> dict[str, tuple[int, int]]:
     return {block: (copies, codec) for block, (copies, codec) in found.items()}
 
 
-def static_layers(launch: str = "grid_search", changed: Mapping[str, object] | None = None) -> dict[str, Any]:
+def static_layers(launch: str = "grid_search") -> dict[str, Any]:
     """VGG16's tensors, ImageNet, V100: what swapping each takes as it is and under static compression (figure 3)."""
-    study, names = study_of("cswap-6c", changed), swapped()
+    study, names = study_of("cswap-6c"), swapped()
     plain = latencies(trained(study, "VGG16", "vdnn", {"mode": "conv"}))
     static = latencies(trained(study, "VGG16", "static", {"launch": launch}))
     both = {name: (sum(plain[block]), *static[block]) for block, name in names.items()}
@@ -126,18 +126,18 @@ def _sparse(training: Training) -> list[tuple[str | None, ...]]:
     return rows
 
 
-def counts(study: str = "cswap-6c") -> dict[str, Any]:
+def counts() -> dict[str, Any]:
     """How many tensors leave compressed, epoch by epoch, in four networks (figure 8)."""
-    loaded, epochs = study_of(study, None), range(0, EPOCHS, 2)
+    loaded, epochs = study_of("cswap-6c"), range(0, EPOCHS, 2)
     found = {name: trained(loaded, name, "cswap", _TUNED, epochs).counts for name in _FIGURE_8}
     curves = {name: list(zip(epochs, each, strict=True)) for name, each in found.items()}
     return {"figure_8": lines("tensors that leave compressed", "epoch", curves, {"VGG16": [(0, 5), (48, 9)]})}
 
 
-def decisions(changed: Mapping[str, object] | None = None) -> dict[str, Any]:
+def decisions() -> dict[str, Any]:
     """Share of decisions by predicted times and sizes that are those by true ones, V100, both data sets (figure 11)."""
     right: dict[str, list[bool]] = {}
-    for study in (study_of(name, changed) for name in ("cswap-6a", "cswap-6c")):
+    for study in map(study_of, ("cswap-6a", "cswap-6c")):
         for network in study.traces:
             ours, true = (trained(study, network, "cswap", given).decisions for given in (_TUNED, _MEASURED))
             sparse = {sample.block for sample in study.traces[network].sparsity}

@@ -14,7 +14,7 @@ from simgpu.experiments.training import train
 from simgpu.hardware.nodes import load_node
 from simgpu.reproduction.checks.cswap_layers import latencies, study_of, trained
 from simgpu.reproduction.checks.cswap_tensors import EPOCHS
-from simgpu.reproduction.checks.found import bars, rule
+from simgpu.reproduction.checks.found import rule
 from simgpu.scenario.study import Study
 from simgpu.simulation import Result, simulate
 from simgpu.trace.model import Trace
@@ -48,39 +48,23 @@ TABLE_III: Mapping[str, Mapping[str, tuple[int | None, int | None]]] = {
 _STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "cswap-6c", ("2080ti", 1): "cswap-6d"}
 
 
-def latency_saved(changed: Mapping[str, object] | None = None, exposed: bool = False) -> dict[str, Any]:
-    """Swapping latency that cswap saves of vDNN's: of copies and codec, hidden or not, of the best network by node.
-
-    exposed: of the time that the iteration waits for them alone.
-    """
+def latency_saved() -> dict[str, Any]:
+    """Swapping latency that cswap saves of vDNN's, of copies and codec, hidden or not: of the best network by node."""
     found = {
-        node: {
-            f"{network}, {data}": _saved(study, network, exposed)
-            for data, at in (("CIFAR10", 0), ("ImageNet", 1))
-            for study in [study_of(_STUDIES[node, at], changed)]
+        node: [
+            _saved(study, network)
+            for at in (0, 1)
+            for study in [study_of(_STUDIES[node, at])]
             for network in study.traces
-        }
+        ]
         for node in TABLE_III
     }
-    groups = {label: {node: each.get(label) for node, each in found.items()} for label in found["v100"]}
-    return {
-        **{f"most_{node}": max(each.values()) for node, each in found.items()},
-        "figure": bars("swapping latency saved", groups, share=True),
-    }
+    return {f"most_{node}": max(each) for node, each in found.items()}
 
 
-def _saved(study: Study, network: str, exposed: bool) -> float:
-    before, after = (trained(study, network, *policy) for policy in (_VDNN, _CSWAP))
-    if exposed:
-        waits = [sum(_waits(epoch.result) for epoch in each.epochs) for each in (before, after)]
-    else:
-        waits = [sum(map(sum, latencies(each).values())) for each in (before, after)]
-    return 1 - waits[1] / waits[0]
-
-
-def _waits(result: Result) -> int:
-    parts = result.metrics.breakdown.parts
-    return parts["swapping"] + parts["codec"]
+def _saved(study: Study, network: str) -> float:
+    before, after = (sum(map(sum, latencies(trained(study, network, *policy)).values())) for policy in (_VDNN, _CSWAP))
+    return 1 - after / before
 
 
 def transfers(changed: Mapping[str, object] | None = None, exposed: bool = False) -> dict[str, Any]:
@@ -92,12 +76,6 @@ def transfers(changed: Mapping[str, object] | None = None, exposed: bool = False
         "alexnet": share["AlexNet"],
         "plain20": share["Plain20"],
         "others": rule(max(others) < 0.5, f"{min(others):.0%} to {max(others):.0%}"),
-        "figure": bars(
-            "share of vDNN's time in which a copy runs",
-            {network: {"here": each} for network, each in share.items()},
-            {"AlexNet": {"here": 0.71}, "Plain20": {"here": 0.73}},
-            share=True,
-        ),
     }
 
 
@@ -197,7 +175,7 @@ def batches(width: int = 1) -> dict[str, Any]:
 def _tried() -> Iterator[tuple[str, bool]]:
     """Every batch of table III under the two policies that swap the most and the least, and whether it ran."""
     for (node, at), name in _STUDIES.items():
-        study = study_of(name, None)
+        study = study_of(name)
         for network, row in TABLE_III[node].items():
             if (batch := row[at]) is None:
                 continue

@@ -16,7 +16,6 @@ from simgpu.codecs.gpu.tensors import SparseTensor, array_of
 from simgpu.codecs.zvc import Zvc
 from simgpu.experiments.training import departures
 from simgpu.hardware.nodes import load_node
-from simgpu.reproduction.checks.found import lines
 from simgpu.simulation import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
@@ -43,7 +42,7 @@ def swapped() -> dict[str, str]:
 
 
 def tensors() -> dict[str, Any]:
-    """Sizes and sparsity of the twelve (sections II-B and V-B, figure 1)."""
+    """Sizes and sparsity of the twelve (sections II-B and V-B)."""
     trace, names = vgg16(), swapped()
     zeros = {name: [each.sparsity for each in trace.sparsity if each.block == block] for block, name in names.items()}
     sizes = [trace.block_by_id[block].bytes / 2**20 for block in names]
@@ -55,9 +54,6 @@ def tensors() -> dict[str, Any]:
         "relu4_first": zeros["ReLU4"][0],
         "relu4_last": zeros["ReLU4"][-1],
         "max4_most": max(zeros["MAX4"]),
-        "figure_1": lines(
-            "share of zeros", "epoch", {name: list(enumerate(found)) for name, found in zeros.items()}, share=True
-        ),
     }
 
 
