@@ -82,7 +82,7 @@ def _row_lines(row: _Row, widths: Sequence[int], width: int) -> Iterator[Line]:
     label = row.cells[0]
     cells = row.cells
     if len(label) > widths[0]:
-        yield Line(label)
+        yield from map(Line, _wrapped(label, width, _indent(label)))
         cells = ("", *cells[1:])
     yield _line(cells, widths)._replace(verdict=row.verdict)
     for text in row.below:
@@ -98,6 +98,10 @@ def _wrapped(text: str, width: int, indent: str = _INDENT) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _indent(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> Line:
@@ -152,7 +156,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], width: i
     lines = [_line(headings, widths)._replace(heading=True)]
     for label, *cells, ending in made:
         if len(label) > widths[0]:
-            lines += map(Line, _wrapped(label, width, label[: len(label) - len(label.lstrip())]))
+            lines += map(Line, _wrapped(label, width, _indent(label)))
         if len(label) <= widths[0] or any((*cells, ending)):
             short = ending if len(ending) <= last else ""
             lines.append(_line((label if len(label) <= widths[0] else "", *cells, short), widths))
@@ -199,7 +203,7 @@ def _experiment_table(
     high = max(map(len, names))
     for row in range(high or 1):
         # Short names stand beside the last lines of long ones, and the claim beside all of them.
-        texts = [name[row - high + len(name)] if row >= high - len(name) else "" for name in names]
+        texts = [name[row - high + len(name)] if name and row >= high - len(name) else "" for name in names]
         begin = f"{_GAP}{id_}" if row == (high or 1) - 1 else ""
         yield _line([begin, *texts, ""], [label + 2, *widths])._replace(heading=True)
     for (name, _), verdict, texts in zip(rows, verdicts, values, strict=True):

@@ -19,6 +19,7 @@ from simgpu.cli.completion import Bash, Fish
 from simgpu.codecs.registry import codec_names
 from simgpu.hardware.nodes import node_names
 from simgpu.policies.registry import policy_names
+from simgpu.reproduction.claims import PAPERS
 from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
 from simgpu.shipped import shipped_names
 from simgpu.trace.solvers.catalogue import SOLVERS
@@ -83,6 +84,9 @@ def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
         ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam"]),
         ("schema ", ["scenario", "study", "node"]),
         ("completion ", ["bash", "zsh", "fish"]),
+        ("reproduce ", [*PAPERS, "recordings"]),
+        ("reproduce buddy ho", ["home"]),
+        ("reproduce cdma.b", ["cdma.bandwidth_aware", "cdma.batches"]),
     ],
 )
 def test_names_are_offered_where_a_command_takes_one(line: str, names: list[str]) -> None:

@@ -1,5 +1,5 @@
 // Shows the claims that were asked for: by verdict, by whether something was fitted to them, and by words.
-const bodies = [...document.querySelectorAll("table.claims tbody")];
+const bodies = [...document.querySelectorAll("table.claims > tbody")];
 const texts = bodies.map((body) => body.textContent.toLowerCase());
 const tools = document.getElementById("tools");
 const query = document.getElementById("query");
@@ -18,7 +18,7 @@ function show() {
     shown += body.hidden ? 0 : 1;
   });
   for (const section of document.querySelectorAll("section.paper")) {
-    const none = section.querySelectorAll("tbody:not([hidden])").length === 0;
+    const none = section.querySelectorAll("table.claims > tbody:not([hidden])").length === 0;
     section.querySelector("table.claims").hidden = none;
     section.querySelector("p.none").hidden = !none;
   }

@@ -1,0 +1,149 @@
+"""``simgpu reproduce``: what it takes, what it shows, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from simgpu.reproduction import tasks
+from simgpu.reproduction.checks.found import bars, rule
+from simgpu.reproduction.claims import Claim, select
+from tests.cli.cli_helpers import simgpu
+from tests.reproduction.made import made_paper
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def reproduce(*arguments: object) -> Result:
+    return simgpu("reproduce", *arguments, "-j", 1)
+
+
+def refused(*arguments: object) -> str:
+    done = reproduce(*arguments)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+    return " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hand-made paper in place of all others; one of its claims cannot be run."""
+
+    def speeds(rate: float = 12.0) -> dict[str, Any]:
+        return {"mean": 1.43 - (rate - 12) / 25, "best": 1.2 + (rate - 12) / 5, "link": 11.7, "time": 118.0}
+
+    def rules() -> dict[str, Any]:
+        raise RuntimeError("on purpose")
+
+    found: Mapping[str, Any] = {"speeds": speeds, "rules": rules}
+    claims = [each for each in made_paper(figures=[]).claims if not each.id.endswith("missing")]
+
+    def chosen(what: list[str], quick: bool = False) -> tuple[Claim, ...]:
+        return tuple(each for each in claims if not what or any(each.id.startswith(word) for word in what))
+
+    monkeypatch.setattr("simgpu.cli.reproduce.select", chosen)
+    monkeypatch.setattr(tasks, "checks", lambda _: found)
+    monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
+    monkeypatch.setattr(tasks, "_source", lambda _: "")
+
+
+def test_a_single_claim_is_told_in_full() -> None:
+    done = reproduce("cdma.batches")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    (claim,) = select(["cdma.batches"])
+    assert lines[0] == claim.id
+    assert [line.split()[0] for line in lines[1:5]] == ["states", "paper", "fit", "verdict"]
+    assert claim.section.states.split()[0] in lines[1] and claim.section.where in lines[2]
+    assert "holds" in lines[4]
+    assert max(map(len, lines)) <= 80
+
+
+def test_several_claims_are_a_table_and_a_summary() -> None:
+    done = reproduce("cdma.batches", "cdma.shared_link")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("cDMA (") and lines[1].split() == ["claim", "paper", "here", "ratio", "verdict"]
+    assert "cdma.batches" in lines[2] and "cdma.shared_link" in done.stdout
+    assert lines[-1].split()[:3] == ["cDMA", "2", "2"]
+
+
+def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reproduce("made.speed", "-o", "work").exit_code == 0
+    monkeypatch.setattr(tasks, "checks", lambda _: {})
+    assert reproduce("made.speed", "-o", "work").exit_code == 0
+    assert reproduce("made.speed", "-o", "work", "--restart").exit_code == 2
+
+
+def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
+    both = ("made.speed", "made.half")
+    assert "why: link" not in reproduce(*both).stdout
+    for told in (reproduce(*both, "--why"), reproduce("made.speed")):
+        assert told.exit_code == 0
+        rows = [line.split() for line in told.stdout.splitlines()]
+        assert "why: link" in told.stdout
+        assert ["16", "GB/s", "1.27", "2", "within", "10%"] in rows
+        assert ["paper", "1.25", "2"] in rows
+
+
+def test_what_could_not_be_run_is_told_and_is_no_success(broken: None) -> None:
+    done = reproduce()
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert "could not be run: made.rule, made.broken, made.layers: RuntimeError: on purpose" in told
+    assert "1 + 3 failed" in done.stdout, "the rest is told"
+
+
+def test_json_has_all_of_it() -> None:
+    done = reproduce("cdma.batches", "--json")
+    found = json.loads(done.stdout)
+    assert [claim["id"] for claim in found["claims"]] == ["cdma.batches"]
+    assert found["claims"][0]["verdict"] == "holds"
+    assert set(found["counts"]) == {"fitted", "predicted"}
+    assert "simgpu" in found and found["recordings"] is None
+
+
+def test_the_page_has_causes_and_is_the_same_each_time(broken: None) -> None:
+    done = reproduce("made.speed", "made.half", "--html", "a.html")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith("written to a.html\n")
+    reproduce("made.speed", "made.half", "--html", "b.html", "--restart")
+    text = Path("a.html").read_text(encoding="utf-8")
+    assert "data sheet" in text and 'id="made.half"' in text
+    assert Path("b.html").read_text(encoding="utf-8") == text
+
+
+def test_recordings_that_ship_are_compared_by_their_word() -> None:
+    done = reproduce("recordings")
+    assert done.exit_code == 0, done.output
+    assert "resnet20-cifar-cpu" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert json.loads(reproduce("recordings", "--json").stdout)["claims"] == []
+
+
+def test_bad_input_is_told_before_anything_runs() -> None:
+    assert "no paper or claim is called 'cdna'; did you mean 'cdma'" in refused("cdna")
+    assert "did you mean 'cdma.batches'" in refused("cdma.batch")
+    assert "is no name of a page; end it in .html" in refused("--html", "page.txt")
+    assert "no is not a folder" in refused("--html", "no/page.html").replace(str(Path().absolute()) + "/", "")
+    assert "no such folder" in refused("recordings", "--recordings", "nowhere")
+    Path("mine").mkdir()
+    Path("mine/data.txt").touch()
+    assert "not from a reproduction" in refused("cdma.batches", "-o", "mine")
+    assert not list(Path().rglob("*.json"))
+
+
+def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"rules": lambda: {"end": rule(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
+    monkeypatch.setattr(tasks, "checks", lambda _: found)
+    monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
+    done = reproduce("made.broken")
+    assert done.exit_code == 0 and "case 7" in done.stdout

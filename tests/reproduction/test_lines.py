@@ -1,0 +1,127 @@
+"""Claims in columns of a terminal: all numbers, no line too wide, no word broken."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.reproduction.lines import claim_lines, experiment_lines, reproduction_text, says_lines, table_lines
+from simgpu.reproduction.outcome import Reproduction
+from simgpu.reproduction.tables import SUMMARY_HEADINGS, summary_rows
+from tests.reproduction.made import made, made_paper
+
+FOUND = made()
+
+
+def texts(found: Reproduction = FOUND, *, every: bool = False) -> list[str]:
+    return [line.whole for line in claim_lines(found.claims, every=every)]
+
+
+def row_of(label: str) -> list[str]:
+    (line,) = (line for line in texts() if line.split("  ")[0].strip() == label or line.strip().startswith(f"{label} "))
+    return line.split()
+
+
+def test_a_claim_of_several_parts_has_a_row_of_its_own_and_one_for_each() -> None:
+    lines = texts()
+    at = next(number for number, line in enumerate(lines) if line.startswith("made.speed"))
+    assert lines[at].split() == ["made.speed", "off"]
+    assert lines[at + 1].split() == ["mean", "1.25", "1.43", "1.14", "within", "25%", "(+14.4%)"]
+    assert lines[at + 2].split() == ["best", "2", "1.2", "0.6", "off", "(-40.0%)"]
+
+
+def test_what_was_fitted_is_marked_and_units_are_told_once() -> None:
+    lines = texts()
+    long = "made.rates.a_very_long_name.of_a_claim.that_takes_room*, GB/s"
+    at = lines.index(long)
+    assert lines[at + 1].split() == ["11.7", "11.7", "1", "within", "10%"]
+
+
+def test_sets_stand_below_their_row() -> None:
+    lines = texts()
+    at = next(number for number, line in enumerate(lines) if line.startswith("made.layers"))
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "paper: MAX1, MAX2, ReLU7, ReLU8",
+        "here: MAX1, MAX2, ReLU8, ReLU9",
+        "only here: ReLU9; only published: ReLU7",
+    ]
+
+
+def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
+    text = "\n".join(texts())
+    for why in ("window 7 ends after 12 ns, not 11", "a simulator meets no readers", "there is nothing to divide by"):
+        assert why in text
+    assert "2000 random schedules" not in text, "of what holds only all of a claim tells more"
+    assert "2000 random schedules" in "\n".join(texts(every=True))
+    assert "note: read off a picture" in "\n".join(texts(every=True))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
+    lines = [line.whole for line in claim_lines(FOUND.claims, width, every=True)]
+    assert max(map(len, lines)) <= width
+    words = set(" ".join(lines).split())
+    assert {"made.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
+
+
+def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -> None:
+    speed = FOUND["made.speed"]
+    rows = [line.whole.split() for line in experiment_lines(speed, speed.experiments[0])]
+    assert rows == [
+        ["made.speed", "mean", "best"],
+        ["as", "it", "is", "1.43", "1.2", "off"],
+        ["14", "GB/s", "1.35", "1.6", "within", "25%"],
+        ["16", "GB/s", "1.28", "1.96", "within", "10%"],
+        ["paper", "1.25", "2"],
+    ]
+    says = " ".join(line.whole.strip() for line in says_lines(speed.experiments[0]))
+    assert says == speed.experiments[0].assumption.says
+
+
+def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
+    speed = FOUND["made.speed"]
+    lines = [line.whole for line in experiment_lines(speed, speed.experiments[0], 30)]
+    assert max(map(len, lines)) <= 30
+    assert [line.split()[-1] for line in lines if "made.speed" in line] == ["mean", "best"]
+
+
+def test_verdicts_are_the_ends_of_lines_to_be_coloured() -> None:
+    for line in claim_lines(FOUND.claims):
+        assert line.verdict is None or line.ending.startswith(str(line.verdict))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(*[st.text("abc ", max_size=30).map(str.strip)] * 3), min_size=1),
+    st.integers(75, 120),
+)
+def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, str]], width: int) -> None:
+    lines = table_lines(("what", "number", "said"), rows, width)
+    assert re.sub(r"\s", "", "".join(line.whole for line in lines)) == "whatnumbersaid" + re.sub(
+        r"\s", "", "".join("".join(row) for row in rows)
+    )
+
+
+def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
+    rows = summary_rows(FOUND)
+    assert [len(row) for row in rows] == [len(SUMMARY_HEADINGS)] * 2
+    assert rows == [
+        ("MADE", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
+        ("  fitted", "1", "", "1", "", "", "", ""),
+    ]
+
+
+def test_several_papers_are_counted_together_too() -> None:
+    other = made(made_paper(paper="OTHER"))
+    rows = summary_rows(Reproduction((*FOUND.claims, *other.claims)))
+    assert [row[0] for row in rows] == ["MADE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
+
+
+def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
+    text = reproduction_text(FOUND)
+    assert repr(FOUND) == text
+    assert "made.half, ms" in text and "1 + 1 failed" in text
+    assert max(map(len, text.splitlines())) <= 84
