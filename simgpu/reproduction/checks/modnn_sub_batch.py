@@ -105,26 +105,33 @@ class Search:
 def sub_batch() -> dict[str, Any]:
     """Equation 8 and what is selected by it, against sums over each window."""
     gpu = load_node(NODE).gpu
-    same, told = True, []
+    same, needs = True, []
     for name in BATCHES:
         graph = network(name)
         need = equation_8(windows_of(graph), workspaces_of(graph))
         same = same and need == window_bytes(Tdfg.of(graph), ALPHA)
-        told.append(f"{name} {need / GB:.4g}")
-    chosen, right = [], True
+        needs.append(f"{name} {need / GB:.4g}")
+    chosen, right, circles = [], True, 0
     for name, budgets in _SEARCHED.items():
         graph = network(name)
         search = Search(graph)
+        sizes = []
         for budget in (int(gb * GB) for gb in budgets):
-            size = select_sub_batch(graph, gpu, budget).size
+            sizes.append(size := select_sub_batch(graph, gpu, budget).size)
             settled = search.settled(budget)
+            circles += settled is None
             right = right and (size == settled if settled is not None else search.allowed(size, budget))
-            chosen.append(f"{size}{'' if settled is not None else ' (a circle of profiles)'}")
+        chosen.append(f"{name} by {_listed(sizes)} in {_listed(budgets)} GB")
+    told = f"{'; '.join(chosen)}; profiles go round in a circle {circles} times"
     return {
-        "equation_8": rule(same, "whole batches, to the byte: " + ", ".join(told) + " GB"),
-        "selected": rule(right, f"{', '.join(chosen)} of {', '.join(_SEARCHED)} by budget, from the smallest"),
+        "equation_8": rule(same, "whole batches, to the byte: " + ", ".join(needs) + " GB"),
+        "selected": rule(right, told),
         "regular": rule(_regular(), "of all sizes up to 1000"),
     }
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _regular() -> bool:
