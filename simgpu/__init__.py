@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.policies.registry import policy_names
     from simgpu.report.writing import write_report
+    from simgpu.reproduction.outcome import Reproduction
+    from simgpu.reproduction.reproduce import reproduce
     from simgpu.result import Result
     from simgpu.scenario.load import load_scenario, load_trace
     from simgpu.scenario.load_study import load_study
@@ -59,6 +61,7 @@ _HOMES = {
     "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
+    "Reproduction": "simgpu.reproduction.outcome",
     "Result": "simgpu.result",
     "Scenario": "simgpu.scenario.model",
     "Search": "simgpu.experiments.search_found",
@@ -83,6 +86,7 @@ _HOMES = {
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
     "record": "simgpu.trace.recorder",
+    "reproduce": "simgpu.reproduction.reproduce",
     "run_study": "simgpu.experiments.study",
     "run_sweep": "simgpu.experiments.sweep.run",
     "search_placement": "simgpu.experiments.search",
@@ -103,6 +107,7 @@ __all__ = [
     "MaxBatch",
     "NodeSpec",
     "OutOfMemoryError",
+    "Reproduction",
     "Result",
     "Scenario",
     "Search",
@@ -129,6 +134,7 @@ __all__ = [
     "node_names",
     "policy_names",
     "record",
+    "reproduce",
     "run_study",
     "run_sweep",
     "search_placement",

@@ -27,7 +27,7 @@ from simgpu.reproduction.page.writing import check_target, write_page
 from simgpu.reproduction.recordings import HEADINGS as RECORDING_HEADINGS
 from simgpu.reproduction.recordings import MANAGED_HEADINGS, Recordings
 from simgpu.reproduction.reproduce import Run
-from simgpu.reproduction.tables import SUMMARY_HEADINGS, summary_rows
+from simgpu.reproduction.tables import summary
 from simgpu.reproduction.verdicts import Verdict
 
 FOLDER = Path("results", "reproduce")
@@ -146,7 +146,10 @@ def _show_claims(screen: Screen, found: Reproduction) -> None:
     if any(outcome.claim.fitted for outcome in found.claims):
         screen.print(Text(f"{FITTED} something was fitted to it; all others are predictions", style="dim"))
         screen.print()
-    screen.print(table(SUMMARY_HEADINGS, summary_rows(found)))
+    headings, rows, below = summary(found)
+    screen.print(table(headings, rows, whole=(0,)))
+    screen.print()
+    screen.print(below)
 
 
 def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:

@@ -61,7 +61,7 @@ def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> It
             row = _row(source, study, claim)
             result = StudyResult(study, {})
             for trace, run in result.cells_of(row):
-                yield Memory(name, changes, trace) if row.memory is not None else Cell(name, changes, trace, run)
+                yield Memory.of(name, changes, trace) if row.memory is not None else Cell.of(name, changes, trace, run)
 
 
 def simulated(
@@ -119,9 +119,9 @@ def partial_result(
         row = _row(asked, study, claim)
         pairs = empty.cells_of(row)
     if row is not None and row.memory is not None:
-        memory = {trace: _found(Memory(name, changes, trace), kept, failed) for trace, _ in pairs}
+        memory = {trace: _found(Memory.of(name, changes, trace), kept, failed) for trace, _ in pairs}
         return StudyResult(study, {}, memory)
-    cells = {(trace, run): restored(_found(Cell(name, changes, trace, run), kept, failed)) for trace, run in pairs}
+    cells = {(trace, run): restored(_found(Cell.of(name, changes, trace, run), kept, failed)) for trace, run in pairs}
     return StudyResult(study, cells)
 
 
@@ -129,7 +129,7 @@ def study_tasks(paper: Paper, name: str) -> Iterator[Task]:
     """Every cell of a study, for its figures."""
     changes = changes_of(paper, name)
     study = outlined(name, changes)
-    return (Cell(name, changes, trace, run.label) for trace in study.traces for run in study.runs)
+    return (Cell.of(name, changes, trace, run.label) for trace in study.traces for run in study.runs)
 
 
 def changes_of(paper: Paper, study: str, changed: Changed = AS_IT_IS) -> str:

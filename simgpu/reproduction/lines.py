@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import table_text
 from simgpu.reproduction.tables import (
-    SUMMARY_HEADINGS,
     here_text,
     published_text,
     ratio_text,
     said,
-    summary_rows,
+    summary,
     verdict_text,
 )
 from simgpu.reproduction.verdicts import Verdict, worst
@@ -251,4 +250,5 @@ def _short(part: PartSection) -> str:
 def reproduction_text(found: Reproduction) -> str:
     """All claims and the summary."""
     claims = "\n".join(line.whole for line in claim_lines(found.claims))
-    return f"{claims}\n\n{table_text(SUMMARY_HEADINGS, summary_rows(found))}"
+    headings, rows, below = summary(found)
+    return "\n\n".join((claims, table_text(headings, rows), "\n".join(wrap(below, WIDTH))))

@@ -88,6 +88,13 @@ class Reproduction:
         )
         return {verdict: found[verdict] for verdict in Verdict}
 
+    def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
+        """The same of the parts of claims, each by itself."""
+        found = Counter(
+            part.judged.verdict for each in self.claims if fitted in (None, each.claim.fitted) for part in each.parts
+        )
+        return {verdict: found[verdict] for verdict in Verdict}
+
     def __getitem__(self, id_: str) -> ClaimOutcome:
         """The outcome of a claim by its id; `KeyError` for one that is not among these."""
         for each in self.claims:

@@ -7,7 +7,7 @@ terminal they take (`simgpu.reproduction.lines`), or the page (`simgpu.reproduct
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.reproduction.verdicts import Judgement, Simulated, Verdict
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simgpu.reproduction.claims_file import PartSection
     from simgpu.reproduction.outcome import PartOutcome, Reproduction
 
-SUMMARY_HEADINGS = ("", "claims", "holds", "within 10%", "within 25%", "off", "broken", "not simulated")
+_SUMMARY_HEADINGS = ("", "claims", "holds", "within 10%", "within 25%", "off", "broken", "not simulated")
 _LIMITS = {"at_most": "<= ", "at_least": ">= "}
 
 
@@ -78,12 +78,35 @@ def _is_number(outcome: PartOutcome) -> bool:
     return isinstance(outcome.simulated, int | float)
 
 
-def summary_rows(found: Reproduction) -> list[tuple[str, ...]]:
+class Summary(NamedTuple):
+    """A table, and a sentence below it."""
+
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    below: str
+
+
+def summary(found: Reproduction) -> Summary:
     """How many claims have which verdict: of each paper those that are predicted, then those that something was fitted
-    to; and of all papers together, where there are several."""
+    to; and of all papers together, where there are several. Below: how many of their parts are met.
+
+    The last column is left out where nothing stands in it.
+    """
     papers = dict.fromkeys(outcome.claim.paper for outcome in found.claims)
     rows = [row for paper in papers for row in _of(found, paper.key, paper.name)]
-    return rows + (_of(found, "", "all papers") if len(papers) > 1 else [])
+    rows += _of(found, "", "all papers") if len(papers) > 1 else []
+    columns = len(_SUMMARY_HEADINGS) - (not any(row[-1] for row in rows))
+    return Summary(_SUMMARY_HEADINGS[:columns], [row[:columns] for row in rows], parts_text(found))
+
+
+def parts_text(found: Reproduction) -> str:
+    """How many numbers and rules of the claims are met, one by one; a claim is only where all of its own are."""
+    told = []
+    for fitted, whose in ((False, "predictions"), (True, "fitted claims")):
+        counts = found.part_counts(fitted=fitted)
+        if total := sum(counts.values()) - counts[Verdict.CANNOT]:
+            told.append(f"of {total} in {whose} {counts[Verdict.HOLDS] + counts[Verdict.CLOSE]}")
+    return f"Numbers and rules one by one, that hold or are within 10%: {', '.join(told)}." if told else ""
 
 
 def _of(found: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:

@@ -33,6 +33,22 @@ def written(values: Mapping[str, object]) -> str:
     return json.dumps(dict(values), sort_keys=True)
 
 
+def narrowed(changes: str, network: str, run: str = "") -> str:
+    """Of changes to a study those that a run on a network can feel; without a run those that the network can.
+
+    >>> changes = {"epochs": [0], "runs.CSWAP": None, "traces.AlexNet.batch": 8, "traces.VGG16.batch": 9}
+    >>> narrowed(written(changes), "VGG16", "vDNN")
+    '{"epochs": [0], "traces.VGG16.batch": 9}'
+    """
+    felt = {"traces": network, "runs": run}
+    kept = {}
+    for key, value in json.loads(changes).items():
+        kind, _, label = key.partition(".")
+        if kind not in felt or not label or label.split(".")[0].split("[")[0] == felt[kind]:
+            kept[key] = value
+    return written(kept)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
     """A run of a study on a trace; changes: to the study, as `written` has them."""
@@ -41,6 +57,13 @@ class Cell:
     changes: str
     trace: str
     run: str
+
+    @classmethod
+    def of(cls, study: str, changes: str, trace: str, run: str) -> Cell:
+        """The cell that is the same whatever becomes of others."""
+        outline = outlined(study, changes)
+        (found,) = (each for each in outline.runs if each.label == run)
+        return cls(study, narrowed(changes, outline.network(trace), found.sweep or run), trace, run)
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -68,6 +91,11 @@ class Memory:
     study: str
     changes: str
     trace: str
+
+    @classmethod
+    def of(cls, study: str, changes: str, trace: str) -> Memory:
+        """The amounts that are the same whatever becomes of other traces."""
+        return cls(study, narrowed(changes, outlined(study, changes).network(trace)), trace)
 
     @property
     def group(self) -> tuple[str, ...]:

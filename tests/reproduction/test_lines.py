@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from simgpu.reproduction.lines import claim_lines, experiment_lines, reproduction_text, says_lines, table_lines
 from simgpu.reproduction.outcome import Reproduction
-from simgpu.reproduction.tables import SUMMARY_HEADINGS, summary_rows
+from simgpu.reproduction.tables import summary
+from simgpu.reproduction.verdicts import Verdict
 from tests.reproduction.made import made, made_paper
 
 FOUND = made()
@@ -106,17 +107,26 @@ def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, st
 
 
 def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
-    rows = summary_rows(FOUND)
-    assert [len(row) for row in rows] == [len(SUMMARY_HEADINGS)] * 2
+    headings, rows, below = summary(FOUND)
+    assert [len(row) for row in rows] == [len(headings)] * 2
+    assert headings[-1] == "not simulated"
+    assert below.startswith("Numbers and rules one by one")
     assert rows == [
         ("MADE", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
         ("  fitted", "1", "", "1", "", "", "", ""),
     ]
 
 
+def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:
+    simulated = [each for each in FOUND.claims if each.verdict not in (Verdict.CANNOT, Verdict.FAILED)]
+    headings, rows, _ = summary(Reproduction(tuple(simulated)))
+    assert headings[-1] == "broken"
+    assert {len(row) for row in rows} == {len(headings)}
+
+
 def test_several_papers_are_counted_together_too() -> None:
     other = made(made_paper(paper="OTHER"))
-    rows = summary_rows(Reproduction((*FOUND.claims, *other.claims)))
+    rows = summary(Reproduction((*FOUND.claims, *other.claims))).rows
     assert [row[0] for row in rows] == ["MADE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
 
 

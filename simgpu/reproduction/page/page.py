@@ -15,6 +15,7 @@ from simgpu import __version__
 from simgpu.reproduction.page.scales import COMMON
 from simgpu.reproduction.page.told import MEANINGS, bars_told, look, papers_told
 from simgpu.reproduction.recordings import HEADINGS, MANAGED_HEADINGS
+from simgpu.reproduction.tables import parts_text
 from simgpu.reproduction.verdicts import Verdict
 from simgpu.webpage.page import filled, in_one_function
 
@@ -53,6 +54,7 @@ def page(found: Reproduction, figures: Mapping[str, Sequence[FigureTold]]) -> st
         version=__version__,
         papers=papers_told(found),
         headline=_headline(found),
+        parts_met=parts_text(found),
         bars=bars_told(found),
         verdicts=[(look(verdict), str(verdict), counts[verdict], MEANINGS[verdict]) for verdict in shown],
         band=(COMMON.band(0.25), COMMON.band(0.10)),
