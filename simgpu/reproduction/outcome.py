@@ -125,6 +125,11 @@ class Reproduction:
 
         return reproduction_text(self)
 
+    def _repr_html_(self) -> str:
+        from simgpu.reproduction.tables import reproduction_html
+
+        return reproduction_html(self)
+
 
 def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
     claim = outcome.claim

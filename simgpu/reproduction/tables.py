@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from simgpu.analysis.tables import table_html
 from simgpu.reproduction.verdicts import Judgement, Simulated, Verdict
 
 if TYPE_CHECKING:
@@ -107,6 +108,25 @@ def parts_text(found: Reproduction) -> str:
         if total := sum(counts.values()) - counts[Verdict.CANNOT]:
             told.append(f"of {total} in {whose} {counts[Verdict.HOLDS] + counts[Verdict.CLOSE]}")
     return f"Numbers and rules one by one, that hold or are within 10%: {', '.join(told)}." if told else ""
+
+
+def reproduction_html(found: Reproduction) -> str:
+    """All claims, a row a part, and the summary, for notebooks."""
+    rows = [
+        (
+            outcome.claim.id + (" (fit)" if outcome.claim.fitted else ""),
+            part.part.name,
+            published_text(part.part, outcome.claim.section.unit),
+            here_text(part.simulated, outcome.claim.section.unit),
+            ratio_text(part.judged),
+            verdict_text(part),
+        )
+        for outcome in found.claims
+        for part in outcome.parts
+    ]
+    headings, counted, below = summary(found)
+    claims = table_html(("claim", "part", "paper", "here", "ratio", "verdict"), rows, "Claims", left=(1, 5))
+    return claims + table_html(headings, counted, f"How many claims have which verdict. {below}")
 
 
 def _of(found: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:

@@ -135,3 +135,9 @@ def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
     assert repr(FOUND) == text
     assert "made.half, ms" in text and "1 + 1 failed" in text
     assert max(map(len, text.splitlines())) <= 84
+
+
+def test_a_notebook_shows_every_part_and_the_summary() -> None:
+    html = FOUND._repr_html_()
+    assert html.count("<tr>") == 2 + sum(len(each.parts) for each in FOUND.claims) + len(summary(FOUND).rows)
+    assert "(fit)" in html and "1 + 1 failed" in html

@@ -30,7 +30,7 @@ _MARKED = 12
 #: Values that span more than so many times are on a logarithmic axis.
 _MOST_LINEAR = 100
 #: An axis begins at zero unless its least value is so much of its largest.
-_FAR_FROM_ZERO = 0.6
+_FAR_FROM_ZERO = 0.5
 
 
 def drawn(drawing: Mapping[str, Any]) -> Figure:
