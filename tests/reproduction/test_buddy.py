@@ -118,6 +118,24 @@ def test_the_least_target_counts_entries_one_by_one() -> None:
     assert buddy_rules._least_target(allocation(*[0] * 6, *[128] * 4)) == 128
 
 
+def test_one_target_for_all_is_the_least_that_a_share_of_the_entries_exceeds() -> None:
+    def allocation(name: str, small: int, large: int) -> Allocation:
+        counts = tuple({32: small, 128: large}.get(size, 0) for size in ENTRY_SIZES)
+        return Allocation(name, 128 * (small + large), (counts,))
+
+    program = [allocation("a", 10, 0), allocation("b", 4, 6)]
+    assert buddy_programs.least_for_all(program, 0.3) == 32
+    assert buddy_programs.least_for_all(program, 0.29) == 128, "in no target but the largest do the others fit"
+    assert buddy_programs.least_for_all([allocation("a", 0, 9)], 0.3) == 128
+
+
+def test_more_entries_may_overflow_where_more_do() -> None:
+    few, many = buddy_programs.one_target(0.3), buddy_programs.one_target(0.7)
+    assert few["ratio"] < many["ratio"]
+    assert 0 < few["accesses"] < many["accesses"]
+    assert few["accesses"] <= 0.3
+
+
 def test_optimistic_ratios_are_those_told_of_the_solvers_and_of_the_fit() -> None:
     """The table of traces/README.md, and what the profile published was fitted to."""
     fitted = buddy_programs.optimistic("published")

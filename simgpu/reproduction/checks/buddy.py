@@ -16,6 +16,7 @@ CHECKS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
         buddy_rules.threshold,
         buddy_rules.latency,
         buddy_programs.optimistic,
+        buddy_programs.one_target,
         buddy_programs.footprints,
         buddy_programs.transition,
         buddy_programs.signs,
