@@ -1,7 +1,7 @@
 """One run of a study on one trace: a training, or the largest batch that fits and an iteration of it.
 
-Lives here: `cell_of`. Does not live here: training (`simgpu.experiments.training`), the search for the batch
-(`simgpu.experiments.max_batch`), or what is told of a run (`simgpu.experiments.study_measures`).
+Lives here: `cell_of` and `cell_with_extras`. Does not live here: training (`simgpu.experiments.training`), the search
+for the batch (`simgpu.experiments.max_batch`), or what is told of a run (`simgpu.experiments.study_measures`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 def cell_of(study: Study, label: str, run: StudyRun) -> Cell:
     """The numbers of a run on the trace of that label; without any, and why, where it is out of memory or refused."""
     try:
+        return cell_with_extras(study, label, run)
+    except MissingExtraError as error:
+        return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
+
+
+def cell_with_extras(study: Study, label: str, run: StudyRun) -> Cell:
+    """The same. Raises `MissingExtraError` where it is only this installation that cannot run it."""
+    try:
         return Cell.of((_at_largest_batch if study.largest_batch else _trained)(study, label, run))
     except OutOfMemoryError as error:
         return Cell(None, out_of_memory=str(error), batch=study.traces[label].info.batch)
-    except (InputError, MissingExtraError) as error:
+    except InputError as error:
         return Cell(None, refused=str(error), batch=study.traces[label].info.batch)
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,11 +24,24 @@ from simgpu.whole import unwritable, whole_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
-#: What decides results beside simgpu's own files.
-_LIBRARIES = ("numpy", "simpy", "scikit-learn", "scipy", "bayesian-optimization", "numba", "lz4")
+#: What decides results beside simgpu's own files: distributions, by the module that is imported of each.
+_LIBRARIES: Mapping[str, str] = {
+    "numpy": "numpy",
+    "simpy": "simpy",
+    "networkx": "networkx",
+    "scikit-learn": "sklearn",
+    "scipy": "scipy",
+    "bayesian-optimization": "bayes_opt",
+    "numba": "numba",
+    "lz4": "lz4",
+}
 #: What decides no result: how results are asked for, judged and shown.
 _SHOWING = ("cli/", "report/", "webpage/", "testing/", "explain/", "reproduction/")
+#: In a room of these, but what a cell of a study is.
+_DECIDING = ("reproduction/tasks.py",)
 _MARK = "simgpu-reproduction"
+#: A folder of results, by its name: whatever else somebody put beside these is not ours.
+_OF_A_STATE = re.compile("[0-9a-f]{16}")
 
 
 @lru_cache
@@ -37,24 +53,34 @@ def fingerprint() -> str:
     found = hashlib.sha256(__version__.encode())
     for path, root in _inputs():
         found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    for library in _LIBRARIES:
-        found.update(f"{library} {_version(library)}\n".encode())
+    told = {"python": platform.python_version(), "zlib": zlib.ZLIB_RUNTIME_VERSION}
+    told |= {library: _version(library, module) for library, module in _LIBRARIES.items()}
+    found.update(json.dumps(told).encode())
     return found.hexdigest()[:16]
 
 
 def _inputs() -> Iterator[tuple[Path, Path]]:
-    for path in sorted(_PACKAGE.rglob("*")):
+    for path in _files(_PACKAGE):
         inside = path.relative_to(_PACKAGE).as_posix()
-        if path.is_file() and path.suffix != ".pyc" and not inside.startswith((*_SHOWING, "_shipped")):
+        if inside in _DECIDING or not inside.startswith((*_SHOWING, "_shipped")):
             yield path, _PACKAGE
     for kind in _KINDS:
         folder = shipped_folder(kind)
-        yield from ((path, folder) for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".png")
+        yield from ((path, folder) for path in _files(folder) if path.suffix != ".png")
 
 
-def _version(library: str) -> str:
+def _files(folder: Path) -> Iterator[Path]:
+    """The files below a folder, without what Python and numba keep of compiled code, and editors of open files."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if "__pycache__" not in parts and not any(part.startswith(".") for part in parts) and path.is_file():
+            yield path
+
+
+def _version(library: str, module: str) -> str:
+    """Empty where it is not installed."""
     try:
-        return version(library) if find_spec(library.replace("-", "_")) or library == "scikit-learn" else ""
+        return version(library) if find_spec(module) else ""
     except PackageNotFoundError:
         return ""
 
@@ -74,10 +100,11 @@ class Kept:
             if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).exists():
                 what = "holds files that are not from a reproduction of simgpu"
                 raise InputError.single(folder, "", what, "choose another folder with -o")
-            self._folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            # First of all: a run that ends here leaves a folder that the next one knows.
             (folder / _MARK).touch()
             for old in folder.iterdir():
-                if old.is_dir() and (restart or old != self._folder):
+                if old.is_dir() and _OF_A_STATE.fullmatch(old.name) and (restart or old != self._folder):
                     shutil.rmtree(old)
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -91,7 +118,7 @@ class Kept:
             document = json.loads(self._file(key).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        if document.get("key") != key:
+        if not isinstance(document, dict) or document.get("key") != key or "found" not in document:
             return None
         self._found[key] = document["found"]
         return self._found[key]
@@ -102,6 +129,8 @@ class Kept:
         # As it would be read back: tuples as lists, whoever ran it.
         self._found[key] = json.loads(text)["found"]
         if self._folder is not None:
+            # A run of another simgpu may have taken it away meanwhile.
+            self._folder.mkdir(parents=True, exist_ok=True)
             with whole_file(self._file(key)) as part:
                 part.write_text(text, encoding="utf-8")
 

@@ -77,11 +77,11 @@ class Cell:
 
     def work(self) -> object:
         """Its numbers as plain data."""
-        from simgpu.experiments.study_runs import cell_of
+        from simgpu.experiments.study_runs import cell_with_extras
 
         study = alone(self.study, self.changes, self.trace)
         (run,) = (run for run in study.runs if run.label == self.run)
-        return asdict(cell_of(study, self.trace, run))
+        return asdict(cell_with_extras(study, self.trace, run))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -249,9 +249,15 @@ def run_group(groups: Groups, number: int) -> Done:
     failed: dict[str, str] = {}
     for task in groups.groups[number]:
         try:
-            found[task.key] = task.work()
+            found[task.key] = _plain(task.work())
         except (SimgpuError, MissingExtraError) as error:
             failed[task.key] = str(error)
         except Exception as error:
             failed[task.key] = f"{type(error).__name__}: {error}"
     return Done(number, found, failed)
+
+
+def _plain(found: object) -> object:
+    """What was found, as it is. Raises `ValueError` or `TypeError` for what cannot be kept, such as no number."""
+    json.dumps(found, allow_nan=False)
+    return found

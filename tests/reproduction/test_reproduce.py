@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def lacks() -> dict[str, Any]:
         raise MissingExtraError("this", "a-package", "an-extra")
 
-    found: Mapping[str, Callable[..., Any]] = {"doubled": doubled, "breaks": breaks, "lacks": lacks}
+    def divides() -> dict[str, Any]:
+        return {"value": float("nan")}
+
+    found: Mapping[str, Callable[..., Any]] = {
+        "doubled": doubled,
+        "breaks": breaks,
+        "lacks": lacks,
+        "divides": divides,
+    }
     monkeypatch.setattr(tasks, "checks", lambda _: found)
     monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
     return called
@@ -141,10 +150,11 @@ def test_a_damaged_file_is_as_good_as_none(calls: list[str], tmp_path: Path) -> 
     claims = paper({"rule": RULE}).claims
     Run(claims, tmp_path).outcome(causes=False)
     (file,) = tmp_path.glob("*/*.json")
-    for text in ("", "{", '{"key": "another", "found": 1}'):
+    key = json.dumps(json.loads(file.read_text())["key"])
+    for text in ("", "{", "[]", "7", '{"key": "another", "found": 1}', f'{{"key": {key}}}'):
         file.write_text(text)
         assert Run(claims, tmp_path).outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
-    assert calls == ["doubled 2"] * 4
+    assert calls == ["doubled 2"] * 7
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -152,6 +162,75 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not from a reproduction"):
         reproduce("cdma.batches", folder=tmp_path, restart=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_of_somebody_beside_kept_work_is_left_alone(calls: list[str], tmp_path: Path) -> None:
+    claims = paper({"rule": RULE}).claims
+    Run(claims, tmp_path).outcome(causes=False)
+    (tmp_path / "thesis").mkdir()
+    Run(claims, tmp_path, restart=True)
+    assert (tmp_path / "thesis").is_dir()
+
+
+def test_work_goes_on_where_another_run_took_the_folder_away(
+    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = paper({"rule": RULE}).claims
+    first = Run(claims, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "fingerprint", lambda: "0123456789abcdef")
+        Run(claims, tmp_path)
+    assert first.outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
+    assert Run(claims, tmp_path).outcome(causes=False)["cdma.rule"].verdict is Verdict.HOLDS
+    assert calls == ["doubled 2"]
+
+
+def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    monkeypatch.setattr(kept, "_PACKAGE", folder)
+    kept.fingerprint.cache_clear()
+    found = kept.fingerprint()
+    kept.fingerprint.cache_clear()
+    return found
+
+
+def test_code_that_decides_results_counts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What numba keeps of compiled code appears in the middle of a first run."""
+    for inside in ("memory/a.py", "reproduction/tasks.py", "reproduction/page/page.py", "cli/a.py"):
+        (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / inside).write_text("1")
+    before = _prints(monkeypatch, tmp_path)
+    (tmp_path / "memory/__pycache__").mkdir()
+    for inside in ("memory/__pycache__/a.nbi", "memory/.a.py.swp", "reproduction/page/page.py", "cli/a.py"):
+        (tmp_path / inside).write_text("2")
+        assert _prints(monkeypatch, tmp_path) == before, inside
+    for inside in ("memory/a.py", "reproduction/tasks.py", "memory/table.csv"):
+        (tmp_path / inside).write_text("2")
+        assert _prints(monkeypatch, tmp_path) != before, inside
+        before = _prints(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("library", ["bayesian-optimization", "numba", "scikit-learn", "numpy"])
+def test_libraries_that_compute_count(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = kept._LIBRARIES[library]
+    pytest.importorskip(module)
+    before = _prints(monkeypatch, kept._PACKAGE)
+    monkeypatch.setattr(kept, "find_spec", lambda name: None if name == module else find_spec(name))
+    assert _prints(monkeypatch, kept._PACKAGE) != before
+
+
+def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study shows a run that needs it as refused; here that would read as if the paper were wrong."""
+
+    def lacking(*_: object, **__: object) -> None:
+        raise MissingExtraError("this", "a-package", "an-extra")
+
+    monkeypatch.setattr("simgpu.experiments.study_runs.train", lacking)
+    part = {"value": 1.0, "from": {"study": "cswap-6a", "run": "CSWAP"}}
+    claims = paper({"one": claim(parts=[part])}, studies={"cswap-6a": STUDY}).claims
+    run = Run(claims, tmp_path)
+    (found,) = run.outcome(causes=False).claims[0].parts
+    assert found.judged.verdict is Verdict.FAILED and "a-package" in found.judged.told
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_processes_find_what_this_one_finds(tmp_path: Path) -> None:
@@ -202,6 +281,13 @@ def test_a_group_gives_what_works_and_tells_what_does_not(calls: list[str]) -> N
     done = run_group(Groups((group,)), 0)
     assert list(done.found) == [group[0].key]
     assert done.failed == {group[1].key: "RuntimeError: on purpose", group[2].key: "KeyError: 'nothing'"}
+
+
+def test_what_is_no_number_is_told_as_broken(calls: list[str], tmp_path: Path) -> None:
+    found = Run(paper({"one": claim(parts=[{"value": 1.0, "from": "divides.value"}])}).claims, tmp_path)
+    (part,) = found.outcome(causes=False)["cdma.one"].parts
+    assert part.judged.verdict is Verdict.FAILED and "ValueError" in part.judged.told
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_an_unknown_run_of_a_study_is_told() -> None:
