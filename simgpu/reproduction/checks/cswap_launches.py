@@ -18,6 +18,7 @@ from simgpu.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, Figure
 from simgpu.codecs.gpu.response import ResponseSurface, response_of
 from simgpu.codecs.gpu.samples import NOISE
 from simgpu.codecs.gpu.setting import THREADS, LaunchSetting, all_settings
+from simgpu.codecs.gpu.timemodel import PIECES
 from simgpu.codecs.gpu.tuner import INITIAL, LaunchTuner
 from simgpu.hardware.nodes import load_node
 from simgpu.reproduction.checks.cswap_layers import study_of, trained
@@ -133,9 +134,12 @@ def random_setting(changed: Mapping[str, object] | None = None) -> dict[str, Any
     return {"share": codec / (codec + rest)}
 
 
-def time_models(noise: float = NOISE) -> dict[str, Any]:
-    """Errors of regressions of codec times (figure 10); noise: of the samples, relative."""
-    found = mean_errors(compare_models(_surface(1), noise=noise))
+def time_models(noise: float = NOISE, pieces: int = PIECES) -> dict[str, Any]:
+    """Errors of regressions of codec times (figure 10).
+
+    noise: of the samples, relative. pieces: sub-models of the linear regression.
+    """
+    found = mean_errors(compare_models(_surface(1), noise=noise, pieces=pieces))
     error = {model: wider for model, (_, wider) in found.items()}
     return {
         "linear": error["linear"],

@@ -173,7 +173,7 @@ def batches(width: int = 1) -> dict[str, Any]:
 
 
 def _tried() -> Iterator[tuple[str, bool]]:
-    """Every batch of table III under the two policies that swap the most and the least, and whether it ran."""
+    """Every batch of table III, swapped as it is and with tensors compressed, and whether it ran."""
     for (node, at), name in _STUDIES.items():
         study = study_of(name)
         for network, row in TABLE_III[node].items():
