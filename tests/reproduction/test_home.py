@@ -53,6 +53,15 @@ def test_a_swarm_agrees_no_sooner_than_it_finds_its_best() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_a_network_that_is_left_out_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(SMALL, name="other")
+    monkeypatch.setattr(home_swarm, "swept", lambda: iter([SMALL, other]))
+    found = home_swarm.convergence(searches=1, without="other")
+    assert "other" not in found
+    assert found["others"] == found["small"]
+
+
+@pytest.mark.usefixtures("small")
 def test_a_search_takes_longer_where_nothing_is_compiled() -> None:
     compiled, plainly = (home_swarm.seconds(compiled=each)["small"] for each in (True, False))
     assert 0 < compiled < plainly

@@ -36,16 +36,22 @@ def settings() -> dict[str, Any]:
 
 
 def convergence(
-    update: Literal["full", "recombine"] = "recombine", until: Literal["best", "agreement"] = "best", searches: int = 5
+    update: Literal["full", "recombine"] = "recombine",
+    until: Literal["best", "agreement"] = "best",
+    searches: int = 5,
+    without: str = "",
 ) -> dict[str, Any]:
     """Iterations of the swarm, mean of so many searches of each network at HOME's largest batch of table 2.
 
     update: of particles, as the policy has it; table 3 leaves one evaluation for each, which is recombine. until: the
-    best placement is first met, or all particles agree, so that nothing more could come.
+    best placement is first met, or all particles agree, so that nothing more could come. without: a network
+    that is not tried.
     """
     iterations: dict[str, float] = {}
     curves = {}
     for network in swept():
+        if network.name == without:
+            continue
         found = _searches(network, Home(update=update), searches)
         iterations[network.name] = fmean(each.converged_at if until == "best" else each.iterations for each in found)
         best = found[0].history.best
