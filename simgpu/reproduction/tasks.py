@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simgpu.errors import MissingExtraError, SimgpuError
+from simgpu.errors import InputError, MissingExtraError, SimgpuError
 
 if TYPE_CHECKING:
     from simgpu.experiments.study_measures import Cell as StudyCell
@@ -63,7 +63,7 @@ class Cell:
         """The cell that is the same whatever becomes of others."""
         outline = outlined(study, changes)
         (found,) = (each for each in outline.runs if each.label == run)
-        return cls(study, narrowed(changes, outline.network(trace), found.sweep or run), trace, run)
+        return cls(study, _felt(study, changes, outline.network(trace), found.sweep or run), trace, run)
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class Memory:
     @classmethod
     def of(cls, study: str, changes: str, trace: str) -> Memory:
         """The amounts that are the same whatever becomes of other traces."""
-        return cls(study, narrowed(changes, outlined(study, changes).network(trace)), trace)
+        return cls(study, _felt(study, changes, outlined(study, changes).network(trace)), trace)
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -166,6 +166,16 @@ def _source(paper: str) -> str:
     for path in sorted((*folder.glob(f"{paper}*.py"), folder / "found.py")):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def _felt(study: str, changes: str, network: str, run: str = "") -> str:
+    """As `narrowed`, but all changes where other runs without theirs do not fit the rest, as budgets a smaller node."""
+    own = narrowed(changes, network, run)
+    try:
+        outlined(study, own)
+    except InputError:
+        return changes
+    return own
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from simgpu.reproduction.claims import Claim, Paper
 from simgpu.reproduction.claims_file import PaperFile
 from simgpu.reproduction.kept import Kept
 from simgpu.reproduction.reproduce import Run, reproduce
-from simgpu.reproduction.tasks import Cell, Check, Groups, run_group
+from simgpu.reproduction.tasks import Cell, Check, Groups, Memory, restored, run_group, written
 from simgpu.reproduction.verdicts import Verdict
 
 #: A study whose cells take a moment.
@@ -262,12 +262,25 @@ def test_a_row_of_several_studies_is_of_all_their_traces() -> None:
 
 def test_a_cell_is_that_of_the_study() -> None:
     from simgpu.experiments.study import run_study
-    from simgpu.reproduction.tasks import restored, written
     from simgpu.scenario.load_study import load_study
 
     result = run_study(load_study("cswap-6a", STUDY))
     cell = Cell("cswap-6a", written(STUDY), "Plain20", "CSWAP")
     assert restored(json.loads(json.dumps(cell.work()))) == result.cells["Plain20", "CSWAP"]
+
+
+def test_a_cell_keeps_changes_of_another_run_that_the_rest_needs() -> None:
+    """The budgets of the file are more than the memory of the changed node."""
+    from simgpu.experiments.study import run_study
+    from simgpu.scenario.load_study import load_study
+
+    changes = {"node.gpu.memory": "8 GB", "runs.moDNN.budgets": ["1 GB"]}
+    cell = Cell.of("modnn-15", written(changes), "ResNet-34", "ideal")
+    assert (
+        json.loads(cell.changes) == changes == json.loads(Memory.of("modnn-15", written(changes), "ResNet-34").changes)
+    )
+    result = run_study(load_study("modnn-15", changes | {"published": []}))
+    assert restored(json.loads(json.dumps(cell.work()))) == result.cells["ResNet-34", "ideal"]
 
 
 def test_groups_share_a_trace_and_are_told_once() -> None:
