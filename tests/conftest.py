@@ -14,7 +14,8 @@ settings.load_profile("noisy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Asks for what takes minutes."""
-    parser.addoption("--every-claim", action="store_true", help="run all claims of papers, not only the quick ones")
+    told = "run all claims of papers, not only the quick ones; finished work is kept in this folder"
+    parser.addoption("--every-claim", metavar="DIR", help=told)
 
 
 @pytest.fixture(autouse=True, scope="session")

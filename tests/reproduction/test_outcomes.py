@@ -1,7 +1,7 @@
 """What comes of claims is what is on record, and the README tells that record.
 
-Tests run the quick claims. ``pytest tests/reproduction/test_outcomes.py --every-claim`` runs all of them, which takes
-minutes, and with ``--force-regen`` writes the record anew.
+Tests run the quick claims. ``pytest tests/reproduction/test_outcomes.py --every-claim results/reproduce`` runs all of
+them, which takes minutes, unless they are kept in that folder; with ``--force-regen`` it writes the record anew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def test_the_record_has_every_claim(record: dict[str, Any]) -> None:
 
 def test_outcomes_are_those_on_record(record: dict[str, Any], request: pytest.FixtureRequest) -> None:
     every = request.config.getoption("--every-claim")
-    found = reproduce(quick=not every, jobs=len(os.sched_getaffinity(0)) if every else 1)
+    jobs = len(os.sched_getaffinity(0)) if every else 1
+    found = reproduce(quick=not every, folder=every, jobs=jobs)
     ours = {each.claim.id: recorded(each) for each in found.claims}
     if every and request.config.getoption("--force-regen"):
         RECORD.parent.mkdir(exist_ok=True)
