@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
 from simgpu.scenario.study import Amount, Measure
 from simgpu.validation import FileModel
@@ -20,7 +20,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
 Held = Literal["near", "exactly", "at_most", "at_least", "holds"]
 #: How a published number follows from what a study tells.
 Form = Literal["as_is", "less_one", "one_less"]
-Value = float | list[str]
+Value = FiniteFloat | list[str]
 
 
 def _as_list(value: object) -> object:
@@ -78,6 +78,10 @@ class PartSection(FileModel):
             raise ValueError("nothing is within 10% of 0: give the resolution of the published number")
         if self.value is None and self.held not in (None, "holds"):
             raise ValueError(f"{self.held} needs a value")
+        if self.value is not None and self.held == "holds":
+            raise ValueError("holds is said of a rule, which has no value")
+        if isinstance(self.value, list) and self.held in ("at_most", "at_least"):
+            raise ValueError(f"{self.held} is said of a number, not of a list")
         return self
 
 

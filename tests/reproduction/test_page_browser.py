@@ -115,3 +115,9 @@ def test_the_page_is_never_wider_than_the_window(at: Chrome, width: int) -> None
     at.set_window_size(width, 900)
     assert run(at, "return document.documentElement.scrollWidth <= innerWidth")
     assert run(at, 'return document.querySelector(".drawing svg").getBoundingClientRect().width > 300')
+
+
+def test_a_link_that_leads_nowhere_breaks_nothing(at: Chrome, path: Path) -> None:
+    at.get("about:blank")
+    at.get(f"{path.as_uri()}#%")
+    assert run(at, SHOWN) == CLAIMS

@@ -99,3 +99,18 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
     one = judge(part(value=published), simulated)
     other = judge(part(value=published * 1024), simulated * 1024)
     assert one.verdict is other.verdict
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"value": float("nan")}, "finite"),
+        ({"value": float("inf")}, "finite"),
+        ({"value": 3.0, "is": "holds"}, "said of a rule"),
+        ({"value": ["a"], "is": "at_most"}, "not of a list"),
+        ({"is": "at_least"}, "needs a value"),
+    ],
+)
+def test_what_nothing_could_be_held_to_is_refused(written: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        part(**written)

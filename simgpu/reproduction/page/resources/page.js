@@ -31,9 +31,9 @@ function clear() {
   show();
 }
 
-// A link to a claim that is not shown shows all again.
+// A link to a claim that is not shown shows all again. Ids are written in a URL as they are.
 function reach() {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   if (target && target.closest("[hidden]")) {
     clear();
     target.scrollIntoView();
