@@ -30,6 +30,12 @@ from simgpu.reproduction.reproduce import Run
 from simgpu.reproduction.tables import summary
 from simgpu.reproduction.verdicts import Verdict
 
+#: What to know of the summary, and where to go from it.
+_HINTS = (
+    f"{FITTED} or fitted: something was fitted to the claim; all others are predicted. What holds or is broken is a "
+    "rule or a bound: most are of the design, which is built so and checked to be.",
+    "simgpu reproduce ID tells a claim in full: what it states, where the number here comes from, and why it is off.",
+)
 FOLDER = Path("results", "reproduce")
 _COLOURS = {
     Verdict.HOLDS: "green",
@@ -80,9 +86,9 @@ def reproduce(
     """Simulate the claims of papers, WHAT of them, and show both numbers.
 
     WHAT is a paper (cswap, home, cdma, modnn, buddy), a claim, or the beginning of its id; or `recordings`, of which
-    those that ship with simgpu are compared with their simulation. Without: all of them. A single claim is told in
-    full. Finished work is kept: after Ctrl-C the same command goes on where it stopped. Ends
-    with 2 when a claim could not be run.
+    those that ship with simgpu are compared with their simulation. Without: all of them, or with --quick all quick
+    claims. A single claim is told in full. Finished work is kept: after Ctrl-C the same command goes on where it
+    stopped. Ends with 2 when a claim could not be run.
 
     \b
     simgpu reproduce --quick
@@ -93,7 +99,7 @@ def reproduce(
     """
     words = [word for word in what if word != RECORDINGS]
     chosen = select(words, quick=quick) if words or not what else ()
-    recorded = recordings or RECORDINGS in what or not what
+    recorded = recordings or RECORDINGS in what or not (what or quick)
     if not chosen and words:
         raise InputError.single("", "", "none of these claims is among the quick ones", "leave out --quick")
     if html is not None:
@@ -125,15 +131,19 @@ def reproduce(
 
 
 def show(screen: Screen, found: Reproduction) -> None:
-    """The claims of each paper, and the summary; of a single claim everything; and recordings."""
+    """The claims of each paper, recordings, and the summary; of a single claim everything."""
     if len(found.claims) == 1:
         _show_claim(screen, found.claims[0])
     elif found.claims:
         _show_claims(screen, found)
     if found.recordings is not None:
-        if found.claims:
+        if len(found.claims) == 1:
             screen.print()
         _show_recordings(screen, found.recordings)
+    if len(found.claims) > 1:
+        if found.recordings is not None:
+            screen.print()
+        _show_summary(screen, found)
 
 
 def _show_claims(screen: Screen, found: Reproduction) -> None:
@@ -143,13 +153,15 @@ def _show_claims(screen: Screen, found: Reproduction) -> None:
         _print(screen, claim_lines(outcomes, screen.width))
         _show_why(screen, outcomes)
         screen.print()
-    if any(outcome.claim.fitted for outcome in found.claims):
-        screen.print(Text(f"{FITTED} something was fitted to it; all others are predictions", style="dim"))
-        screen.print()
+
+
+def _show_summary(screen: Screen, found: Reproduction) -> None:
+    screen.print(Text("Summary", style="bold"))
     headings, rows, below = summary(found)
     screen.print(table(headings, rows, whole=(0,)))
     screen.print()
-    screen.print(below)
+    for text in (below, *_HINTS):
+        screen.print(text if text is below else Text(text, style="dim"))
 
 
 def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
@@ -158,6 +170,7 @@ def _show_claim(screen: Screen, outcome: ClaimOutcome) -> None:
     told = [
         ("states", section.states),
         ("paper", f"{claim.paper.name}, {section.where} ({claim.paper.source})"),
+        *(("here", source) for source in outcome.sources),
         ("fit", section.fit or "nothing was fitted to it"),
         ("inferred", "the paper does not state it outright" if section.inferred else ""),
         ("verdict", str(outcome.verdict)),

@@ -125,6 +125,22 @@ def partial_result(
     return StudyResult(study, cells)
 
 
+def sources_of(claim: Claim) -> tuple[str, ...]:
+    """Where the numbers of a claim come from here, in words: studies, and checks with what they do; each once."""
+    return tuple(dict.fromkeys(text for part in claim.parts for text in _source_texts(claim, part)))
+
+
+def _source_texts(claim: Claim, part: PartSection) -> Iterator[str]:
+    if isinstance(part.from_, str):
+        check = checks(claim.paper.key)[part.from_.partition(".")[0]]
+        said = " ".join((check.__doc__ or "").strip().partition("\n\n")[0].split())
+        yield f"{check.__module__}.{check.__name__}" + (f": {said}" if said else "")
+    elif part.from_ is not None:
+        for study in part.from_.study:
+            changed = f" with what claims/{claim.paper.key}.yaml changes" if study in claim.paper.studies else ""
+            yield f"simgpu study {study}{changed}"
+
+
 def study_tasks(paper: Paper, name: str) -> Iterator[Task]:
     """Every cell of a study, for its figures."""
     changes = changes_of(paper, name)

@@ -50,23 +50,26 @@ class Experiment:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ClaimOutcome:
-    """A claim with its parts and, where they were run, the experiments on its causes."""
+    """A claim with its parts and, where they were run, the experiments on its causes; sources: where its numbers come
+    from here, in words. Prints as rows of a table.
+    """
 
     claim: Claim
     parts: tuple[PartOutcome, ...]
     experiments: tuple[Experiment, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
         """That of the worst part; of what cannot be simulated only where nothing can."""
         return worst(part.judged.verdict for part in self.parts)
 
-    @property
-    def met(self) -> bool:
-        """Whether it holds, or is within 10%."""
-        return self.verdict in (Verdict.HOLDS, Verdict.CLOSE)
+    def __repr__(self) -> str:
+        from simgpu.reproduction.lines import claim_lines
+
+        return "\n".join(line.whole for line in claim_lines([self], every=True))
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,10 +106,26 @@ class Reproduction:
         raise KeyError(id_)
 
     def frame(self) -> pd.DataFrame:
-        """One row a part of a claim: claim, part, kind, fitted, published, simulated, ratio, verdict, told."""
+        """One row a part of a claim: claim, where, what it states, kind, fitted, inferred, published, simulated, ratio,
+        verdict, what is told of it, and notes."""
         import pandas as pd
 
         return pd.DataFrame([row for each in self.claims for row in _rows(each)])
+
+    def causes_frame(self) -> pd.DataFrame:
+        """One row a part of a claim at a step of an experiment: claim, assumption, step, and as in `frame`."""
+        import pandas as pd
+
+        rows = [
+            {"claim": each.claim.id, "assumption": experiment.name, "says": experiment.assumption.says}
+            | {"step": step.label}
+            | _part(part, each.claim.section.unit)
+            for each in self.claims
+            for experiment in each.experiments
+            for step in experiment.steps
+            for part in step.parts.values()
+        ]
+        return pd.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -133,8 +152,15 @@ class Reproduction:
 
 def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
     claim = outcome.claim
-    about = {"claim": claim.id, "paper": claim.paper.name, "kind": claim.kind, "fitted": claim.fitted}
-    return [about | _part(part, claim.section.unit) for part in outcome.parts]
+    section = claim.section
+    about: dict[str, Any] = {
+        "claim": claim.id,
+        "paper": claim.paper.name,
+        "where": section.where,
+        "states": section.states,
+    }
+    about |= {"kind": claim.kind, "fitted": claim.fitted, "inferred": section.inferred}
+    return [about | _part(part, section.unit) | {"note": part.part.note} for part in outcome.parts]
 
 
 def _part(outcome: PartOutcome, unit: str) -> dict[str, Any]:
@@ -161,6 +187,7 @@ def _claim(outcome: ClaimOutcome) -> dict[str, Any]:
         "kind": claim.kind,
         "inferred": section.inferred,
         "fit": section.fit,
+        "sources": list(outcome.sources),
         "verdict": str(outcome.verdict),
         "parts": [_part(part, section.unit) | {"note": part.part.note} for part in outcome.parts],
         "experiments": [

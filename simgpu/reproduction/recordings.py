@@ -191,7 +191,8 @@ class Recordings:
                 f"{managed.name}, {managed.what}: {managed.told} Nearest to what was measured: {near.label} "
                 f"({ratio:.3g})."
             )
-        lines += [f"{row.name}: {row.why}" for row in self.not_compared]
+        reasons = dict.fromkeys(row.why for row in self.not_compared)
+        lines += [f"{', '.join(row.name for row in self.not_compared if row.why == why)}: {why}" for why in reasons]
         return lines + [f"{row.name}: FAILED: {row.why}" for row in self.failed]
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from simgpu.experiments.processes import in_processes, in_this_process
@@ -16,6 +17,7 @@ from simgpu.reproduction.answers import (
     Changed,
     NotRunError,
     simulated,
+    sources_of,
     tasks_of,
 )
 from simgpu.reproduction.claims import Claim, select
@@ -127,10 +129,10 @@ class Run:
 
     def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
         parts = tuple(self._part(claim, part) for part in claim.parts)
-        found = ClaimOutcome(claim, parts)
+        found = ClaimOutcome(claim, parts, sources=sources_of(claim))
         if not causes or found.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
             return found
-        return ClaimOutcome(claim, parts, tuple(self._experiments(claim)))
+        return replace(found, experiments=tuple(self._experiments(claim)))
 
     def _experiments(self, claim: Claim) -> Iterator[Experiment]:
         for name in claim.section.causes:

@@ -106,8 +106,8 @@ def parts_text(found: Reproduction) -> str:
     for fitted, whose in ((False, "predictions"), (True, "fitted claims")):
         counts = found.part_counts(fitted=fitted)
         if total := sum(counts.values()) - counts[Verdict.CANNOT]:
-            told.append(f"of {total} in {whose} {counts[Verdict.HOLDS] + counts[Verdict.CLOSE]}")
-    return f"Numbers and rules one by one, that hold or are within 10%: {', '.join(told)}." if told else ""
+            told.append(f"{counts[Verdict.HOLDS] + counts[Verdict.CLOSE]} of {total} in {whose}")
+    return f"Numbers and rules one by one: {' and '.join(told)} hold or are within 10%." if told else ""
 
 
 def reproduction_html(found: Reproduction) -> str:
@@ -131,9 +131,9 @@ def reproduction_html(found: Reproduction) -> str:
 
 def _of(found: Reproduction, key: str, name: str) -> list[tuple[str, ...]]:
     predicted, fitted = (found.counts(key, fitted=fitted) for fitted in (False, True))
-    rows = [_counted(name, predicted)]
+    rows = [_counted(name, predicted)] if any(predicted.values()) else []
     if any(fitted.values()):
-        rows.append(_counted("  fitted", fitted))
+        rows.append(_counted("  fitted" if rows else f"{name}, fitted", fitted))
     return rows
 
 

@@ -49,7 +49,7 @@ def test_the_record_has_every_claim(record: dict[str, Any]) -> None:
     assert list(record["claims"]) == [claim.id for claim in select([])]
 
 
-def test_outcomes_are_those_on_record(record: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_outcomes_are_those_on_record(request: pytest.FixtureRequest) -> None:
     every = request.config.getoption("--every-claim")
     jobs = len(os.sched_getaffinity(0)) if every else 1
     found = reproduce(quick=not every, folder=every, jobs=jobs)
@@ -63,7 +63,8 @@ def test_outcomes_are_those_on_record(record: dict[str, Any], request: pytest.Fi
         RECORD.write_text(text, encoding="utf-8")
         pytest.fail("the record is written anew: look at it")
     assert len(ours) > 20
-    assert ours == {id_: record["claims"][id_] for id_ in ours}
+    on_record = request.getfixturevalue("record")["claims"]
+    assert ours == {id_: on_record[id_] for id_ in ours}
 
 
 def test_the_readme_tells_the_record(record: dict[str, Any]) -> None:

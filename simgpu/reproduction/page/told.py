@@ -92,6 +92,7 @@ class ClaimTold(NamedTuple):
     id: str
     where: str
     states: str
+    sources: str
     kind: str
     fit: str
     inferred: bool
@@ -174,6 +175,7 @@ def _claim(outcome: ClaimOutcome) -> ClaimTold:
         id=claim.id,
         where=section.where,
         states=section.states,
+        sources="; ".join(outcome.sources),
         kind=section.kind,
         fit=section.fit,
         inferred=section.inferred,
