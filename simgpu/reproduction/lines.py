@@ -7,7 +7,7 @@ the words (`simgpu.reproduction.tables`), or colours (`simgpu.cli.reproduce`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -117,11 +117,13 @@ def _rows(outcome: ClaimOutcome, every: bool) -> Iterator[_Row]:
         yield _of_part(f"{name}{unit}", outcome.parts[0], every)
         return
     yield _Row((f"{name}{unit}", "", "", "", str(outcome.verdict)), outcome.verdict)
-    for part in outcome.parts:
-        yield _of_part(f"  {part.part.name}", part, every)
+    for part, after in zip_longest(outcome.parts, outcome.parts[1:]):
+        # A note of several parts that follow each other stands below the last of them.
+        goes_on = after is not None and (after.part.note, after.part.timed) == (part.part.note, part.part.timed)
+        yield _of_part(f"  {part.part.name}", part, every, noted=not goes_on)
 
 
-def _of_part(label: str, outcome: PartOutcome, every: bool) -> _Row:
+def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = True) -> _Row:
     part, judged = outcome.part, outcome.judged
     published, here = published_text(part), here_text(outcome.simulated)
     below = []
@@ -133,7 +135,7 @@ def _of_part(label: str, outcome: PartOutcome, every: bool) -> _Row:
         here = ""
     if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
         below.append(said(outcome))
-    if every:
+    if every and noted:
         below += [f"note: {part.note}" if part.note else "", "a time of this machine" if part.timed else ""]
     cells = (label, published, here, ratio_text(judged) if published and here else "", verdict_text(outcome))
     if not published and judged.ratio is not None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simgpu.reproduction.claims_file import PartSection
 from simgpu.reproduction.lines import claim_lines, experiment_lines, reproduction_text, says_lines, table_lines
-from simgpu.reproduction.outcome import Reproduction
+from simgpu.reproduction.outcome import PartOutcome, Reproduction
+from simgpu.reproduction.page.told import papers_told
 from simgpu.reproduction.tables import summary
-from simgpu.reproduction.verdicts import Verdict
+from simgpu.reproduction.verdicts import Verdict, judge
 from tests.reproduction.made import made, made_paper
 
 FOUND = made()
@@ -141,3 +144,15 @@ def test_a_notebook_shows_every_part_and_the_summary() -> None:
     html = FOUND._repr_html_()
     assert html.count("<tr>") == 2 + sum(len(each.parts) for each in FOUND.claims) + len(summary(FOUND).rows)
     assert "(fit)" in html and "1 + 1 failed" in html
+
+
+def test_a_note_of_parts_that_follow_each_other_is_told_once() -> None:
+    noted = [{"name": name, "value": 1.0, "from": f"c.{name}", "note": "once"} for name in ("one", "two")]
+    other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
+    parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
+    told = [
+        line.whole.strip() for line in claim_lines([replace(FOUND.claims[0], parts=parts, experiments=())], every=True)
+    ]
+    assert [line for line in told if line.startswith("note")] == ["note: once", "note: another"]
+    (paper,) = papers_told(Reproduction((replace(FOUND.claims[0], parts=parts, experiments=()),)))
+    assert [part.note for part in paper.claims[0].parts] == ["", "once", "another"]

@@ -6,7 +6,8 @@ Lives here: `papers_told`, `bars_told`. Does not live here: HTML (`resources/pag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.reproduction.page.scales import COMMON, Band, Place, Scale, scale_of
@@ -182,9 +183,21 @@ def _claim(outcome: ClaimOutcome) -> ClaimTold:
         quick=section.quick,
         look=look(outcome.verdict),
         verdict=str(outcome.verdict),
-        parts=tuple(_part(part, section.unit) for part in outcome.parts),
+        parts=_once(_part(part, section.unit) for part in outcome.parts),
         causes=tuple(_cause(outcome, experiment) for experiment in outcome.experiments),
         open=outcome.verdict in (Verdict.OFF, Verdict.BROKEN) and not section.causes,
+    )
+
+
+def _once(parts: Iterable[PartTold]) -> tuple[PartTold, ...]:
+    """The parts, of which those that follow each other with one note have it at the last alone."""
+    told = tuple(parts)
+    return (
+        tuple(
+            part._replace(note="", timed=False) if (part.note, part.timed) == (after.note, after.timed) else part
+            for part, after in pairwise(told)
+        )
+        + told[-1:]
     )
 
 
