@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -104,6 +105,8 @@ def reproduce(
         raise InputError.single("", "", "none of these claims is among the quick ones", "leave out --quick")
     if html is not None:
         check_target(html)
+    if find_spec("numba") is None and any(claim.paper.key == "home" for claim in chosen) and not quiet:
+        click.echo("without the extra fast (numba) claims of HOME take very long", err=True)
     run = Run(chosen, output, restart)
     count = Count(of="runs", last="telling them")
     try:

@@ -156,3 +156,11 @@ def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.Mon
     monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
     done = reproduce("made.broken")
     assert done.exit_code == 0 and "case 7" in done.stdout
+
+
+def test_who_has_no_numba_is_told_that_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "without the extra fast (numba) claims of HOME take very long"
+    assert told not in reproduce("home.pso.settings").stderr
+    monkeypatch.setattr("simgpu.cli.reproduce.find_spec", lambda name: None)
+    assert told in reproduce("home.pso.settings").stderr
+    assert told not in reproduce("cdma.batches").stderr
