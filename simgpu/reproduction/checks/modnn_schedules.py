@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+from simgpu.graph.transforms import WithAlgorithms
 from simgpu.program.instructions import Instruction, Launch
 from simgpu.reproduction.checks.found import rule
 from simgpu.reproduction.checks.modnn_by_hand import BrokenPlanError, Round, walked
@@ -100,7 +101,8 @@ def _must_lack_room(part: Round, k: int, later: int, blocks: list[int]) -> None:
 
 def algorithms_of(case: Case) -> Iterator[str]:
     """Every choice among several algorithms of a plan."""
-    chosen = dict(case.plan.program.transforms[1].chosen)  # type: ignore[attr-defined]
+    (ways,) = (each for each in case.plan.program.transforms if isinstance(each, WithAlgorithms))
+    chosen = dict(ways.chosen)
     for part in case.rounds():
         for k in part.kernels:
             if part.ways[k]:
