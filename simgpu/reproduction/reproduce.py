@@ -6,7 +6,7 @@ or who runs it (`simgpu.experiments.processes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,8 @@ from simgpu.reproduction.recordings_tasks import recording_tasks, recordings_of
 from simgpu.reproduction.tasks import Done, Groups, Task, run_group
 from simgpu.reproduction.verdicts import Judgement, Verdict, judge
 
+#: In place of the key of a task: all of a group, whose process died.
+_ALL = ""
 #: Told how many tasks are finished, and of how many.
 Progress = Callable[[int, int], None]
 
@@ -122,10 +124,9 @@ class Run:
     def _keep(self, done: Done, groups: Groups) -> None:
         for key, found in done.found.items():
             self.kept.put(key, found)
-        self.failed |= done.failed or {}
         for task in groups.groups[done.group]:
             if task.key not in done.found:
-                self.failed.setdefault(task.key, done.failed.get("", "did not run"))
+                self.failed[task.key] = done.failed.get(task.key) or done.failed[_ALL]
 
     def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
         parts = tuple(self._part(claim, part) for part in claim.parts)
@@ -168,5 +169,4 @@ def _experiment_tasks(claim: Claim) -> Iterator[Task]:
 
 
 def _died(group: int, why: str) -> Done:
-    failed: Mapping[str, str] = {"": why}
-    return Done(group, {}, dict(failed))
+    return Done(group, {}, {_ALL: why})

@@ -29,11 +29,12 @@ from simgpu.program.instructions import (
     Release,
 )
 from simgpu.program.verify import verify
-from simgpu.reproduction.checks.modnn_by_hand import Round, laid_apart, rounds_of, walked
+from simgpu.reproduction.checks.modnn_by_hand import Round, rounds_of, walked
 from simgpu.reproduction.checks.modnn_gains_by_hand import gains, stand_before_choice
 from simgpu.simulation import simulate, task_graph
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
+from tests.policies.laid_apart import laid_apart
 from tests.semantics.hand_made import BACKWARD, GB, INFO, block, held, kernel, node, trace
 from tests.semantics.random_traces import nodes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from simgpu.reproduction.checks.found import rule
 from simgpu.reproduction.claims import Claim, Paper
 from simgpu.reproduction.claims_file import PaperFile
 from simgpu.reproduction.kept import Kept
-from simgpu.reproduction.reproduce import Run, reproduce
-from simgpu.reproduction.tasks import Cell, Check, Groups, Memory, restored, run_group, written
+from simgpu.reproduction.reproduce import Run, _died, reproduce
+from simgpu.reproduction.tasks import Cell, Check, Done, Groups, Memory, restored, run_group, written
 from simgpu.reproduction.verdicts import Verdict
 
 #: A study whose cells take a moment.
@@ -95,6 +95,11 @@ def test_causes_are_tried_of_what_is_off_alone(calls: list[str]) -> None:
         "9": (18.0, Verdict.CLOSE),
     }
     assert not found["cdma.close"].experiments
+    frame = found.causes_frame()
+    assert frame[["claim", "assumption", "step", "simulated", "verdict"]].to_numpy().tolist() == [
+        ["cdma.off", "other", "3", 6.0, "off"],
+        ["cdma.off", "other", "9", 18.0, "within 10%"],
+    ]
     assert sorted(calls) == ["doubled 2", "doubled 3", "doubled 9"]
 
 
@@ -318,3 +323,14 @@ def test_an_experiment_changes_what_it_says_and_nothing_else(calls: list[str]) -
     assert simulated(one, one.parts[0], store, {}) == 4.0
     assert simulated(one, one.parts[0], store, {}, Changed(check={"of": 5.0})) == 10.0
     assert isinstance(one, Claim)
+
+
+def test_all_of_a_group_whose_process_died_is_told(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(left: Groups, points: Iterable[int], _: object) -> Iterator[Done]:
+        for number in points:
+            yield _died(number, "the process died")
+
+    monkeypatch.setattr("simgpu.reproduction.reproduce.in_this_process", dead)
+    found = Run(paper({"number": NUMBER, "rule": RULE}, assumptions=OTHER).claims).outcome(causes=False)
+    assert {part.judged.told for each in found.claims for part in each.parts} == {"the process died"}
+    assert {each.verdict for each in found.claims} == {Verdict.FAILED}

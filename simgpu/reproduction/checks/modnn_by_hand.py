@@ -318,44 +318,6 @@ class Round:
         return True
 
 
-def laid_apart(part: Round) -> bool:
-    """Whether by its events alone no block of a round ever lies where another still is.
-
-    Each stream notes how far it has heard of the other; memory is free for those who have heard of its release.
-    """
-    position, heard = [0, 0], [[0, -1], [-1, 0]]
-    told: dict[int, int] = {}
-    freed: dict[int, tuple[int, int]] = {}
-    taken: list[tuple[int, int, int]] = []
-    moved = True
-    while moved:
-        moved = False
-        for lane, code in enumerate(part.codes):
-            while position[lane] < len(code):
-                coming = code[position[lane]]
-                if isinstance(coming, Await):
-                    if coming.event not in told:
-                        break
-                    heard[lane][1 - lane] = max(heard[lane][1 - lane], told[coming.event])
-                elif isinstance(coming, Signal):
-                    told[coming.event] = position[lane]
-                elif isinstance(coming, Acquire) and coming.space is Space.DEVICE:
-                    for b, start in zip(coming.blocks, coming.offsets or (), strict=True):
-                        stop = start + part.size(b)
-                        for number, (low, high, _) in enumerate(taken):
-                            if start < high and low < stop:
-                                by, when = freed.get(number, (1 - lane, len(part.codes[1 - lane])))
-                                if by != lane and when > heard[lane][by]:
-                                    return False
-                        taken.append((start, stop, b))
-                elif isinstance(coming, Release) and coming.space is Space.DEVICE:
-                    for b in coming.blocks:
-                        freed[max(n for n, each in enumerate(taken) if each[2] == b)] = (lane, position[lane])
-                position[lane] += 1
-                moved = True
-    return all(at == len(code) for at, code in zip(position, part.codes, strict=True))
-
-
 def rounds_of(plan: Plan, graph: TaskGraph, node: NodeSpec, budget: int) -> list[Round]:
     """The rounds of a plan for a graph."""
     split = transformed(graph, plan.program.transforms[:1])
