@@ -1,7 +1,7 @@
 """Reading a YAML file that must be one mapping, and saying exactly what is wrong with it otherwise.
 
 Lives here: its syntax, its schema version and the line of every key. Does not live here: what keys
-mean (`simgpu.validation` and the models that use it). Imports yaml, so it is imported only when a file is read.
+mean (`simgpu.filemodel` and the models that use it). Imports yaml, so it is imported only when a file is read.
 """
 
 from __future__ import annotations

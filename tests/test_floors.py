@@ -13,14 +13,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "simgpu"
 
 FLOORS = {
-    0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "validation", "webpage"),
+    0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "filemodel", "webpage"),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search", "evaluate", "buddy"),
     4: ("policies", "machine", "parallel", "remarks", "tasks"),
     5: ("simulation", "result"),
     6: ("scenario", "experiments", "explain"),
-    7: ("testing", "report", "reproduction"),
+    7: ("testing", "report", "reproduction", "validation"),
     8: ("cli",),
     9: ("__main__",),
 }

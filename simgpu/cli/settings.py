@@ -40,7 +40,7 @@ def parse_size(text: str, option: str) -> int:
     >>> parse_size("8 GiB", "--workspace-limit")
     8589934592
     """
-    from simgpu.validation import Quantity
+    from simgpu.filemodel import Quantity
 
     try:
         return Quantity(parse_bytes, "size", "8 GiB", zero=True).read(text)

@@ -24,10 +24,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simgpu.codecs.entries import ENTRY_SIZES
+from simgpu.filemodel import FileModel, validate
 from simgpu.trace.compressibility.entries import apportioned, entries_of, is_of_entries, rows_of
 from simgpu.trace.compressibility.roles import roles_of
 from simgpu.trace.model import Block, BlockKind, CompressedSize, Phase, SparsitySample, Trace
-from simgpu.validation import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.entry-patterns/1"

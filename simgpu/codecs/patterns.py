@@ -25,7 +25,7 @@ from simgpu.codecs.layouts import LAYOUTS
 from simgpu.codecs.registry import codec_class
 from simgpu.codecs.sizes import FROM_SPARSITY
 from simgpu.errors import InputError, did_you_mean
-from simgpu.validation import FileModel, validate
+from simgpu.filemodel import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.patterns/1"

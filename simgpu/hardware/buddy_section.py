@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from simgpu.filemodel import FileModel, Share, Size, TimeOrZero
 from simgpu.hardware.sections import LinkSection
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Granularity, MetadataCacheSpec
-from simgpu.validation import FileModel, Share, Size, TimeOrZero
 
 
 class MetadataCacheSection(FileModel):

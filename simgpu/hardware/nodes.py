@@ -16,12 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.buddy_section import BuddySection
-from simgpu.hardware.layering import read_layered
-from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
-from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
-from simgpu.shipped import find, shipped_names
-from simgpu.validation import (
+from simgpu.filemodel import (
     Alignment,
     Bandwidth,
     FileModel,
@@ -32,6 +27,11 @@ from simgpu.validation import (
     put,
     validate,
 )
+from simgpu.hardware.buddy_section import BuddySection
+from simgpu.hardware.layering import read_layered
+from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
+from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
+from simgpu.shipped import find, shipped_names
 
 SCHEMA = "simgpu.node/1"
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from simgpu.filemodel import Bandwidth, EnergyPerByte, FileModel, Power, Size, TimeOrZero
 from simgpu.hardware.spec import CdmaSpec, Duplex, LinkSpec, PowerSpec
-from simgpu.validation import Bandwidth, EnergyPerByte, FileModel, Power, Size, TimeOrZero
 
 Text = Annotated[str, Field(min_length=1)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.validation import validate
+from simgpu.filemodel import validate
 from simgpu.yamlfile import read_yaml_mapping
 
 if TYPE_CHECKING:

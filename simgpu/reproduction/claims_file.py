@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
+from simgpu.filemodel import FileModel
 from simgpu.scenario.study import Amount, Measure
-from simgpu.validation import FileModel
 
 SCHEMA = "simgpu.claims/1"
 Text = Annotated[str, Field(min_length=1)]

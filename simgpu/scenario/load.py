@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
+from simgpu.filemodel import validate
 from simgpu.graph.work import not_told
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy
@@ -21,7 +22,6 @@ from simgpu.scenario.sweep_axes import SweepSection, axes_of, count_of, section_
 from simgpu.shipped import find, shipped_folder
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
-from simgpu.validation import validate
 from simgpu.yamlfile import YamlMapping
 
 

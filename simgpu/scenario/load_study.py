@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
+from simgpu.filemodel import validate
 from simgpu.hardware.spec import NodeSpec
 from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.library import Library
@@ -34,7 +35,6 @@ from simgpu.scenario.study import (
     StudyRun,
 )
 from simgpu.trace.model import Trace
-from simgpu.validation import validate
 
 
 def load_study(

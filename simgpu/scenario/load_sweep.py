@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.filemodel import put, validate
 from simgpu.scenario.catalogue import read_file
 from simgpu.scenario.model import SCHEMA
 from simgpu.scenario.reading import Reading
 from simgpu.scenario.sweep import Sweep
 from simgpu.scenario.sweep_axes import SweepSection, axes_of, section_problems
 from simgpu.scenario.sweep_check import checked_paths, value_problems
-from simgpu.validation import put, validate
 from simgpu.yamlfile import YamlMapping
 
 _SWEEP = "sweep"

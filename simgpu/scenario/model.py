@@ -17,6 +17,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.filemodel import Alignment, FileModel, Size
 from simgpu.hardware.spec import BuddyMode
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
@@ -24,7 +25,6 @@ from simgpu.scenario.modelled import WrittenTrace
 from simgpu.scenario.sweep_axes import SweepSection
 from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
-from simgpu.validation import Alignment, FileModel, Size
 
 if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec

@@ -20,6 +20,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError, Problem
+from simgpu.filemodel import FileModel, SizeOrZero
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.compressibility.generator import with_compressibility
 from simgpu.trace.model import Trace
@@ -28,7 +29,6 @@ from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.catalogue import build
 from simgpu.trace.zoo.modelled import trace_name, trace_of
 from simgpu.trace.zoo.network import Network
-from simgpu.validation import FileModel, SizeOrZero
 
 #: What the modelling calls a thing where the file has another key for it.
 _KEYS = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
+from simgpu.filemodel import put, validate
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
@@ -27,7 +28,6 @@ from simgpu.shipped import find
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
-from simgpu.validation import put, validate
 from simgpu.yamlfile import YamlMapping
 
 _NODE = "node."

@@ -14,12 +14,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.filemodel import FileModel, Share, Size
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import DataParallelSection, PolicyChoice, PolicyEntry
 from simgpu.scenario.modelled import WrittenSweep
 from simgpu.trace.model import Origin
-from simgpu.validation import FileModel, Share, Size
 
 if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simgpu.filemodel import put
 from simgpu.scenario.library import Library
 from simgpu.scenario.load import ScenarioLoading
 from simgpu.scenario.model import Scenario
 from simgpu.scenario.sweep_axes import Axis, count_of, steps_of
 from simgpu.scenario.sweep_inputs import digests_of
-from simgpu.validation import put
 from simgpu.yamlfile import YamlMapping
 
 NODE_VALUE = "node."

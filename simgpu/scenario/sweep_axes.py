@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from simgpu.errors import Problem
-from simgpu.validation import LARGEST, FileModel, Where
+from simgpu.filemodel import LARGEST, FileModel, Where
 
 Values = Annotated[list[Any], Field(min_length=1)]
 

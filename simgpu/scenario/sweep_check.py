@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.filemodel import Where, path_steps, validate
 from simgpu.scenario.library import Library
 from simgpu.scenario.model import ScenarioFile
 from simgpu.scenario.modelled import ModelledTrace
 from simgpu.scenario.sweep import Given, PointLoading, Sweep
 from simgpu.scenario.sweep_axes import Axis
 from simgpu.shipped import find
-from simgpu.validation import Where, path_steps, validate
 
 #: Keys of a scenario that have keys or entries inside, and those that are one value.
 _WITH_INSIDE = ("trace", "node", "policies", "data_parallel")

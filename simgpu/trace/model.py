@@ -179,6 +179,24 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor that autograd saved in forward for backward. What offloads saved tensors sees each of them, also where
+    several are views of one block, or the same one saved by two operators; in the order in which they were saved.
+
+    block: the memory behind it. bytes: of the tensor itself, which may be a view of a part of the block, or repeat it.
+    after: the kernel that ran last before it was saved, None for none. before: the kernel that ran first after backward
+    took it back, None where backward never did. dropped: the kernel after whose end nobody but autograd held the block,
+    `RELEASED_AT_END` where somebody held it to the iteration's end; None where that was not recorded.
+    """
+
+    block: str
+    bytes: int
+    after: str | None = None
+    before: str | None = None
+    dropped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TraceInfo:
     """Where a trace comes from: the fields of `trace.yaml`.
 
@@ -242,6 +260,7 @@ class Trace:
     sparsity: tuple[SparsitySample, ...] = ()
     compressibility: tuple[CompressedSize, ...] = ()
     accesses: tuple[Access, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
     name: str = field(default="", compare=False)
 
     @property

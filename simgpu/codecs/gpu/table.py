@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem
-from simgpu.validation import Bandwidth, FileModel, TimeOrZero, validate
+from simgpu.filemodel import Bandwidth, FileModel, TimeOrZero, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
 SCHEMA = "simgpu.response/1"

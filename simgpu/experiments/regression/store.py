@@ -21,8 +21,8 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import folder_names
 from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
+from simgpu.filemodel import FileModel, validate
 from simgpu.textfile import read_text
-from simgpu.validation import FileModel, validate
 from simgpu.whole import whole_folder
 
 TIMINGS = "timings.json"

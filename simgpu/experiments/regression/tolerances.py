@@ -28,8 +28,8 @@ from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.regression.timings import Number, units
+from simgpu.filemodel import FileModel, validate
 from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time
-from simgpu.validation import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 TOLERANCES = "tolerances.yaml"

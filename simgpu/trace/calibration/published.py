@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.filemodel import Bandwidth, FileModel, Rate, Size, validate
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.timemodel.algorithms import AlgorithmName
 from simgpu.trace.timemodel.model import Tf32
 from simgpu.units import parse_time
-from simgpu.validation import Bandwidth, FileModel, Rate, Size, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.published/1"

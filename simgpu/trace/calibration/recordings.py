@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.filemodel import FileModel, validate
 from simgpu.trace.calibration.samples import Use
 from simgpu.trace.timemodel.model import Tf32
-from simgpu.validation import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.recordings/1"

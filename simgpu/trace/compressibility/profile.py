@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.validation import FileModel, validate
+from simgpu.filemodel import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.compressibility/1"

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.validation import FileModel, validate
+from simgpu.filemodel import FileModel, validate
 from simgpu.yamlfile import read_yaml_mapping
 
 SCHEMA = "simgpu.sparsity/1"

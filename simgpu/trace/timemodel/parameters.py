@@ -13,9 +13,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.filemodel import FileModel, Size, TimeOrZero, validate
 from simgpu.trace.timemodel.algorithms import AlgorithmName
 from simgpu.trace.timemodel.operation import Direction, OperationKind
-from simgpu.validation import FileModel, Size, TimeOrZero, validate
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
 
 SCHEMA = "simgpu.timemodel/1"

@@ -1,0 +1,1 @@
+"""Held against real hardware: the same iteration run under real memory management, beside what is simulated."""

@@ -1,0 +1,138 @@
+"""What was measured on a real device: the machine, and each model's iteration under four ways to manage memory.
+
+Lives here: the plain values. Does not live here: measuring them (`simgpu.validation.harness`), keeping them in files
+(`simgpu.validation.folder`), or what a simulation makes of them (`simgpu.validation.twins`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median_low
+from typing import Any, NamedTuple
+
+from simgpu.trace.model import Trace
+
+
+class Method(StrEnum):
+    """A way to manage memory, as PyTorch runs it; each has a policy as its twin."""
+
+    PLAIN = "plain"
+    CHECKPOINT = "checkpoint"
+    SAVE_ON_CPU = "save_on_cpu"
+    ASYNC_OFFLOAD = "async_offload"
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How fast copies between the device and pinned host memory are.
+
+    d2h, h2d: bytes per second of large copies, one way at a time. both_d2h, both_h2d: the same while the other way is
+    busy too. latency_ns: before the first byte of a copy that nobody waits for; blocking_ns: from the call of a copy of
+    next to nothing that the host waits for to its return.
+    """
+
+    d2h: int
+    h2d: int
+    both_d2h: int
+    both_h2d: int
+    latency_ns: int
+    blocking_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMachine:
+    """The machine as it told of itself and as it was measured.
+
+    device: its name; kind: ``cuda`` or ``cpu``. memory: bytes of device memory. alignment: bytes to which the
+    framework's allocator rounds up. copy_engines: how many, 2 where it does not tell. launch_ns: host time from one
+    kernel launch to the next. versions: of driver, CUDA, PyTorch, Python and simgpu, as far as there are any.
+    date: ISO 8601 day. host: its processor.
+    """
+
+    device: str
+    kind: str
+    memory: int
+    alignment: int
+    copy_engines: int
+    copies: Copies
+    launch_ns: int
+    host: str
+    date: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class MeasuredKind(StrEnum):
+    """What a stream of the device did."""
+
+    KERNEL = "kernel"
+    COPY_OUT = "copy_out"
+    COPY_IN = "copy_in"
+
+
+class MeasuredSpan(NamedTuple):
+    """Something that a stream of the device did in one step; ns from the start of the step's first span.
+
+    stream: ``compute``, ``d2h``, ``h2d`` as in a simulated timeline: by role, not by the device's number. name: of the
+    device's kernel or copy. op: the operator behind it, in the words of a trace (``aten::convolution``), empty for a
+    copy. call: which call of an operator it belongs to, counted from 0 over the step; -1 for a copy. bytes: copied.
+    """
+
+    stream: str
+    kind: MeasuredKind
+    name: str
+    op: str
+    call: int
+    start_ns: int
+    end_ns: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One model's iteration under one method.
+
+    settings: of the method, in the words of its twin's parameters. step_ns: every timed step, after warm-up.
+    peak_bytes: the most device memory that the framework's allocator had handed out at once in a step; held_bytes: what
+    it had handed out when the step began. bytes_out, bytes_in: copied to and from the host in one step. spans: what the
+    device did in one more step.
+    """
+
+    method: Method
+    settings: Mapping[str, Any]
+    step_ns: tuple[int, ...]
+    peak_bytes: int
+    held_bytes: int
+    bytes_out: int
+    bytes_in: int
+    spans: tuple[MeasuredSpan, ...] = ()
+
+    @property
+    def median_ns(self) -> int:
+        """The step time that counts, nanoseconds."""
+        return median_low(self.step_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model at one batch size: its trace, and its runs by method, the plain one first."""
+
+    model: str
+    batch: int
+    trace: Trace
+    runs: Mapping[Method, MeasuredRun]
+
+    @property
+    def name(self) -> str:
+        """Model and batch, as folders and tables call it."""
+        return f"{self.model}-b{self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All cases of one machine; name: of the folder it was read from."""
+
+    name: str
+    machine: MeasuredMachine
+    cases: tuple[Case, ...]
