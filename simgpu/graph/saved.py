@@ -52,7 +52,7 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
     """
     if not graph.trace.saved:
         return SavedTensors(_derived(graph), recorded=False)
-    number: dict[str | None, int] = {None: -1, **graph.kernel_number}
+    number = graph.kernel_number
     found = []
     for each in graph.trace.saved:
         if each.before is None:
@@ -61,7 +61,9 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
         dropped = _dropped(graph, block) if each.dropped is None else number.get(each.dropped)
         if graph.blocks[block].persistent or each.dropped == RELEASED_AT_END:
             dropped = None
-        found.append(Saved(block, each.bytes, number[each.after], number[each.before], dropped))
+        found.append(
+            Saved(block, each.bytes, -1 if each.after is None else number[each.after], number[each.before], dropped)
+        )
     return SavedTensors(tuple(found), recorded=True)
 
 
