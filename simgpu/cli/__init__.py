@@ -33,6 +33,7 @@ COMMANDS = {
     "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
     "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
     "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
+    "validate": ("simgpu.cli.validate:validate", "Hold the simulation against real hardware."),
     "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
     "buddy": ("simgpu.cli.buddy:buddy", "Compress memory: how small it gets, and what overflows."),
     "solver": ("simgpu.cli.solver:solver", "Run small HPC solvers: arrays to profile, traces to run."),
