@@ -7,6 +7,8 @@ themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`), or the replacing
     <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
     <policy>/memory.csv             one row per memory sample; beside a timeline in CSV or Parquet, as are
     <policy>/kernels.csv            and blocks.csv: the tasks that ran, in the words of a trace
+    <policy>/tasks.json             what these tasks cost when they ran
+    <policy>/program.json           the instructions that ran, by the numbers of those kernels and blocks
     <policy>/timeline.png           and memory.png, run.png, or .svg
 
 and of trainings
@@ -28,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
+from simgpu.graph.tasks_file import tasks_to_json
+from simgpu.program.text import to_json
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
 from simgpu.trace.tables import write_table
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 REPORT = "report.json"
 REPORT_SCHEMA = "simgpu.report/1"
+TASKS = "tasks.json"
+PROGRAM = "program.json"
 
 _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
     "csv": ("timeline.csv", lambda result, path: write_csv(result.timeline, path)),
@@ -163,10 +169,13 @@ def _of_timeline(result: Result | None) -> dict[str, Any]:
 
 
 def _write_beside(result: Result, home: Path) -> None:
-    """What makes a timeline's rows understood: the memory in use, and the kernels and blocks that they name."""
+    """What makes a timeline's rows understood: the memory in use, the kernels and blocks that they name, and what was
+    told to run."""
     write_memory_csv(result.timeline, home / "memory.csv")
     write_table(home / KERNELS.file, KERNELS, result.graph.kernels)
     write_table(home / BLOCKS.file, BLOCKS, result.graph.blocks)
+    (home / TASKS).write_text(tasks_to_json(result.graph), encoding="utf-8")
+    (home / PROGRAM).write_text(to_json(result.program), encoding="utf-8")
 
 
 def folder_name(label: str) -> str:

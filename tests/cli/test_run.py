@@ -241,6 +241,7 @@ def test_outputs_are_written_as_one_folder_and_replaced_as_one(study: Path, tmp_
     assert done.exit_code == 0, done.stderr
     assert f"written to {out}" in done.stdout
     files = {"timeline.csv", "memory.csv", "kernels.csv", "blocks.csv", "timeline.perfetto.json", "memory.svg"}
+    files |= {"tasks.json", "program.json"}
     assert {path.name for path in (out / "vdnn").iterdir()} == files
     assert {path.name for path in out.iterdir()} == {"report.json", "ideal", "none", "vdnn"}
     assert [path.name for path in out.parent.iterdir()] == ["out"]

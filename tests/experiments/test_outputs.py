@@ -28,7 +28,7 @@ def test_all_formats_and_figures(comparison: Comparison, tmp_path: Path) -> None
     formats, plots = ["csv", "parquet", "perfetto"], ["timeline", "memory", "run"]
     write_outputs(comparison, out, about={"scenario": "x"}, timeline=formats, plots=plots)
     files = ["timeline.csv", "timeline.parquet", "timeline.perfetto.json", "timeline.png", "memory.png", "run.png"]
-    files += ["memory.csv", "kernels.csv", "blocks.csv"]
+    files += ["memory.csv", "kernels.csv", "blocks.csv", "tasks.json", "program.json"]
     assert names(out) == {"report.json", *(f"{run}/{file}" for run in ("ideal", "vdnn-mode-conv") for file in files)}
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert (report["schema"], report["scenario"]) == ("simgpu.report/1", "x")

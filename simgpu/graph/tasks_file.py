@@ -1,0 +1,87 @@
+"""Tasks as a file beside the tables of a trace: what they cost when they ran, where that is not what was recorded.
+
+Lives here: the JSON form of a task graph's durations, sizes and encoded forms, and a graph made again of it. Does not
+live here: kernels and blocks themselves, which have tables (`simgpu.trace.columns`), or programs, whose numbers point
+into them (`simgpu.program.text`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from simgpu.errors import InputError
+from simgpu.graph.encodings import EncodedForm
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import Trace
+
+SCHEMA = "simgpu.tasks/1"
+
+_AGAIN = "write it anew"
+
+
+def tasks_to_json(graph: TaskGraph) -> str:
+    """What the tasks of a graph cost, as JSON: one number a kernel or block, in order.
+
+    `durations_ns` of kernels; `device_bytes` that a block takes on the device, `copy_bytes` that a copy of it moves and
+    the host holds; `encoded`: which blocks are encoded forms, as [form, block, encode_ns, decode_ns].
+    """
+    document = {
+        "schema": SCHEMA,
+        "durations_ns": graph.durations,
+        "device_bytes": graph.sizes,
+        "copy_bytes": graph.copy_sizes,
+        "encoded": [[form, *costs] for form, costs in sorted(graph.encoded.items())],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
+    """The tasks that ran. trace: the kernels and blocks that ran, as their tables have them.
+
+    Raises `InputError` where a number is missing, or what the tables name is not there.
+
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5], [7], [100])
+    >>> graph = replace(TaskGraph.of(trace), durations=(2, 7))
+    >>> tasks_from_json(tasks_to_json(graph), trace).durations
+    (2, 7)
+    """
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise InputError.single("tasks", "schema", f"{document['schema']!r} is not {SCHEMA}", _AGAIN)
+        encoded = {form: EncodedForm(*costs) for form, *costs in document["encoded"]}
+        blocks = len(trace.blocks)
+        return replace(
+            TaskGraph.of(trace),
+            durations=_numbers(document, "durations_ns", len(trace.kernels)),
+            sizes=_numbers(document, "device_bytes", blocks),
+            copy_sizes=_numbers(document, "copy_bytes", blocks),
+            encoded={_within(form, blocks): costs for form, costs in encoded.items() if _whole([*costs])},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"are no tasks as simgpu writes them: {error}"
+        raise InputError.single("tasks", "", what, _AGAIN) from error
+
+
+def _numbers(document: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
+    numbers = document[name]
+    if len(numbers) != count:
+        raise ValueError(f"{name} has {len(numbers)} numbers where the tables have {count} rows")
+    return _whole(numbers)
+
+
+def _whole(numbers: Sequence[Any]) -> tuple[int, ...]:
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} is not a whole number >= 0")
+    return tuple(numbers)
+
+
+def _within(number: int, count: int) -> int:
+    if number not in range(count):
+        raise ValueError(f"{number!r} is the number of no block")
+    return number
