@@ -80,7 +80,7 @@ def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
         ("codec measure --codec ", list(codec_names())),
         ("codec measure --layout n", ["nchw", "nhwc"]),
         ("record digits-cnn --optimizer ada", ["adam", "adamw", "adagrad"]),
-        ("record vgg", ["vgg11"]),
+        ("record vgg", ["vgg11", "vgg16"]),
         ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam"]),
         ("schema ", ["scenario", "study", "node"]),
         ("completion ", ["bash", "zsh", "fish"]),

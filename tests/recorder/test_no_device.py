@@ -29,6 +29,7 @@ from simgpu.trace.recorder.modelled.session import ModelledSession
 from simgpu.trace.timemodel.operation import Operation
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, summed
+from tests.recorder.variants import small
 from tests.recorder.wide_models import resnet50
 
 GPU = GpuSpec("a GPU", memory=2**34, architecture="volta")
@@ -85,8 +86,8 @@ def graph(trace: Trace) -> tuple[list[Kernel], tuple[Block, ...]]:
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN_MODELS))
 def test_graph_sizes_and_lifetimes_are_those_of_a_recording(name: str) -> None:
-    recorded = record(name, batch=3, repetitions=1, warmup=1)
-    assert graph(as_a_cpu_has_it(name, 3)) == graph(recorded)
+    recorded = record(small(name), batch=3, repetitions=1, warmup=1)
+    assert graph(as_a_cpu_has_it(small(name), 3)) == graph(recorded)
 
 
 @pytest.mark.parametrize("optimizer", sorted(BUILT_IN_OPTIMIZERS))

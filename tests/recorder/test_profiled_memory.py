@@ -18,6 +18,7 @@ from simgpu.trace.recorder import BUILT_IN_MODELS, record
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.workload import find_factory, make_workload
 from tests.recorder.live_bytes import live_bytes
+from tests.recorder.variants import small
 
 #: Operators that allocate and free memory inside themselves, which no tensor shows.
 _WITH_SCRATCH = (
@@ -40,7 +41,9 @@ def _below(events: Any) -> Iterator[Any]:
 
 def _allocations(name: str, batch: int) -> list[int]:
     """Bytes allocated (+) and freed (-) in one unwatched iteration, without the scratch of single operators."""
-    workload = make_workload(name, find_factory(name), batch).to(torch.device("cpu"))
+    factory = small(name)
+    made = find_factory(factory) if isinstance(factory, str) else factory
+    workload = make_workload(name, made, batch).to(torch.device("cpu"))
     optimizer = torch.optim.SGD(workload.module.parameters(), lr=0.01, momentum=0.9)
     for _ in range(2):
         run_iteration(workload, optimizer, NoWatcher())
@@ -62,9 +65,10 @@ def _allocations(name: str, batch: int) -> list[int]:
     return [event.extra_fields.alloc_size for event in sorted(memory, key=lambda event: event.start_time_ns)]
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN_MODELS))
+# ResNet-50 is left out for its long profiles: batch norm and residual additions are ResNet-20's.
+@pytest.mark.parametrize("name", sorted({*BUILT_IN_MODELS} - {"resnet50"}))
 def test_peak_is_the_profilers_to_the_byte(name: str) -> None:
-    trace = record(name, batch=4, repetitions=1, warmup=1)
+    trace = record(small(name), batch=4, repetitions=1, warmup=1)
     assert check_trace(trace) == []
     total = peak = 0
     for size in _allocations(name, 4):

@@ -22,6 +22,9 @@ BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
         "photos-resnet": "three residual blocks with batch norm on the same patches",
         "photos-squeezenet": "four fire modules, whose branches are joined, on the same patches",
         "words-lstm": "a recurrent language model with projection, on the text of Python's reference",
+        "vgg16": "VGG-16 for 224x224 images, 138 million weights: thirteen convolutions, three linear layers, dropout",
+        "resnet50": "ResNet-50 for 224x224 images, 26 million weights: sixteen bottlenecks with batch norm",
+        "gpt2-small": "GPT-2 small on rows of 1024 tokens, 124 million weights: twelve layers, 12 heads, width 768",
     }
 )
 
@@ -39,7 +42,11 @@ BUILT_IN_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
 
 
 #: Modules of those whose factories stand beside `simgpu.trace.recorder.models`, by how their names begin.
-_MODULES = {"photos-": "photo_models", "words-": "language_models"}
+_MODULES = {
+    "photos-": "photo_models",
+    "words-": "language_models",
+    **dict.fromkeys(("vgg16", "resnet50", "gpt2-small"), "large_models"),
+}
 
 
 def factory_path(name: str) -> str:
