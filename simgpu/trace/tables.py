@@ -39,11 +39,16 @@ class ReadTable(Generic[Row]):
 
 def read_table(path: Path, table: Table[Row]) -> ReadTable[Row]:
     """All rows of a CSV file; cells that cannot be read become problems and a stand-in value."""
-    result: ReadTable[Row] = ReadTable()
     try:
         text = read_text(path, "a CSV text file", if_empty="write it again, or remove it if not needed")
     except InputError as error:
         return ReadTable(problems=list(error.problems), sound=False)
+    return table_of(text, path, table)
+
+
+def table_of(text: str, path: Path, table: Table[Row]) -> ReadTable[Row]:
+    """All rows of a CSV file's text, however it was read; see `read_table`."""
+    result: ReadTable[Row] = ReadTable()
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader)]

@@ -48,7 +48,8 @@ class MeasuredMachine:
     device: its name; kind: ``cuda`` or ``cpu``. memory: bytes of device memory. alignment: bytes to which the
     framework's allocator rounds up. copy_engines: how many, 2 where it does not tell. launch_ns: host time from one
     kernel launch to the next. versions: of driver, CUDA, PyTorch, Python and simgpu, as far as there are any.
-    date: ISO 8601 day. host: its processor.
+    date: ISO 8601 day. host: its processor. settings: of the framework, where they decide how fast it is: threads,
+    TF32.
     """
 
     device: str
@@ -61,6 +62,7 @@ class MeasuredMachine:
     host: str
     date: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class MeasuredKind(StrEnum):
@@ -116,12 +118,18 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model at one batch size: its trace, and its runs by method, the plain one first."""
+    """One model at one batch size: its trace, and its runs by method, the plain one first.
+
+    absent: methods under which it could not be run, with the reason, such as too little memory. made: how it was run:
+    keywords of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the steps before those timed.
+    """
 
     model: str
     batch: int
     trace: Trace
     runs: Mapping[Method, MeasuredRun]
+    absent: Mapping[Method, str] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

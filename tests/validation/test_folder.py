@@ -1,0 +1,303 @@
+"""A recording on disk: what is written is read back, and what is damaged is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+from simgpu.validation.folder import (
+    case_folders,
+    load_recording,
+    read_recording,
+    shipped_recordings,
+    write_case,
+    write_machine,
+    write_recording,
+)
+from simgpu.validation.machine_file import machine_text, read_machine
+from simgpu.validation.measured import (
+    Case,
+    Copies,
+    MeasuredKind,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasuredSpan,
+    Method,
+    Recording,
+)
+from simgpu.validation.span_table import read_spans, write_spans
+
+MACHINE = MeasuredMachine(
+    device="a GPU",
+    kind="cuda",
+    memory=80 * 2**30,
+    alignment=512,
+    copy_engines=2,
+    copies=Copies(25_123_456_789, 26_000_000_000, 20_000_000_000, 21_000_000_000, 1_500, 9_800),
+    launch_ns=4_321,
+    host="a processor",
+    date="2026-11-22",
+    versions={"PyTorch": "2.9.0", "driver": "575.1"},
+    settings={"TF32 in convolutions": "on"},
+)
+SPANS = (
+    MeasuredSpan("compute", MeasuredKind.KERNEL, "void gemm<float, 4>(float*)", "aten::mm", 0, 0, 100),
+    MeasuredSpan("d2h", MeasuredKind.COPY_OUT, "Memcpy DtoH", "", -1, 100, 150, 4096),
+    MeasuredSpan("h2d", MeasuredKind.COPY_IN, "", "", -1, 100, 150, 4096),
+)
+
+
+def case(batch: int = 4) -> Case:
+    trace = chain([5, 7], [10, 14], [100, 200])
+    trace = replace(trace, info=replace(trace.info, model="net", batch=batch))
+    plain = MeasuredRun(Method.PLAIN, {}, (30, 31, 29), 500, 100, 0, 0, SPANS[:1])
+    offload = {"prefetch": 2, "stash": 2, "min_bytes": 1}
+    runs = {
+        Method.PLAIN: plain,
+        Method.CHECKPOINT: replace(plain, method=Method.CHECKPOINT, settings={"blocks": ["a", "b.0"]}),
+        Method.ASYNC_OFFLOAD: replace(plain, method=Method.ASYNC_OFFLOAD, settings=offload, spans=SPANS),
+    }
+    absent = {Method.SAVE_ON_CPU: "out of memory"}
+    return Case("net", batch, trace, runs, absent, {"size": {"image": 32}, "seed": 0, "warmup": 3})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A recording of two cases."""
+    path = tmp_path / "mine"
+    write_recording(Recording("mine", MACHINE, (case(4), case(8))), path)
+    return path
+
+
+def problems_of(path: Path) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read_recording(path)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    assert read_recording(folder) == Recording("mine", MACHINE, (case(4), case(8)))
+
+
+def test_the_same_recording_is_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    write_recording(read_recording(folder), tmp_path / "again")
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) == 1 + 2 * (1 + 3 + 3)
+    for file in files:
+        assert (folder / file).read_bytes() == (tmp_path / "again" / file).read_bytes(), file
+
+
+def test_a_recording_grows_case_by_case(folder: Path, tmp_path: Path) -> None:
+    grown = tmp_path / "new" / "mine"
+    write_machine(MACHINE, grown)
+    assert "holds no case" in problems_of(grown)[0]
+    write_case(case(8), grown)
+    assert [found.batch for found in read_recording(grown).cases] == [8]
+    write_case(case(4), grown)
+    assert read_recording(grown) == read_recording(folder)
+
+
+def test_a_case_that_was_being_written_when_the_program_was_killed_is_no_case(folder: Path) -> None:
+    (folder / ".net-b16.0a1b.part" / "trace").mkdir(parents=True)
+    assert len(case_folders(folder)) == 2
+    assert len(read_recording(folder).cases) == 2
+    write_machine(MACHINE, folder)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "net-b4-old"])
+def test_a_folder_with_other_things_is_not_written_to(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    for write in (
+        lambda: write_machine(MACHINE, tmp_path),
+        lambda: write_recording(Recording("", MACHINE, ()), tmp_path),
+    ):
+        with pytest.raises(InputError, match=f"holds files that are not from a recording, such as '{name}'"):
+            write()
+
+
+def test_a_machine_keeps_every_number(tmp_path: Path) -> None:
+    (tmp_path / "machine.yaml").write_text(machine_text(MACHINE), encoding="utf-8")
+    assert read_machine(tmp_path / "machine.yaml") == MACHINE
+
+
+_text = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20).map(str.strip)
+_number = st.integers(0, 2**62)
+_kernel = st.builds(
+    lambda name, op, call, start, length: MeasuredSpan(
+        "compute", MeasuredKind.KERNEL, name, op, call, start, start + length
+    ),
+    _text,
+    _text,
+    st.integers(-1, 2**31),
+    _number,
+    _number,
+)
+_copy = st.builds(
+    lambda way, name, start, length, size: MeasuredSpan(*way, name, "", -1, start, start + length, size),
+    st.sampled_from([("d2h", MeasuredKind.COPY_OUT), ("h2d", MeasuredKind.COPY_IN)]),
+    _text,
+    _number,
+    _number,
+    _number,
+)
+
+
+@given(st.lists(st.one_of(_kernel, _copy), max_size=8))
+def test_spans_of_any_words_and_numbers_are_read_back(spans: list[MeasuredSpan]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "plain.csv.gz"
+        write_spans(path, spans)
+        found = read_spans(path)
+    assert found.problems == []
+    assert found.rows == spans
+
+
+def edit_runs(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(place: Path) -> None:
+        document = json.loads((place / "runs.json").read_text())
+        change(document)
+        (place / "runs.json").write_text(json.dumps(document))
+
+    return damage
+
+
+def edit_spans(change: Callable[[str], str]) -> Callable[[Path], None]:
+    def damage(place: Path) -> None:
+        file = place / "async_offload.csv.gz"
+        file.write_bytes(gzip.compress(change(gzip.decompress(file.read_bytes()).decode()).encode()))
+
+    return damage
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(place: Path) -> None:
+        raw = (place / name).read_bytes()
+        (place / name).write_bytes(raw[: len(raw) * 2 // 3])
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda place: (place / "runs.json").unlink(), "runs.json: no such file"),
+        (cut("runs.json"), "is not JSON"),
+        (lambda place: (place / "runs.json").write_text("[]"), "is not a mapping"),
+        (edit_runs(lambda read: read.update(schema="simgpu.runs/9")), "'simgpu.runs/9' is not the schema"),
+        (edit_runs(lambda read: read.update(modle="net")), "modle: unknown key; did you mean 'model'?"),
+        (edit_runs(lambda read: read.pop("made")), "made: is missing"),
+        (edit_runs(lambda read: read.update(batch="4")), "batch: '4' is not a whole number"),
+        (edit_runs(lambda read: read.update(batch=5)), "batch: 5 is not what the trace beside it tells, 4"),
+        (edit_runs(lambda read: read.update(runs={})), "runs: there are none"),
+        (edit_runs(lambda read: read["runs"].pop("checkpoint")), "no run of checkpoint, whose timeline is there"),
+        (edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[])), "runs.plain.step_ns"),
+        (
+            edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[5, -1])),
+            "runs.plain.step_ns[1]: -1 is too small",
+        ),
+        (edit_runs(lambda read: read["runs"]["plain"].update(step_ns=[0.5])), "runs.plain.step_ns[0]"),
+        (edit_runs(lambda read: read["runs"]["plain"].update(peak_bytes=99)), "99 is less than the 100 held before"),
+        (edit_runs(lambda read: read["runs"].update(offload={})), "runs.offload: unknown key"),
+        (
+            edit_runs(lambda read: read["absent"].update(plain="no")),
+            "absent.plain: is told to be absent, and has a run",
+        ),
+        (lambda place: (place / "plain.csv.gz").unlink(), "plain.csv.gz: no such file"),
+        (cut("plain.csv.gz"), "plain.csv.gz: cannot be unpacked"),
+        (lambda place: (place / "plain.csv.gz").write_text("stream,kind"), "plain.csv.gz: cannot be unpacked"),
+        (lambda place: (place / "plain.csv.gz").write_bytes(gzip.compress(b"\xff\xfe")), "is not text"),
+        (edit_spans(lambda text: text.replace("d2h,", "h2d,")), "row 3: a copy_out is of stream d2h, not 'h2d'"),
+        (edit_spans(lambda text: text.replace("copy_in", "copyin")), "row 4, column kind: 'copyin' is not a kind"),
+        (
+            edit_spans(lambda text: text.replace("100,150", "100,50")),
+            "row 3: ends at 50 ns, before it starts at 100 ns",
+        ),
+        (edit_spans(lambda text: text.replace("0,0,100", "0,zero,100")), "column start_ns: 'zero' is not a number"),
+        (edit_spans(lambda text: text.replace(",end_ns", ",end_us")), "wrong unit: unknown column 'end_us'"),
+        (edit_spans(lambda text: text.replace("aten::mm,0,0,100,", "aten::mm,0,0,100,7")), "a kernel copies no bytes"),
+        (edit_spans(lambda text: text.replace("DtoH,,,", "DtoH,,3,")), "a copy belongs to no call of an operator"),
+        (lambda place: (place / "plane.csv.gz").write_bytes(b""), "plane.csv.gz: not a file of a case; did you mean"),
+        (lambda place: (place / "trace" / "blocks.csv").unlink(), "blocks.csv: no such file"),
+        (lambda place: write_trace(chain([1], [1], [1]), place / "trace"), "is not what the trace beside it tells"),
+        (lambda place: place.rename(place.with_name("net-b5")), "holds the case net-b4; call the folder net-b4"),
+        (lambda place: (place / "README.md").write_text("notes"), ""),
+    ],
+)
+def test_damage_to_a_case_is_told(folder: Path, damage: Callable[[Path], None], told: str) -> None:
+    damage(folder / "net-b4")
+    if told:
+        assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+    else:
+        assert len(read_recording(folder).cases) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "told"),
+    [
+        ("device: a GPU", "devise: a GPU", "devise: unknown key; did you mean 'device'?"),
+        ("memory: 80 GiB", "memory: 80", "memory: 80 has no unit"),
+        ("kind: cuda", "kind: tpu", "kind: 'tpu' is not one of the choices"),
+        ("date: '2026-11-22'", "date: yesterday", "'yesterday' is not a day"),
+        ("latency: 1500 ns", "latency: 1500 GB", "copies.latency"),
+        ("alignment: 512 B", "alignment: 0 B", "alignment: '0 B' is zero"),
+        ("schema: simgpu.machine/1", "schema: simgpu.node/1", "is not the schema expected here"),
+    ],
+)
+def test_damage_to_the_machine_is_told(folder: Path, line: str, instead: str, told: str) -> None:
+    file = folder / "machine.yaml"
+    assert line in file.read_text()
+    file.write_text(file.read_text().replace(line, instead))
+    assert any(told in problem for problem in problems_of(folder)), problems_of(folder)
+
+
+def test_problems_of_all_files_are_told_at_once(folder: Path) -> None:
+    (folder / "machine.yaml").write_text("schema: simgpu.machine/1\n")
+    (folder / "net-b4" / "trace" / "trace.yaml").unlink()
+    (folder / "net-b4" / "plain.csv.gz").unlink()
+    (folder / "net-b8" / "runs.json").write_text("{}")
+    files = {Path(problem.partition(": ")[0]).relative_to(folder).as_posix() for problem in problems_of(folder)}
+    assert files == {"machine.yaml", "net-b4/trace/trace.yaml", "net-b4/plain.csv.gz", "net-b8/runs.json"}
+
+
+def test_what_is_no_recording_is_told(tmp_path: Path) -> None:
+    assert "no such folder" in problems_of(tmp_path / "nowhere")[0]
+    assert "is not a recording" in problems_of(tmp_path)[0]
+    (tmp_path / "file").write_text("text")
+    assert "is not a recording" in problems_of(tmp_path / "file")[0]
+
+
+def test_a_recording_is_found_by_its_path_or_by_the_name_it_ships_under(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert load_recording("mine") == load_recording(folder) == load_recording("./mine") == read_recording(folder)
+    with pytest.raises(InputError, match="no shipped recording is called 'mime'"):
+        load_recording("mime")
+    monkeypatch.setattr("simgpu.validation.folder.SHIPPED", folder.parent)
+    monkeypatch.chdir("/")
+    assert shipped_recordings() == ("mine",)
+    assert load_recording("mine") == read_recording(folder)
+    with pytest.raises(InputError, match="did you mean 'mine'"):
+        load_recording("mime")
+
+
+@pytest.mark.parametrize("name", shipped_recordings())
+def test_what_ships_can_be_read(name: str) -> None:
+    recording = load_recording(name)
+    assert recording.name == name
+    for found in recording.cases:
+        assert set(found.runs) | set(found.absent) == set(Method), found.name
+        assert all(run.spans for run in found.runs.values()), found.name
