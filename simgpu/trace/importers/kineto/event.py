@@ -123,7 +123,8 @@ class Event:
         device, stream = self.whole("device"), self.whole("stream", 0)
         external = self.whole("External id", 0)
         is_kernel = self.category == "kernel" or "DtoD" in self.name
-        return Kernel(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel)
+        size = self.whole("bytes", 0)
+        return Kernel(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel, size)
 
     def launch(self) -> tuple[int, tuple[Thread, int]] | None:
         """The correlation, thread and moment of a call that starts work on a GPU; None for another call."""

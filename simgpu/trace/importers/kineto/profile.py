@@ -37,7 +37,7 @@ class Op(NamedTuple):
 class Kernel(NamedTuple):
     """Something that ran on a GPU; start and duration in ns. number: its place among the events of the file.
 
-    is_kernel: whether it is one, or a copy within the device, which is work like a kernel's.
+    is_kernel: whether it is one, or a copy within the device, which is work like a kernel's. bytes: copied or filled.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Kernel(NamedTuple):
     correlation: int
     external: int
     is_kernel: bool
+    bytes: int = 0
 
     @property
     def end(self) -> int:

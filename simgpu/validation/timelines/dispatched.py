@@ -1,0 +1,81 @@
+"""A step on the CPU, watched operator by operator with the host's clock.
+
+Lives here: the thinnest interception that can tell when operators ran. Does not live here: copies, which the device
+itself sees (`simgpu.validation.devices`), or what operators did to blocks (`simgpu.trace.recorder.structure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from simgpu.trace.recorder.operators import access, operator_name
+from simgpu.validation.measured import MeasuredKind, MeasuredSpan
+from simgpu.validation.timelines.spans import copy_span, from_first_start
+
+if TYPE_CHECKING:
+    from simgpu.validation.devices import Device
+
+
+def dispatched_step(device: Device, step: Callable[[], object]) -> tuple[MeasuredSpan, ...]:
+    """The operators and copies of a step. The host's thread is the compute stream."""
+    device.synchronize()
+    operators = _Operators(device)
+    with device.watch_copies() as copied:
+        with operators:
+            step()
+        device.synchronize()
+    copies = [copy_span(each.kind, "copy", each.start_ns, each.end_ns, each.bytes) for each in copied]
+    return from_first_start([*operators.spans, *copies])
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[misc]
+    """Notes when each operator ran that does work on the device.
+
+    As for a recorder, one that only makes a view does none, nor one that only tells the profiler something. Neither
+    does one that sets memory aside and writes nothing, as no kernel runs for it on a GPU; and what has to do with host
+    memory is a copy, or none of the device's business.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.spans: list[MeasuredSpan] = []
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        start = perf_counter_ns()
+        returned = func(*args, **named)
+        end = perf_counter_ns()
+        if self._is_kernel(func, args, named, returned):
+            op = operator_name(func)
+            self.spans.append(MeasuredSpan("compute", MeasuredKind.KERNEL, str(func), op, len(self.spans), start, end))
+        return returned
+
+    def _is_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> bool:
+        name = operator_name(func)
+        if name.startswith(("prim::", "profiler::")) or name in _SET_ASIDE:
+            return False
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, returned)) if isinstance(leaf, torch.Tensor)]
+        if any(self._device.is_host(tensor) for tensor in tensors):
+            return False
+        done = access(func, args, kwargs, returned)
+        if done.overwritten or done.changed:
+            return True
+        known = {_storage(tensor) for tensor in done.read}
+        return any(_storage(tensor) not in known for _, tensor in done.results)
+
+
+#: Operators that hand out memory without writing it.
+_SET_ASIDE = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "lift_fresh"))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
