@@ -1,0 +1,122 @@
+"""The CPU build of PyTorch as a device: the calling thread computes, other threads copy.
+
+Lives here: `CpuDevice`. Device memory is what PyTorch allocates; host memory are buffers that NumPy allocates, so that
+the two are told apart although they are of one kind. Does not live here: the threads (`cpu_streams`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from simgpu.trace.recorder.environment import device_name
+from simgpu.validation.devices.busy_loop import BusyLoop
+from simgpu.validation.devices.cpu_memory import profiled_peak
+from simgpu.validation.devices.cpu_streams import CallingThread, WorkerThread
+from simgpu.validation.devices.device import CopySpan, DeviceFacts, Peak, Stream
+from simgpu.validation.devices.storages import StorageSet, living_storages
+from simgpu.validation.measured import MeasuredKind
+
+
+class CpuDevice:
+    """A `simgpu.validation.devices.Device` that is there on every machine.
+
+    >>> device = CpuDevice()
+    >>> copies = device.new_stream("d2h")
+    >>> there, here = device.host_buffer(4), device.empty(4)
+    >>> _ = here.fill_(7)
+    >>> copies.copy(there, here)
+    >>> copies.record().synchronize()
+    >>> there.tolist()
+    [7, 7, 7, 7]
+    >>> device.close()
+    """
+
+    def __init__(self) -> None:
+        self.kind = "cpu"
+        self.torch_device = torch.device("cpu")
+        self.name = device_name(self.torch_device)
+        self._loop = BusyLoop()
+        self._host = StorageSet()
+        self._watchers: list[list[CopySpan]] = []
+        self._streams: weakref.WeakSet[WorkerThread] = weakref.WeakSet()
+        self.compute: Stream = CallingThread(self._loop, self._note)
+
+    def facts(self) -> DeviceFacts:
+        """All of the machine's memory; every stream has its own thread, so copies both ways run at once."""
+        pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        versions = {"pytorch": str(torch.__version__), "system": platform.platform()}
+        return DeviceFacts(memory=pages * page, alignment=1, copy_engines=2, versions=versions)
+
+    def new_stream(self, role: str) -> WorkerThread:
+        """A thread that copies and keeps busy beside the calling one."""
+        stream = WorkerThread(role, self._loop, self._note)
+        self._streams.add(stream)
+        return stream
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Bytes that NumPy allocates, so that PyTorch does not count them."""
+        buffer: torch.Tensor = torch.from_numpy(np.empty(nbytes, np.uint8))
+        self._host.add(buffer.untyped_storage())
+        return buffer
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Bytes that PyTorch allocates."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in a host buffer."""
+        return tensor.untyped_storage() in self._host
+
+    def synchronize(self) -> None:
+        """Wait for every thread; raises what went wrong first on one."""
+        for stream in list(self._streams):
+            stream.synchronize()
+
+    def peak_of(self, run: Callable[[], object]) -> Peak:
+        """Call `run` once under PyTorch's memory profiler (`simgpu.validation.devices.cpu_memory`).
+
+        Held before is every storage of a tensor that Python knows of, whoever made it.
+        """
+        self.synchronize()
+        storages = living_storages(self.torch_device)
+        held = sum(storage.nbytes() for storage in storages if storage not in self._host)
+
+        def run_to_the_end() -> None:
+            run()
+            self.synchronize()
+
+        return profiled_peak(run_to_the_end, held)
+
+    @contextmanager
+    def watch_copies(self) -> Iterator[list[CopySpan]]:
+        """Note copies between device and host, of every stream; copies within one of the two are no such."""
+        self.synchronize()
+        seen: list[CopySpan] = []
+        self._watchers.append(seen)
+        try:
+            yield seen
+            self.synchronize()
+        finally:
+            self._watchers = [watcher for watcher in self._watchers if watcher is not seen]
+
+    def close(self) -> None:
+        """Wait for every thread and end it."""
+        for stream in list(self._streams):
+            stream.close()
+
+    def _note(self, role: str, target: torch.Tensor, source: torch.Tensor, start_ns: int, end_ns: int) -> None:
+        if not self._watchers:
+            return
+        to_host, from_host = self.is_host(target), self.is_host(source)
+        if to_host == from_host:
+            return
+        kind = MeasuredKind.COPY_OUT if to_host else MeasuredKind.COPY_IN
+        for seen in self._watchers:
+            seen.append(CopySpan(role, kind, target.nbytes, start_ns, end_ns))

@@ -1,0 +1,171 @@
+"""Streams of a CPU: the calling thread computes, a thread for each other stream copies.
+
+Lives here: both kinds of stream and their events. Does not live here: memory (`cpu`, `cpu_memory`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from simgpu.validation.devices.busy_loop import BusyLoop
+from simgpu.validation.devices.device import Event
+
+
+class CpuEvent:
+    """Set when its stream comes to it, with the host's clock; carries what went wrong before it on that stream."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self._at_ns = 0
+        self._error: BaseException | None = None
+
+    def reach(self, error: BaseException | None = None) -> None:
+        """The stream has come to it, now."""
+        self._at_ns, self._error = time.perf_counter_ns(), error
+        self._reached.set()
+
+    def is_done(self) -> bool:
+        """Whether the stream has come to it."""
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come to it; raises what went wrong there before it."""
+        self._reached.wait()
+        if self._error is not None:
+            raise self._error
+
+    def ns_since(self, earlier: Any) -> int:
+        """Nanoseconds from another event to this one."""
+        earlier.synchronize()
+        self.synchronize()
+        return int(self._at_ns - earlier._at_ns)
+
+
+class OnCopy(Protocol):
+    """Told of every copy that has ended, by the thread that made it."""
+
+    def __call__(self, role: str, target: torch.Tensor, source: torch.Tensor, start_ns: int, end_ns: int) -> None:
+        """Times are those of `time.perf_counter_ns`."""
+
+
+class CallingThread:
+    """The compute stream of a CPU: work is done when it is asked for, by whoever asks."""
+
+    def __init__(self, loop: BusyLoop, on_copy: OnCopy) -> None:
+        self.role = "compute"
+        self._loop = loop
+        self._on_copy = on_copy
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy now."""
+        _check_alike(target, source)
+        _copy(self.role, target, source, self._on_copy)
+
+    def busy(self, ns: int) -> None:
+        """Keep the calling thread busy."""
+        self._loop.run(ns)
+
+    def record(self) -> CpuEvent:
+        """An event that is reached already."""
+        event = CpuEvent()
+        event.reach()
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Wait for the event now; raises what went wrong on its stream before it."""
+        event.synchronize()
+
+    def synchronize(self) -> None:
+        """Nothing is ever left to wait for."""
+
+
+class WorkerThread:
+    """A stream of its own: a thread that does in order what is asked of it.
+
+    Where something goes wrong, nothing that was asked for behind it is done; events behind it are still reached, so
+    that nobody waits for ever, and raise the error in who waits for them.
+    """
+
+    def __init__(self, role: str, loop: BusyLoop, on_copy: OnCopy) -> None:
+        self.role = role
+        self._loop = loop
+        self._on_copy = on_copy
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._tasks,), name=f"simgpu-{role}", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._tasks.put, None)
+        self._end.atexit = False
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy when all that was asked for before is done; both tensors are held until then."""
+        _check_alike(target, source)
+        role, on_copy = self.role, self._on_copy
+        self._tasks.put(lambda: _copy(role, target, source, on_copy))
+
+    def busy(self, ns: int) -> None:
+        """Keep this stream's thread busy."""
+        loop = self._loop
+        self._tasks.put(lambda: loop.run(ns))
+
+    def record(self) -> CpuEvent:
+        """An event behind all that was asked for so far."""
+        event = CpuEvent()
+        self._tasks.put(event)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Whatever is asked for from now on begins after the event."""
+        self._tasks.put(event.synchronize)
+
+    def synchronize(self) -> None:
+        """Wait for all that was asked for; raises what went wrong first."""
+        if self._thread.is_alive():
+            self.record().synchronize()
+
+    def close(self) -> None:
+        """End the thread when it has done all that was asked for."""
+        self._end()
+        self._thread.join()
+
+
+#: Something to do, or an event to be reached.
+_Task = Callable[[], None] | CpuEvent
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    """What a stream's thread does. It holds no task beyond its end, so that tensors are freed by their owners."""
+    stopped: BaseException | None = None
+    while (task := tasks.get()) is not None:
+        if isinstance(task, CpuEvent):
+            task.reach(stopped)
+        elif stopped is None:
+            try:
+                task()
+            except Exception as error:
+                stopped = error
+        del task
+
+
+def _check_alike(target: torch.Tensor, source: torch.Tensor) -> None:
+    if target.shape != source.shape or target.dtype != source.dtype:
+        kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (source, target)]
+        raise ValueError(f"a copy from {kinds[0]} to {kinds[1]}")
+
+
+def _copy(role: str, target: torch.Tensor, source: torch.Tensor, on_copy: OnCopy) -> None:
+    """One thread moves the bytes, as a copy engine would: PyTorch's own copy would take threads from compute."""
+    begin = time.perf_counter_ns()
+    if target.is_contiguous() and source.is_contiguous():
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
+    else:
+        with torch.no_grad():
+            target.copy_(source)
+    on_copy(role, target, source, begin, time.perf_counter_ns())

@@ -1,0 +1,31 @@
+"""`open_device`: a device by its name.
+
+Lives here: the choice. Does not live here: the devices, which are loaded only when asked for, because they import
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from simgpu.errors import MissingExtraError
+from simgpu.validation.devices.device import Device
+
+
+def open_device(name: str) -> Device:
+    """The device of that name: ``cpu``, ``cuda`` or ``cuda:N``, which becomes the current one.
+
+    Raises `InputError` for another name or a device that is not there, `MissingExtraError` without PyTorch.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("a validation on a device", "torch", "record")
+    from simgpu.trace.recorder.environment import find_device
+
+    found = find_device(name)
+    if found.type == "cpu":
+        from simgpu.validation.devices.cpu import CpuDevice
+
+        return CpuDevice()
+    from simgpu.validation.devices.cuda import CudaDevice
+
+    return CudaDevice(found)
