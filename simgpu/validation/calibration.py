@@ -1,0 +1,156 @@
+"""From a measured machine and the plain run of a case to the trace and the node that all its twins are simulated with.
+
+Lives here: `calibrate`, which is given nothing else, so that no managed run can enter. Does not live here: which device
+kernel belongs to which kernel of a trace (`simgpu.validation.timelines`), or what is simulated with it
+(`simgpu.validation.twins`).
+
+What is calibrated, and to what:
+
+* Kernels last as long as in the plain run's timeline, each with the gap behind it, and gaps are scaled so that the sum
+  is the median plain step. So the plain step comes out as it was measured, and says nothing of the simulator. What the
+  host needs for launches lies in those gaps; it is not added once more.
+* Copies have the bandwidths that were measured one way at a time. Whether both ways at once are in each other's way is
+  one of two things in the model of a link: not at all, or they share the larger bandwidth. The one that is nearer to
+  what was measured with both ways busy is taken, and the text says which.
+* A copy that nobody waits for has the latency that was measured; one that the host waits for takes what a blocking copy
+  of next to nothing took, and then its bytes.
+* Device memory that is held when a step begins, beyond the persistent blocks of the trace, is held all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+from simgpu.errors import InputError
+from simgpu.hardware.spec import Duplex, GpuSpec, LinkSpec, NodeSpec
+from simgpu.machine.flows import max_min_rates
+from simgpu.trace.model import Trace
+from simgpu.units import format_bytes, format_time
+from simgpu.validation.measured import Copies, MeasuredMachine, MeasuredRun
+from simgpu.validation.timelines.durations import dealt, durations
+from simgpu.validation.timelines.matching import match
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the twins of a case are simulated with.
+
+    trace: with durations that sum up to the plain step. node: for copies that nobody waits for. blocking_node: the same
+    where the host waits for each copy. held: bytes of device memory that are in use all the time and that the trace
+    does not list; negative where it lists as persistent what the allocator had not handed out. times_told, held_told:
+    how durations and held memory were found. unmatched: kernels of the trace that take no time, since the plain
+    timeline has no call of theirs.
+    """
+
+    trace: Trace
+    node: NodeSpec
+    blocking_node: NodeSpec
+    held: int
+    times_told: str
+    held_told: str
+    unmatched: int
+
+
+def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Calibration:
+    """The calibration of a case: from its machine, its trace and its plain run, and from nothing else.
+
+    Without a timeline of the plain run, the trace's own durations are scaled to the step. Raises `InputError` where no
+    kernel of the trace is in the timeline, or without one takes time.
+
+    >>> from simgpu.trace.chain import chain
+    >>> from simgpu.validation.measured import Method
+    >>> copies = Copies(d2h=10**9, h2d=10**9, both_d2h=9 * 10**8, both_h2d=9 * 10**8, latency_ns=10, blocking_ns=80)
+    >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 5, "a CPU", "2026-01-31")
+    >>> plain = MeasuredRun(Method.PLAIN, {}, step_ns=(30, 31, 90), peak_bytes=2048, held_bytes=1536, bytes_out=0,
+    ...     bytes_in=0)
+    >>> found = calibrate(machine, chain([5], [10], [1000]), plain)
+    >>> [kernel.duration_ns for kernel in found.trace.kernels], found.held
+    ([10, 21], 512)
+    >>> found.node.link.latency_ns, found.blocking_node.link.latency_ns, found.node.link.duplex.value
+    (10, 80, 'full')
+    """
+    times, times_told, unmatched = _durations(trace, plain)
+    held = plain.held_bytes - persistent_bytes(trace, machine.alignment)
+    node = _node(machine, max(held, 0))
+    return Calibration(
+        # Recorded starts and alternative algorithms are of another clock.
+        trace=replace(
+            trace,
+            kernels=tuple(
+                replace(kernel, duration_ns=time, start_ns=None, spread_ns=None)
+                for kernel, time in zip(trace.kernels, times, strict=True)
+            ),
+            algorithms=(),
+        ),
+        node=node,
+        blocking_node=replace(node, link=replace(node.link, latency_ns=machine.copies.blocking_ns)),
+        held=held,
+        times_told=times_told,
+        held_told=_held_text(held),
+        unmatched=unmatched,
+    )
+
+
+def duplex_of(copies: Copies) -> Duplex:
+    """Which model of both ways at once is nearer to the measurement: by the sum of both logarithms' distances.
+
+    >>> duplex_of(Copies(d2h=25, h2d=24, both_d2h=20, both_h2d=19, latency_ns=0, blocking_ns=0)).value
+    'full'
+    >>> duplex_of(Copies(d2h=25, h2d=24, both_d2h=14, both_h2d=13, latency_ns=0, blocking_ns=0)).value
+    'half'
+    """
+    return min(Duplex, key=lambda duplex: _distance(copies, duplex))  # the first of equals: full
+
+
+def at_once(copies: Copies, duplex: Duplex) -> tuple[int, int]:
+    """Bytes per second out and in that the model gives two large copies which meet on the link."""
+    if duplex is Duplex.FULL:
+        return copies.d2h, copies.h2d
+    d2h, h2d = max_min_rates([("link",), ("link",)], [copies.d2h, copies.h2d], {"link": max(copies.d2h, copies.h2d)})
+    return d2h, h2d
+
+
+def persistent_bytes(trace: Trace, alignment: int) -> int:
+    """Device memory that a trace's persistent blocks take as the allocator rounds them, bytes."""
+    return sum(-(-block.bytes // alignment) * alignment for block in trace.blocks if block.persistent)
+
+
+def _durations(trace: Trace, plain: MeasuredRun) -> tuple[Sequence[int], str, int]:
+    step = f"the median plain step, {format_time(plain.median_ns)}"
+    if not plain.spans:
+        times = [kernel.duration_ns for kernel in trace.kernels]
+        if not sum(times):
+            raise InputError.single(trace.name, "kernels", "no kernel takes time", "record the case again")
+        told = f"without a timeline of the plain run, the trace's own times, scaled to {step}"
+        return dealt(plain.median_ns, times), told, 0
+    found = match(plain.spans, [kernel.op for kernel in trace.kernels])
+    told = f"of the plain run's timeline, their gaps scaled to {step}"
+    if not found.is_complete:
+        told += f"; matched {len(found.pairs)} of {len(trace.kernels)} kernels to {len(found.calls)} calls"
+    return durations(plain.spans, found, plain.median_ns), told, len(found.unmatched_positions)
+
+
+def _node(machine: MeasuredMachine, reserved: int) -> NodeSpec:
+    copies = machine.copies
+    gpu = GpuSpec(
+        machine.device,
+        memory=machine.memory,
+        copy_engines=machine.copy_engines,
+        alignment=machine.alignment,
+        reserved=reserved,
+    )
+    link = LinkSpec("measured", copies.d2h, copies.h2d, copies.latency_ns, duplex_of(copies))
+    return NodeSpec(machine.device, gpu, link)
+
+
+def _held_text(held: int) -> str:
+    if held < 0:
+        return f"the trace lists {format_bytes(-held)} as persistent that were not in use when a step began"
+    return f"{format_bytes(held)} were in use when a step began, beyond the trace's persistent blocks"
+
+
+def _distance(copies: Copies, duplex: Duplex) -> float:
+    d2h, h2d = at_once(copies, duplex)
+    return abs(log(copies.both_d2h / d2h)) + abs(log(copies.both_h2d / h2d))

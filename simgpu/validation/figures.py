@@ -1,0 +1,229 @@
+"""Pictures of a validation: all runs, measured beside simulated, and the streams of one run above those of its twin.
+
+Lives here: what is drawn where. Does not live here: how streams are drawn (`simgpu.analysis.plots`), or the numbers
+(`simgpu.validation.comparison`). Loads matplotlib, so import it only where something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from simgpu.analysis.plots import RunFigure, plot_timeline
+from simgpu.result import Result
+from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
+from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quantity, Validation
+from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
+from simgpu.validation.tables import STAND_IN, error_text
+from simgpu.validation.timelines.matching import match
+
+_WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES = 10.0, 0.36, 0.5, 1.0
+#: Of the two bars of a run, each is so high, in rows.
+_BAR = 0.36
+#: Beyond the longest bar, for the texts at the ends of bars.
+_ROOM = 1.22
+_MEASURED: dict[str, Any] = {"color": "#4477AA"}
+_SIMULATED: dict[str, Any] = {"color": "#88CCEE"}
+_FITTED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#88CCEE", "hatch": "////"}
+_SPREAD: dict[str, Any] = {"color": "black", "linewidth": 1.0, "solid_capstyle": "butt"}
+#: Of an error that is larger than is aimed at in each run.
+_BEYOND = "#BB4444"
+_KINDS = {
+    MeasuredKind.KERNEL: SpanKind.COMPUTE,
+    MeasuredKind.COPY_OUT: SpanKind.COPY_OUT,
+    MeasuredKind.COPY_IN: SpanKind.COPY_IN,
+}
+
+
+class _Axis(NamedTuple):
+    """What is on an axis: the quantity, in a unit that is so many of its own."""
+
+    quantity: Quantity
+    unit: str
+    scale: int
+    title: str
+
+
+def plot_validation(found: Validation) -> Figure:
+    """Step time to the left and peak memory to the right, a row a case: each run's measured bar above its twin's.
+
+    A black line at a measured bar's end spans all measured steps. Texts tell relative errors, red where they are larger
+    than what is aimed at in each run. The twin of the plain run's step, which was calibrated, is hatched.
+    """
+    cases = [case for case in found.cases if case.runs or case.absent]
+    heights = [_CASE_INCHES + _ROW_INCHES * len(_rows(case)) for case in cases]
+    figure = RunFigure(figsize=(_WIDTH_INCHES, _HEAD_INCHES + sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(cases), 2, squeeze=False, height_ratios=heights)
+    for case, (left, right) in zip(cases, grid, strict=True):
+        _draw_case(left, case, _time_axis(case))
+        _draw_case(right, case, _memory_axis(case))
+        left.set_title(case.name, loc="left", fontsize=9.5, fontweight="bold")
+        right.set_yticklabels([])
+    title = f"{found.machine.device}, {found.machine.date}: training measured and simulated"
+    figure.suptitle(f"{title}\n{STAND_IN}" if found.stand_in else title, x=0.01, ha="left", fontsize=11)
+    handles: list[Artist] = [
+        Patch(**_MEASURED, label="measured (median)"),
+        Line2D([], [], **_SPREAD, label="all measured steps"),
+        Patch(**_SIMULATED, label="simulated, with its error"),
+        Patch(**_FITTED, linewidth=0, label="calibrated: no prediction"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
+    """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
+
+    `ValueError` for a run without a timeline or without a twin.
+    """
+    result = None if run.twin is None else run.twin.result
+    if result is None or not run.run.spans:
+        raise ValueError(f"{run.case}, {run.method}: no two timelines to draw")
+    real = measured_timeline(run.run.spans, result)
+    start, stop = result.timeline.window(-1)
+    length = max(real.iteration_ends_ns[-1], stop - start)
+    ends = result.timeline.iteration_ends_ns
+    simulated = replace(result.timeline, iteration_ends_ns=(*ends[:-1], start + length))
+    figure = RunFigure(figsize=(_WIDTH_INCHES, 5.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    about = f"{title or run.case}, {run.method}"
+    watched = f"measured: {format_time(real.iteration_ends_ns[-1])} in the step that was watched"
+    told = f"{watched}, {format_time(run.measured.step_ns)} in the median step"
+    plot_timeline(replace(real, iteration_ends_ns=(length,)), title=told, phases=result.phases, ax=upper)
+    plot_timeline(simulated, title=f"simulated: {format_time(stop - start)}", phases=result.phases, ax=lower)
+    upper.set_xlabel("")
+    upper.tick_params(axis="x", length=0, labelbottom=False)
+    _one_legend(upper, lower)
+    for ax, end in ((upper, real.iteration_ends_ns[-1]), (lower, stop - start)):
+        ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
+    figure.suptitle(about, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline:
+    """What the device did, as a timeline of one iteration; kernels have the names of those that the twin ran in their
+    place, where they are the same."""
+    ran = _kernels_of(result)
+    ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
+    matching = match(spans, [ops[name] for name, _ in ran])
+    same = {matching.calls[call].number: ran[position] for call, position in matching.pairs}
+    ordered = sorted(spans, key=lambda span: (span.start_ns, span.stream))
+    streams = ("compute", "d2h", "h2d")
+    found = [same.get(span.call, (span.name, _KINDS[span.kind])) for span in ordered]
+    names = tuple(dict.fromkeys(name for name, _ in found))
+    place = {name: at for at, name in enumerate(names)}
+    nothing = np.full(len(ordered), 0, dtype=np.int64)
+    empty = MemoryCurve(nothing[:0], nothing[:0], nothing[:0], None)
+    return Timeline(
+        streams=streams,
+        names=names,
+        gpu=nothing,
+        stream=_column([streams.index(span.stream) for span in ordered]),
+        kind=_column([kind for _, kind in found]),
+        name=_column([place[name] for name, _ in found]),
+        start_ns=_column([span.start_ns for span in ordered]),
+        end_ns=_column([span.end_ns for span in ordered]),
+        bytes=_column([span.bytes for span in ordered]),
+        cause=nothing - 1,
+        iteration=nothing,
+        device_memory=empty,
+        host_memory=empty,
+        iteration_ends_ns=(max(span.end_ns for span in ordered),),
+    )
+
+
+def _one_legend(upper: Axes, lower: Axes) -> None:
+    """The upper legend goes where the lower one tells all that it does."""
+    above, below = upper.get_legend(), lower.get_legend()
+    if above and below and {text.get_text() for text in above.texts} <= {text.get_text() for text in below.texts}:
+        above.remove()
+
+
+def _kernels_of(result: Result) -> list[tuple[str, SpanKind]]:
+    """Kernels of the last iteration in order, and whether each is made again."""
+    start, end = result.timeline.window(-1)
+    kinds = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
+    return [(span.name, span.kind) for span in result.timeline if span.kind in kinds and start <= span.start_ns < end]
+
+
+def _column(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+def _unit_of(length: int) -> int:
+    """Of the axis that a timeline of this length is drawn on, see `simgpu.analysis.plots`."""
+    return TIME_UNITS["s" if length >= 20 * 10**9 else "ms" if length >= 10**5 else "us"]
+
+
+def _rows(case: ComparedCase) -> list[tuple[Method, ComparedRun | None]]:
+    found: dict[Method, ComparedRun | None] = {run.method: run for run in case.runs}
+    found |= dict.fromkeys(case.absent)
+    return [(method, found[method]) for method in Method if method in found]
+
+
+def _time_axis(case: ComparedCase) -> _Axis:
+    longest = max((run.measured.step_ns for run in case.runs), default=0)
+    unit = next((unit for unit in ("s", "ms") if longest >= TIME_UNITS[unit]), "us")
+    return _Axis(Quantity.STEP, "µs" if unit == "us" else unit, TIME_UNITS[unit], "step time")
+
+
+def _memory_axis(case: ComparedCase) -> _Axis:
+    most = max((run.measured.peak_bytes for run in case.runs), default=0)
+    unit = next((unit for unit in ("GiB", "MiB") if most >= BYTE_UNITS[unit]), "KiB")
+    return _Axis(Quantity.PEAK, unit, BYTE_UNITS[unit], "peak memory")
+
+
+def _draw_case(ax: Axes, case: ComparedCase, axis: _Axis) -> None:
+    rows = _rows(case)
+    longest: float = 0.0
+    for row, (_, run) in enumerate(rows):
+        if run is None:
+            _write(ax, 0.0, row, "not run")
+            continue
+        longest = max(longest, _draw_run(ax, run, row, axis))
+    ax.set_xlim(0, max(longest, 1e-9) * _ROOM)
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.set_yticks(range(len(rows)), [str(method) for method, _ in rows])
+    ax.tick_params(axis="y", length=0)
+    ax.tick_params(labelsize=8)
+    ax.set_title(f"{axis.title} ({axis.unit})", loc="right", fontsize=8.5)
+    ax.grid(axis="x", color="#DDDDDD", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_run(ax: Axes, run: ComparedRun, row: int, axis: _Axis) -> float:
+    """Both bars and their texts; gives the length of the longer one."""
+    measured: float = getattr(run.measured, axis.quantity) / axis.scale
+    ax.barh(row - _BAR / 2, measured, _BAR, **_MEASURED)
+    if axis.quantity is Quantity.STEP:
+        steps = run.run.step_ns
+        ax.plot([min(steps) / axis.scale, max(steps) / axis.scale], [row - _BAR / 2] * 2, **_SPREAD)
+        measured = max(steps) / axis.scale
+    if run.simulated is None:
+        _write(ax, 0.0, row + _BAR / 2, run.failure)
+        return measured
+    simulated: float = getattr(run.simulated, axis.quantity) / axis.scale
+    fitted = not run.counts(axis.quantity)
+    ax.barh(row + _BAR / 2, simulated, _BAR, **({**_FITTED, "linewidth": 0} if fitted else _SIMULATED))
+    error = run.error(axis.quantity)
+    text, aim = "fitted" if fitted else error_text(error), AIMS.get(axis.quantity)
+    beyond = aim is not None and error is not None and not fitted and abs(error) > aim.worst
+    _write(ax, max(measured, simulated), row, text, _BEYOND if beyond else "black")
+    return max(measured, simulated)
+
+
+def _write(ax: Axes, at: float, row: float, text: str, colour: str = "0.4") -> None:
+    ax.annotate(text, (at, row), (4, 0), textcoords="offset points", ha="left", va="center", fontsize=7.5, color=colour)

@@ -1,0 +1,259 @@
+"""The words of a validation: where its numbers come from, rows of runs, and how far off they are.
+
+Lives here: facts, cells and lines of at most 80 columns. Does not live here: the numbers
+(`simgpu.validation.comparison`), how a terminal shows them (the command line's), or pictures
+(`simgpu.validation.figures`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+from typing import NamedTuple
+
+from simgpu.analysis.tables import table_html
+from simgpu.hardware.spec import Duplex
+from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.validation.calibration import at_once, duplex_of
+from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quantity, Summary, Validation
+from simgpu.validation.measured import MeasuredMachine, Method
+
+WIDTH = 80
+STAND_IN = "a CPU stood in for the GPU: nothing here was measured on a GPU, or tells how well one is simulated"
+_NONE = "-"
+_HEADINGS = ("", "measured", "spread", "twin", "error", "measured", "twin", "error")
+_OVER = ("", "step time", "", "", "", "peak memory", "", "")
+_BYTE_HEADINGS = ("", "measured", "twin", "error", "measured", "twin", "error")
+_BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
+_WORDS = {
+    Quantity.STEP: "step time",
+    Quantity.PEAK: "peak memory",
+    Quantity.OUT: "copied out",
+    Quantity.IN: "copied in",
+}
+_DUPLEX = {Duplex.FULL: "neither is in the other's way", Duplex.HALF: "both share the larger bandwidth"}
+
+
+class Line(NamedTuple):
+    """A line of a table. heading: whether it is of headings or the name of a case."""
+
+    text: str
+    heading: bool = False
+
+
+def error_text(error: float | None) -> str:
+    """A relative error with its sign; what is no error at all is ``equal``.
+
+    >>> error_text(0.0123), error_text(-0.0004), error_text(0.0), error_text(None), error_text(math.inf)
+    ('+1.2%', '-0.04%', 'equal', '-', 'not 0')
+    """
+    if error is None:
+        return _NONE
+    if error == 0:
+        return "equal"
+    if math.isinf(error):
+        return "not 0"
+    return f"{error:+.2%}" if abs(error) < 0.001 else f"{error:+.1%}"
+
+
+def share_text(share: float | None) -> str:
+    """A share or the size of an error, in per cent.
+
+    >>> share_text(0.05), share_text(0.0004), share_text(0.0), share_text(None), share_text(math.inf)
+    ('5.0%', '0.04%', '0%', '-', 'boundless')
+    """
+    if share is None:
+        return _NONE
+    if math.isinf(share):
+        return "boundless"
+    return "0%" if share == 0 else f"{share:.2%}" if share < 0.001 else f"{share:.1%}"
+
+
+def header_facts(found: Validation) -> list[tuple[str, str]]:
+    """What was measured, on what, and what was calibrated to what, as names and texts."""
+    machine = found.machine
+    copies = machine.copies
+    settings = ", ".join(f"{name} {value}" for name, value in machine.settings.items())
+    told = [
+        ("NOTE", STAND_IN if found.stand_in else ""),
+        ("device", f"{machine.device}, {format_bytes(machine.memory)}, measured on {machine.date}"),
+        ("host", machine.host),
+        ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
+        ("settings", settings),
+        ("link", _link(machine)),
+        (
+            "latency",
+            f"{format_time(copies.latency_ns)} a copy, {format_time(copies.blocking_ns)} one that the host waits for; "
+            f"{format_time(machine.launch_ns)} from one kernel launch to the next",
+        ),
+        ("steps", _steps(found)),
+        (
+            "calibrated",
+            "kernels to the plain run's timeline, with gaps scaled to its median step; copies to those measured alone "
+            "and both ways at once; no managed run was fitted to",
+        ),
+    ]
+    return [(name, text) for name, text in told if text]
+
+
+def run_lines(found: Validation) -> list[Line]:
+    """Step time and peak memory of all runs, case by case."""
+    rows: list[tuple[str, ...]] = []
+    for case in found.cases:
+        rows.append((case.name,))
+        rows += [_run_row(run) for run in case.runs]
+        rows += [(f"  {method}", "not run", *[_NONE] * 6) for method in case.absent]
+    return _lines(_OVER, _HEADINGS, rows, close=(2,))
+
+
+def byte_lines(found: Validation) -> list[Line]:
+    """Bytes copied out and in, of the runs that copy any; no line where none does."""
+    rows: list[tuple[str, ...]] = []
+    for case in found.cases:
+        copying = [run for run in case.runs if run.counts(Quantity.OUT) or run.counts(Quantity.IN)]
+        if copying:
+            rows.append((case.name,))
+            rows += [(f"  {run.method}", *_pair(run, Quantity.OUT), *_pair(run, Quantity.IN)) for run in copying]
+    return _lines(_BYTES_OVER, _BYTE_HEADINGS, rows) if rows else []
+
+
+def summary_facts(found: Validation) -> list[tuple[str, str]]:
+    """Mean and worst of each quantity beside the aims."""
+    return [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
+
+
+def summary_text(summary: Summary) -> str:
+    """Mean and worst, over how many runs, and whether that is what was aimed at."""
+    if summary.worst_run is None:
+        left_out = f": {len(summary.failed)} measured runs have no twin" if summary.failed else ""
+        return f"nothing to compare{left_out}"
+    runs = "managed runs" if summary.quantity is Quantity.STEP else "runs"
+    where = "" if not summary.worst else f" ({summary.worst_run.case}, {summary.worst_run.method})"
+    text = f"mean {share_text(summary.mean)}, worst {share_text(summary.worst)}{where}, of {summary.compared} {runs}"
+    if summary.failed:
+        text += f"; {len(summary.failed)} measured without a twin"
+    return text if summary.aim is None else f"{text}; {aim_text(summary)}"
+
+
+def aim_text(summary: Summary) -> str:
+    """The aim, and whether it is met."""
+    aim = AIMS[summary.quantity]
+    asked = "" if aim.mean is None else f"mean {aim.mean:.0%}, "
+    met = {True: "MET", False: "MISSED", None: "open"}[summary.met]
+    return f"aim {asked}worst {aim.worst:.0%}: {met}"
+
+
+def remarks(found: Validation) -> list[str]:
+    """What there is to say beside the tables, a sentence or two each."""
+    return [
+        "The step of the plain run is what kernels are calibrated to: it is no prediction, and counts nowhere."
+        if any(run.method is Method.PLAIN for run in found.runs)
+        else "",
+        "spread: of the measured steps, third less first quartile, over the median." if found.runs else "",
+        *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1)),
+    ]
+
+
+def validation_text(found: Validation) -> str:
+    """All of it, as plain text."""
+    blocks = [
+        [found.name],
+        list(_facts_lines(header_facts(found))),
+        [line.text for line in run_lines(found)],
+        [line.text for line in byte_lines(found)],
+        list(_facts_lines(summary_facts(found))),
+        [line for remark in remarks(found) if remark for line in wrap(remark, WIDTH)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def validation_html(found: Validation) -> str:
+    """The same for notebooks."""
+    rows = [(run.case, *(text.strip() for text in _run_row(run)), *_pair(run, Quantity.OUT)) for run in found.runs]
+    headings = ("case", "method", "step measured", "spread", "twin", "error", "peak measured", "twin", "error")
+    told = " ".join(f"{name}: {text}." for name, text in summary_facts(found))
+    stand_in = f"NOTE: {STAND_IN}. " if found.stand_in else ""
+    caption = f"{stand_in}{found.name}: {found.machine.device}, {found.machine.date}. {told}"
+    return table_html((*headings, "out measured", "twin", "error"), rows, caption, left=(0, 1))
+
+
+def _link(machine: MeasuredMachine) -> str:
+    copies, duplex = machine.copies, duplex_of(machine.copies)
+    alone = f"{format_bandwidth(copies.d2h)} out, {format_bandwidth(copies.h2d)} in"
+    both = f"{format_bandwidth(copies.both_d2h)} and {format_bandwidth(copies.both_h2d)}"
+    model = " and ".join(map(format_bandwidth, at_once(copies, duplex)))
+    return f"{alone}; both at once {both}, simulated as if {_DUPLEX[duplex]}: {model}"
+
+
+def _steps(found: Validation) -> str:
+    counts = sorted({len(run.run.step_ns) for run in found.runs})
+    if not counts:
+        return ""
+    count = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"really trained and timed, medians of {count} after warm-up"
+
+
+def _run_row(run: ComparedRun) -> tuple[str, ...]:
+    _, twin, error = _pair(run, Quantity.STEP)
+    fitted = run.method is Method.PLAIN and run.simulated is not None
+    spread = share_text(run.spread)
+    measured = format_time(run.measured.step_ns)
+    return f"  {run.method}", measured, spread, twin, "fitted" if fitted else error, *_pair(run, Quantity.PEAK)
+
+
+def _pair(run: ComparedRun, quantity: Quantity) -> tuple[str, str, str]:
+    """Measured, simulated, and the error."""
+    form = format_time if quantity is Quantity.STEP else format_bytes
+    twin = _NONE if run.simulated is None else form(getattr(run.simulated, quantity))
+    return form(getattr(run.measured, quantity)), twin, error_text(run.error(quantity))
+
+
+def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
+    found = case.calibration
+    if found is None:
+        yield f"{case.name}: {case.why}."
+    elif alone or found.unmatched:
+        yield f"{case.name}: kernels: {found.times_told}."
+    if found is not None and alone:
+        yield f"{case.name}: memory: {found.held_told}."
+    for run in case.runs:
+        if run.twin is not None and run.twin.failure:
+            yield f"{case.name}, {run.method}: no twin, {run.twin.failure}: {run.twin.why}"
+        if run.twin is not None and run.twin.result is not None and run.twin.result.steady is False:
+            yield f"{case.name}, {run.method}: the twin's last two iterations still differ."
+    for method, why in case.absent.items():
+        yield f"{case.name}, {method}: not run on the device: {why}"
+
+
+def _facts_lines(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
+    wide = max(len(name) for name, _ in facts) + 2
+    for name, text in facts:
+        first, *more = wrap(text, WIDTH - wide) or [""]
+        yield f"{name:<{wide}}{first}"
+        yield from (" " * wide + line for line in more)
+
+
+def _lines(
+    over: Sequence[str], headings: Sequence[str], rows: Iterable[Sequence[str]], close: Sequence[int] = ()
+) -> list[Line]:
+    """Names to the left, numbers to the right; over: texts that begin above a column. close: columns one blank after
+    the one before. A row of one text is the name of a case."""
+    table = [headings, *rows]
+    full = [row for row in table if len(row) == len(headings)]
+    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+    gaps = ["" if not at else " " if at in close else "  " for at in range(len(headings))]
+    above = " " * widths[0]
+    for at in range(1, len(headings)):
+        above = f"{above.ljust(sum(widths[:at]) + sum(map(len, gaps[: at + 1])))}{over[at]}" if over[at] else above
+    found = [Line(above.rstrip(), heading=True)]
+    for number, row in enumerate(table):
+        if len(row) == 1:
+            found.append(Line(row[0], heading=True))
+            continue
+        cells = [
+            text.rjust(width) if at else text.ljust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        found.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))
+    return found

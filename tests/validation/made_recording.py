@@ -1,0 +1,163 @@
+"""Recordings made of simulated runs, so that every error of a comparison is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simgpu.result import Result
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.validation.calibration import calibrate, persistent_bytes
+from simgpu.validation.measured import (
+    Case,
+    Copies,
+    MeasuredKind,
+    MeasuredMachine,
+    MeasuredRun,
+    MeasuredSpan,
+    Method,
+    Recording,
+)
+from simgpu.validation.twins import simulate_twin
+
+MIB = 2**20
+COPIES = Copies(
+    d2h=25 * 10**9,
+    h2d=24 * 10**9,
+    both_d2h=21 * 10**9,
+    both_h2d=20 * 10**9,
+    latency_ns=4_000,
+    blocking_ns=11_000,
+)
+MACHINE = MeasuredMachine(
+    "Example GPU 80GB",
+    "cuda",
+    memory=80 * 2**30,
+    alignment=512,
+    copy_engines=2,
+    copies=COPIES,
+    launch_ns=3_500,
+    host="an example processor",
+    date="2026-01-31",
+    versions={"driver": "550.54", "CUDA": "12.8", "PyTorch": "2.13.0", "Python": "3.11.7", "simgpu": "0.1.0"},
+)
+SETTINGS: Mapping[Method, Mapping[str, Any]] = {
+    Method.PLAIN: {},
+    Method.CHECKPOINT: {"blocks": ("L1", "L2", "L3")},
+    Method.SAVE_ON_CPU: {},
+    Method.ASYNC_OFFLOAD: {"prefetch": 1, "stash": 1, "min_bytes": MIB},
+}
+KINDS = {
+    SpanKind.COMPUTE: (MeasuredKind.KERNEL, "compute"),
+    SpanKind.RECOMPUTE: (MeasuredKind.KERNEL, "compute"),
+    SpanKind.COPY_OUT: (MeasuredKind.COPY_OUT, "d2h"),
+    SpanKind.COPY_IN: (MeasuredKind.COPY_IN, "h2d"),
+}
+
+
+def made_trace(scale: int = 1) -> Trace:
+    """Four layers of two kernels each way and an optimizer: an activation beside every weighted result."""
+    layers = [(900, 40 * MIB), (1200, 30 * MIB), (1000, 20 * MIB), (700, 10 * MIB)]
+    kernels: list[Kernel] = []
+    blocks = [Block("x", 8 * MIB * scale, BlockKind.INPUT, persistent=True)]
+    before = "x"
+    for n, (time, size) in enumerate(layers, 1):
+        weight, conv, act = f"w{n}", f"c{n}", f"a{n}"
+        blocks += [
+            Block(weight, 2 * MIB, BlockKind.WEIGHT, persistent=True, layer=f"L{n}"),
+            Block(conv, size * scale, BlockKind.FEATURE_MAP, layer=f"L{n}"),
+            Block(act, size * scale + 100, BlockKind.FEATURE_MAP, layer=f"L{n}"),
+            Block(f"gw{n}", 2 * MIB, BlockKind.WEIGHT_GRADIENT, layer=f"L{n}"),
+            Block(f"gc{n}", size * scale, BlockKind.GRADIENT, layer=f"L{n}"),
+            Block(f"ga{n}", size * scale, BlockKind.GRADIENT, layer=f"L{n}"),
+        ]
+        kernels += [
+            _kernel(f"F{n}c", "aten::convolution", Phase.FORWARD, time * scale, (before, weight), (conv,), n),
+            _kernel(f"F{n}a", "aten::relu", Phase.FORWARD, time * scale // 9, (conv,), (act,), n),
+        ]
+        before = act
+    for n in range(len(layers), 0, -1):
+        time, source = layers[n - 1][0] * scale, f"a{n - 1}" if n > 1 else "x"
+        gradient = (f"gc{n + 1}",) if n < len(layers) else ()
+        kernels += [
+            _kernel(
+                f"B{n}a", "aten::threshold_backward", Phase.BACKWARD, time // 9, (f"a{n}", *gradient), (f"ga{n}",), n
+            ),
+            _kernel(
+                f"B{n}c",
+                "aten::convolution_backward",
+                Phase.BACKWARD,
+                2 * time,
+                (f"ga{n}", source, f"w{n}"),
+                (f"gc{n}", f"gw{n}"),
+                n,
+            ),
+        ]
+    weights = tuple(f"w{n}" for n in range(1, len(layers) + 1))
+    gradients = tuple(f"g{weight}" for weight in weights)
+    kernels.append(Kernel("O", "aten::_foreach_add_", Phase.OPTIMIZER, 50_000, (*weights, *gradients), weights))
+    info = replace(chain([1], [1], [1]).info, model="example", batch=8 * scale)
+    return Trace(info, tuple(kernels), tuple(blocks), name=f"example-b{8 * scale}")
+
+
+def _kernel(
+    id_: str, op: str, phase: Phase, time_us: int, reads: tuple[str, ...], writes: tuple[str, ...], n: int
+) -> Kernel:
+    return Kernel(id_, op, phase, time_us * 1000, reads, writes, f"L{n}", pure=True)
+
+
+def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
+    """The last iteration of a simulated run as a device would have told it, a kernel each call."""
+    start, end = result.timeline.window(-1)
+    ops = {kernel.id: kernel.op for kernel in result.graph.kernels}
+    found: list[MeasuredSpan] = []
+    calls = 0
+    for span in result.timeline:
+        if span.kind in KINDS and start <= span.start_ns < end:
+            kind, stream = KINDS[span.kind]
+            kernel = kind is MeasuredKind.KERNEL
+            op, call = (ops[span.name], calls) if kernel else ("", -1)
+            times = span.start_ns - start, span.end_ns - start
+            found.append(MeasuredSpan(stream, kind, f"{kind}_{op}", op, call, *times, 0 if kernel else span.bytes))
+            calls += kernel
+    return tuple(found)
+
+
+def made_run(
+    trace: Trace, method: Method, *, machine: MeasuredMachine = MACHINE, held: int = 3 * MIB, timeline: bool = True
+) -> MeasuredRun:
+    """What the twin of a method says, as if it had been measured on the device.
+
+    held: device memory in use when a step begins, beyond the trace's persistent blocks.
+    """
+    before = persistent_bytes(trace, machine.alignment) + held
+    plain = MeasuredRun(Method.PLAIN, {}, (trace.compute_ns,), before, before, 0, 0)
+    twin = simulate_twin(calibrate(machine, trace, plain), method, SETTINGS[method])
+    assert twin.numbers is not None and twin.result is not None, twin.why
+    step = twin.numbers.step_ns
+    steps = (step, *(step + sign * step * part // 1000 for part in range(1, 11) for sign in (-1, 1)))
+    spans = spans_of(twin.result) if timeline else ()
+    return MeasuredRun(
+        method,
+        SETTINGS[method],
+        steps,
+        twin.numbers.peak_bytes,
+        before,
+        twin.numbers.bytes_out,
+        twin.numbers.bytes_in,
+        spans,
+    )
+
+
+def made_case(scale: int = 1, *, methods: tuple[Method, ...] = tuple(Method), **settings: Any) -> Case:
+    """A case of which every run is what its twin says."""
+    trace = made_trace(scale)
+    return Case("example", 8 * scale, trace, {method: made_run(trace, method, **settings) for method in methods})
+
+
+def made_recording(*cases: Case, machine: MeasuredMachine = MACHINE) -> Recording:
+    """A recording of these cases."""
+    return Recording("made", machine, cases)
