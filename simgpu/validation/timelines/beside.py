@@ -20,7 +20,7 @@ from simgpu.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import calls_of
+from simgpu.validation.timelines.calls import calls_of, same_work
 from simgpu.validation.timelines.spans import STREAMS
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _rows(stream: str, real: Sequence[Event], simulated: Sequence[Event]) -> Ite
 
 
 def _what(event: Event) -> tuple[str, int]:
-    return event.op, event.bytes
+    return same_work(event.op), event.bytes
 
 
 def _agreement(real: Event | None, simulated: Event | None) -> Agreement:

@@ -1,6 +1,7 @@
 """Calls of operators: what the compute stream did, by the call that launched it.
 
-Lives here: putting spans together. Does not live here: which kernel of a trace a call is (`matching`).
+Lives here: putting spans together, and which operators do the same work. Does not live here: which kernel of a trace a
+call is (`matching`).
 """
 
 from __future__ import annotations
@@ -39,3 +40,15 @@ def calls_of(spans: Iterable[MeasuredSpan]) -> tuple[Call, ...]:
         call = calls.setdefault(span.call, Call(span.call, span.op, span.name, span.start_ns, span.end_ns))
         calls[span.call] = call._replace(end_ns=max(call.end_ns, span.end_ns))
     return tuple(calls.values())
+
+
+def same_work(op: str) -> str:
+    """What is equal of two operators that do the same work: the name but for the mark of working in place.
+
+    PyTorch works in place where it can, for example when it adds gradients up, and does not while operators are
+    intercepted, as a recorder does. The kernel is the same.
+
+    >>> same_work("aten::add_") == same_work("aten::add")
+    True
+    """
+    return op.removesuffix("_")

@@ -6,7 +6,7 @@ itself sees (`simgpu.validation.devices`), or what operators did to blocks (`sim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from simgpu.validation.devices import Device
 
 
-def dispatched_step(device: Device, step: Callable[[], object]) -> tuple[MeasuredSpan, ...]:
-    """The operators and copies of a step. The host's thread is the compute stream."""
+def dispatched_step(device: Device, step: Callable[[], object], words: Collection[str]) -> tuple[MeasuredSpan, ...]:
+    """The operators and copies of a step. The host's thread is the compute stream. words: see `record_timeline`."""
     device.synchronize()
-    operators = _Operators(device)
+    operators = _Operators(device, frozenset(words))
     with device.watch_copies() as copied:
         with operators:
             step()
@@ -37,15 +37,15 @@ def dispatched_step(device: Device, step: Callable[[], object]) -> tuple[Measure
 class _Operators(TorchDispatchMode):  # type: ignore[misc]
     """Notes when each operator ran that does work on the device.
 
-    As for a recorder, one that only makes a view does none, nor one that only tells the profiler something. Neither
-    does one that sets memory aside and writes nothing, as no kernel runs for it on a GPU; and what has to do with host
-    memory is a copy, or none of the device's business.
+    As for a recorder, that is one that touches memory and does not only make a view. Operators that only set memory
+    aside count where the trace has them as kernels. What has to do with host memory is a copy between host and device,
+    which the device tells.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, words: frozenset[str]) -> None:
         super().__init__()
         self.spans: list[MeasuredSpan] = []
-        self._device = device
+        self._device, self._words = device, words
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,20 +61,22 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]
 
     def _is_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> bool:
         name = operator_name(func)
-        if name.startswith(("prim::", "profiler::")) or name in _SET_ASIDE:
+        if name in _NEVER or (name in _SET_ASIDE and name not in self._words):
             return False
         tensors = [leaf for leaf in tree_leaves((args, kwargs, returned)) if isinstance(leaf, torch.Tensor)]
         if any(self._device.is_host(tensor) for tensor in tensors):
             return False
         done = access(func, args, kwargs, returned)
-        if done.overwritten or done.changed:
-            return True
+        if done.overwritten or done.changed or not done.results:
+            return bool(done.overwritten or done.changed or done.read)
         known = {_storage(tensor) for tensor in done.read}
         return any(_storage(tensor) not in known for _, tensor in done.results)
 
 
-#: Operators that hand out memory without writing it.
-_SET_ASIDE = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "lift_fresh"))
+#: Wraps a tensor of the host that exists already.
+_NEVER = frozenset(("aten::lift_fresh",))
+#: Hand out memory without writing it.
+_SET_ASIDE = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty"))
 
 
 def _storage(tensor: torch.Tensor) -> int:

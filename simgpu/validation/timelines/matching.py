@@ -12,14 +12,15 @@ from functools import cached_property
 
 from simgpu.validation.measured import MeasuredSpan
 from simgpu.validation.timelines.alignment import aligned
-from simgpu.validation.timelines.calls import Call, calls_of
+from simgpu.validation.timelines.calls import Call, calls_of, same_work
 
 
 @dataclass(frozen=True)
 class Matching:
     """Calls of the device in the order they began, the operators expected, and which is which.
 
-    pairs: (place among the calls, expected position), ascending in both, of equal operators; as many as there can be.
+    pairs: (place among the calls, expected position), ascending in both, of operators that do the same work
+    (`same_work`); as many as there can be.
     """
 
     calls: tuple[Call, ...]
@@ -47,8 +48,11 @@ class Matching:
     def parting(self) -> int | None:
         """The first place at which the two orders differ; None where they do not."""
         shorter = min(len(self.calls), len(self.expected))
-        found = (place for place in range(shorter) if self.calls[place].op != self.expected[place])
+        found = (place for place in range(shorter) if not self._agrees(place))
         return next(found, None if len(self.calls) == len(self.expected) else shorter)
+
+    def _agrees(self, place: int) -> bool:
+        return same_work(self.calls[place].op) == same_work(self.expected[place])
 
 
 def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
@@ -64,4 +68,5 @@ def match(spans: Iterable[MeasuredSpan], expected: Sequence[str]) -> Matching:
     (((0, 0), (2, 1)), (1,), (2,), 1)
     """
     calls = calls_of(spans)
-    return Matching(calls, tuple(expected), aligned([call.op for call in calls], expected))
+    pairs = aligned([same_work(call.op) for call in calls], [same_work(op) for op in expected])
+    return Matching(calls, tuple(expected), pairs)

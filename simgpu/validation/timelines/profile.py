@@ -15,6 +15,7 @@ from simgpu.trace.importers.kineto.attribution import Attribution
 from simgpu.trace.importers.kineto.iteration import Iteration, iterations, launched_at
 from simgpu.trace.importers.kineto.profile import Kernel, Profile
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
+from simgpu.validation.timelines.calls import same_work
 from simgpu.validation.timelines.spans import copy_span, from_first_start
 
 _COPIES = {"DtoH": MeasuredKind.COPY_OUT, "HtoD": MeasuredKind.COPY_IN}
@@ -24,15 +25,15 @@ def spans_of_profile(path: Path, words: Collection[str]) -> tuple[MeasuredSpan, 
     """Kernels and copies of the last step that a profile marks, or of all of it where it marks none.
 
     words: operators in the words of a trace. Of the operators around the launch of a kernel, the outermost of these is
-    its operator, since a recorder sees operators where autograd hands them on, and those inside no more; where there
-    is none, the innermost operator; without any, the kernel's own name. Fills of memory and copies within the device
-    are kernels of their operator. Calls are numbered in the order of their first launch.
+    its operator, in place or not, since a recorder sees operators where autograd hands them on, and none inside them;
+    where there is none, the innermost operator; without any, the kernel's own name. Fills of memory and copies within
+    the device are kernels of their operator. Calls are numbered in the order of their first launch.
     Raises `InputError` where the profile cannot be read or has no kernels.
     """
     for profile, iteration in iterations(path, None, tuple):
         kernels, copies = _work(profile, iteration)
         attribution = Attribution(profile, replace(iteration, kernels=kernels))
-        return from_first_start([*_kernel_spans(attribution, frozenset(words)), *copies])
+        return from_first_start([*_kernel_spans(attribution, frozenset(map(same_work, words))), *copies])
     raise InputError.single(path, "", "marks steps, but none has kernels", "record it again")
 
 
@@ -65,4 +66,4 @@ def _kernel_spans(attribution: Attribution, words: frozenset[str]) -> list[Measu
 
 def _operator(attribution: Attribution, op: int, words: frozenset[str]) -> int:
     around = list(attribution.operators(op))
-    return next((each for each in reversed(around) if attribution.ops[each].name in words), op)
+    return next((each for each in reversed(around) if same_work(attribution.ops[each].name) in words), op)

@@ -24,4 +24,4 @@ def record_timeline(device: Device, step: Callable[[], object], words: Collectio
         return profiled_step(device, step, words)
     from simgpu.validation.timelines.dispatched import dispatched_step
 
-    return dispatched_step(device, step)
+    return dispatched_step(device, step, words)
