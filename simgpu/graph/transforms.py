@@ -100,11 +100,11 @@ def with_algorithms(graph: TaskGraph, chosen: Mapping[int, str]) -> TaskGraph:
             blocks.append(block)
             sizes.append(block.bytes)
             kernels[k] = replace(kernels[k], writes=(*kernels[k].writes, block.id))
-    changed = _with(graph, kernels, blocks)
+    changed = rebuilt(graph, kernels, blocks)
     return replace(changed, durations=tuple(durations), sizes=tuple(sizes), compressed=compressed)
 
 
-def _with(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
+def rebuilt(graph: TaskGraph, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> TaskGraph:
     """The graph with these kernels and blocks, the first of which are its own; what was changed about them is kept."""
     new = TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=tuple(blocks)))
     return replace(
@@ -164,4 +164,4 @@ def with_encodings(graph: TaskGraph, chosen: Sequence[Encoding]) -> TaskGraph:
         )
         size = graph.costs.encoded_bytes(block, encoding.codec)
         blocks.append(Block(name, size, BlockKind.OTHER, layer=block.layer))
-    return replace(_with(graph, graph.kernels, blocks), encoded=encoded)
+    return replace(rebuilt(graph, graph.kernels, blocks), encoded=encoded)

@@ -203,8 +203,8 @@ class _Translator:
             elif isinstance(instruction, Await):
                 ops.append(self._await(instruction, index))
             elif isinstance(instruction, CopyOut):
-                ops.append(self._copy(OUT, instruction.block))
-                works.append(COPY_OUT + WORK * instruction.block)
+                ops.append(self._copy(OUT, instruction.kept_as))
+                works.append(COPY_OUT + WORK * instruction.kept_as)
             elif isinstance(instruction, CopyIn):
                 ops.append(self._copy(IN, instruction.block))
                 works.append(COPY_IN + WORK * instruction.block)

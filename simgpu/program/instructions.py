@@ -43,9 +43,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """Copy a block from device to host; both must hold memory for it."""
+    """Copy a block from device to host; both must hold memory for it. `into` names the form of the block as which the
+    host keeps it, where that is not the block itself (`simgpu.graph.unpacked`)."""
 
     block: int
+    into: int | None = None
+
+    @property
+    def kept_as(self) -> int:
+        """The block that the host holds then; the copy is of its size."""
+        return self.block if self.into is None else self.into
 
 
 @dataclass(frozen=True, slots=True)

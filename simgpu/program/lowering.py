@@ -1,8 +1,8 @@
 """From a placement to a program: one lowering for every policy that decides by placement.
 
-Lives here: what may be asked for, lifetimes, and how an iteration begins and ends. Does not live here: deciding
-(policies), the instructions around each launch (`simgpu.program.asynchronous` with true dependencies only,
-`simgpu.program.layer_steps` with vDNN's barrier), and the order between several compute streams
+Lives here: what may be asked for, and how an iteration begins and ends. Does not live here: deciding (policies),
+lifetimes (`simgpu.program.lifetimes`), the instructions around each launch (`simgpu.program.asynchronous` with true
+dependencies only, `simgpu.program.layer_steps` with vDNN's barrier), and the order between several compute streams
 (`simgpu.program.streams`).
 """
 
@@ -28,6 +28,7 @@ from simgpu.program.instructions import (
     Signal,
 )
 from simgpu.program.layer_steps import LayerSteps
+from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.streams import StreamOrder, order_streams
 from simgpu.program.travel import Travel
@@ -132,14 +133,6 @@ def _written_in_step(graph: TaskGraph, swap: Swap) -> bool:
     return born or any(swap.block in graph.writes[k] for k in range(step.first, swap.after + 1))
 
 
-def _open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
-    unknown, blocks = graph.open_lifetimes
-    if not unknown:
-        return ()
-    what = f"{unknown} of {blocks} lifetimes are not in the recording: these blocks are held to their last use"
-    return (f"{what}, a real framework may hold them longer",)
-
-
 @dataclass
 class _Lowering:
     graph: TaskGraph
@@ -154,7 +147,8 @@ class _Lowering:
     def program(self) -> Program:
         """All kernels in order, then the end."""
         graph = self.graph
-        births, deaths, survivors, reborn = self._lifetimes()
+        releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
+        births, deaths, survivors, reborn = lifetimes(graph, releases)
         order = order_streams(graph, deaths)
         writer: LayerSteps | Asynchronous
         if self.placement.layer_barrier:
@@ -168,7 +162,7 @@ class _Lowering:
                 writer.kernel(k)
             self._end([b for b in survivors if self._round_of(b) == part], order)
             segments.append(self._segment(part.repeat))
-        notes = _open_lifetimes(graph) if self.recorded_lifetimes else ()
+        notes = open_lifetimes(graph) if self.recorded_lifetimes else ()
         resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reborn))
         return Program(tuple(segments), resident=resident, notes=notes)
 
@@ -182,32 +176,6 @@ class _Lowering:
         streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
         self.code.clear()
         return Segment(streams, repeat)
-
-    # --- lifetimes ------------------------------------------------------------------------------------------
-
-    def _lifetimes(self) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:
-        """Blocks born at and dying after each kernel; blocks that survive; persistent blocks that do not."""
-        graph = self.graph
-        births: list[list[int]] = [[] for _ in graph.kernels]
-        deaths: list[list[int]] = [[] for _ in graph.kernels]
-        survivors, reborn = [], []
-        for k, writes in enumerate(graph.writes):
-            births[k] = [b for b in writes if graph.births[b] == k]
-        releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
-        for b, birth in enumerate(graph.births):
-            if birth is None:
-                continue
-            if birth >= 0 and b not in births[birth]:
-                births[birth].append(b)
-            release = releases[b]
-            if birth == BEFORE and release is not None:
-                reborn.append(b)
-            if release is None:
-                if birth != BEFORE:
-                    survivors.append(b)
-            else:
-                deaths[max(release, 0)].append(b)
-        return births, deaths, survivors, reborn
 
     def _begin(self, reborn: list[int], order: StreamOrder) -> None:
         if reborn:

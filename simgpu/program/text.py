@@ -16,6 +16,7 @@ from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
+from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -39,7 +40,7 @@ from simgpu.timeline.streams import StreamId
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
-_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, Replicate)
+_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Replicate)
 _RESIDENCIES = (Paged, Remote)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
 
@@ -87,8 +88,8 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
         case Launch(k, recompute, makes):
             made = f" for {_blocks(makes, graph)}" if makes else ""
             return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{made}"
-        case CopyOut(b):
-            return f"copy out {graph.blocks[b].id}"
+        case CopyOut(b, into):
+            return f"copy out {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
         case CopyIn(b):
             return f"copy in {graph.blocks[b].id}"
         case Acquire(blocks, space, offsets):
@@ -140,6 +141,8 @@ def _value(value: Any) -> list[Any]:
     """A dataclass of `_KINDS` as its name and its fields."""
     if isinstance(value, Launch) and not value.makes:
         return ["Launch", value.kernel, value.recompute]
+    if isinstance(value, CopyOut) and value.into is None:
+        return ["CopyOut", value.block]
     return [type(value).__name__, *(getattr(value, f.name) for f in fields(value))]
 
 
@@ -189,6 +192,8 @@ def _read(value: list[Any]) -> Any:
         values[1] = Exchange(values[1])
     elif kind is WithEncodings:
         values[0] = tuple(Encoding(b, codec, Encoder(by), *launch) for b, codec, by, *launch in values[0])
+    elif kind is WithUnpacked:
+        values[0] = tuple(Unpacked(*each) for each in values[0])
     return kind(*values)
 
 

@@ -144,10 +144,12 @@ class Walk:
                         known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
                     elif isinstance(instruction, (CopyOut, CopyIn)):
                         known = 0 <= instruction.block < len(self.graph.blocks)
+                        if isinstance(instruction, CopyOut) and instruction.into is not None:
+                            known = known and self._is_form(instruction.into, instruction.block)
                         self._moves(f"{stream}[{position}] {instruction}")
                     elif isinstance(instruction, (Encode, Decode)):
                         form = instruction.into if isinstance(instruction, Encode) else instruction.source
-                        known = form in self.graph.encoded and self.graph.encoded[form].block == instruction.block
+                        known = self._is_form(form, instruction.block)
                         self._moves(f"{stream}[{position}] {instruction}")
                     elif isinstance(instruction, Signal):
                         known = instruction.event not in self.signalled_in
@@ -161,6 +163,9 @@ class Walk:
                             else "names what the graph does not have"
                         )
                         raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
+
+    def _is_form(self, form: int, block: int) -> bool:
+        return form in self.graph.encoded and self.graph.encoded[form].block == block
 
     def _moves(self, what: str) -> None:
         """The program makes other copies of values."""
@@ -266,12 +271,12 @@ class Walk:
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
 
     def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
-        b, device = instruction.block, self.own[me]
+        b, kept, device = instruction.block, instruction.kept_as, self.own[me]
         value = device.read(b, me, clock)
-        self.host.hold(b, me, clock)
-        self.host.quiet(b, me, clock, "overwritten on the host")
+        self.host.hold(kept, me, clock)
+        self.host.quiet(kept, me, clock, "overwritten on the host")
         device.touched[me][b] = clock[me]
-        self.host.set(b, value, me, clock)
+        self.host.set(kept, value, me, clock)
 
     def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
         b, device = instruction.block, self.own[me]
@@ -308,7 +313,7 @@ class Walk:
             by = ready_by[b]
             if by != me and by >= 0 and ready_at[b] > clock[by]:
                 memory.read(b, me, clock)
-            if values[b] != written[b] + version - earlier[b]:
+            if values[b] != written[b] + version - earlier[b] and not self._stands_for(b, version, values[b]):
                 memory.read(b, me, clock)
                 raise ProgramError(f"kernel {graph.kernels[k].id} finds a wrong version of block {self._name(b)}")
             touched[b] = now
@@ -318,6 +323,13 @@ class Walk:
                 memory.quiet(b, me, clock, "overwritten")
             values[b] = written[b] + version - earlier[b]
             ready_by[b], ready_at[b], touched[b] = me, now, now
+
+    def _stands_for(self, form: int, version: int, value: int) -> bool:
+        """Whether a form of a block holds the value that the block has in a version."""
+        if form not in self.graph.encoded:
+            return False
+        of = self.graph.encoded[form].block
+        return value == self.written[of] + version - self.earlier[of]
 
     def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
         """A kernel runs again: it must find what it found the first time, and writes what it makes alone."""

@@ -1,0 +1,60 @@
+"""When blocks take memory and when they give it back, told by kernels.
+
+Lives here: births and deaths by kernel, from the kernel after which each block is let go. Does not live here: when that
+is (`simgpu.graph.taskgraph` for the recorded and the needed releases, policies for others), or instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simgpu.graph.taskgraph import BEFORE, TaskGraph
+
+
+class Lifetimes(NamedTuple):
+    """births[k], deaths[k]: blocks that come to life with kernel k, and that end with it. survivors: blocks of the
+    iteration that live to its end; reborn: persistent blocks that do not, and are given anew by the host."""
+
+    births: list[list[int]]
+    deaths: list[list[int]]
+    survivors: list[int]
+    reborn: list[int]
+
+
+def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
+    """The lifetimes of all blocks. releases[b]: the kernel after whose end block b is let go, None for never.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> [[graph.blocks[b].id for b in blocks] for blocks in lifetimes(graph, graph.needed_releases).deaths]
+    [[], [], ['x2', 'x3'], ['g2', 'g1']]
+    """
+    births: list[list[int]] = [[] for _ in graph.kernels]
+    deaths: list[list[int]] = [[] for _ in graph.kernels]
+    survivors, reborn = [], []
+    for k, writes in enumerate(graph.writes):
+        births[k] = [b for b in writes if graph.births[b] == k]
+    for b, birth in enumerate(graph.births):
+        if birth is None:
+            continue
+        if birth >= 0 and b not in births[birth]:
+            births[birth].append(b)
+        release = releases[b]
+        if birth == BEFORE and release is not None:
+            reborn.append(b)
+        if release is None:
+            if birth != BEFORE:
+                survivors.append(b)
+        else:
+            deaths[max(release, 0)].append(b)
+    return Lifetimes(births, deaths, survivors, reborn)
+
+
+def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
+    """What is to be told of a program with recorded lifetimes, where the recording leaves some open."""
+    unknown, blocks = graph.open_lifetimes
+    if not unknown:
+        return ()
+    what = f"{unknown} of {blocks} lifetimes are not in the recording: these blocks are held to their last use"
+    return (f"{what}, a real framework may hold them longer",)
