@@ -1,0 +1,259 @@
+"""Issuing a program to a device: busy loops for kernels, real copies, real events, real memory.
+
+Lives here: `issue` and what it measured. Does not live here: the order (`simgpu.validation.replay.order`), memory
+(`simgpu.validation.replay.memory`), or the comparison with a simulated run (`simgpu.validation.replay.outcome`).
+
+One host thread issues everything; each stream of the program is a stream of the device.
+
+* Launch, Encode, Decode: a busy loop of the simulated duration. What the host's cores encode keeps a stream of its own
+  busy, on a GPU one of the GPU's: no core of the host works.
+* CopyOut, CopyIn: copies between the buffers that the block has on both sides, as many bytes as the simulated copy.
+* Signal, Await: events of the device. Only the stream waits, not the host.
+* Acquire, Release: buffers are allocated and let go. The host allocates ahead of the device, so where memory is short
+  the host waits until enough releases have really happened.
+* Provide: nothing, as in the simulation.
+
+What differs from the simulated machine: memory is granted in the order in which the machine granted it, and not to who
+comes first on the device. A stream that waits for memory goes on when the host has seen the release and issued what
+follows, some microseconds later than the release. Events and launches take the device a moment that the machine does
+not know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.instructions import (
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Launch,
+    Program,
+    Release,
+    Signal,
+    Space,
+)
+from simgpu.timeline.streams import StreamId
+from simgpu.validation.devices import Device, Event, Stream
+from simgpu.validation.measured import MeasuredKind, MeasuredSpan
+from simgpu.validation.replay.memory import RealMemory
+from simgpu.validation.replay.order import Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What was measured.
+
+    iteration_ends_ns: when compute of each iteration ended, from the first instruction on. peak_bytes: the most device
+    memory that blocks held at once in the device's own time; allocated_bytes: the most that the host had allocated at
+    once, ahead of the device. bytes_out, bytes_in: copied in the last iteration; spans: what the streams did in it.
+    """
+
+    iteration_ends_ns: tuple[int, ...]
+    peak_bytes: int
+    allocated_bytes: int
+    bytes_out: int
+    bytes_in: int
+    spans: tuple[MeasuredSpan, ...]
+
+
+class Limits(NamedTuple):
+    """Bytes of device memory, and of pinned host memory, None for no limit; what each block on the device is rounded
+    up to."""
+
+    device: int
+    host: int | None
+    alignment: int
+
+
+def issue(
+    steps: Iterable[Step], program: Program, graph: TaskGraph, device: Device, limits: Limits, iterations: int
+) -> Issued:
+    """Issue the steps of so many iterations, and wait for the end of all.
+
+    Raises `InputError` where the device or the host has no memory left.
+    """
+    issuer = _Issuer(program, graph, device, limits, iterations)
+    for step in steps:
+        issuer.issue(step)
+    return issuer.finish()
+
+
+class _Work(NamedTuple):
+    """Something on a stream between two events."""
+
+    stream: str
+    kind: MeasuredKind
+    name: str
+    op: str
+    call: int
+    bytes: int
+    begin: Event
+    end: Event
+
+
+class _Issuer:
+    def __init__(self, program: Program, graph: TaskGraph, device: Device, limits: Limits, iterations: int) -> None:
+        self.graph = graph
+        self.device = device
+        self.ids = program.streams
+        self.last = iterations - 1
+        self.streams: list[Stream] = [device.new_stream(str(stream)) for stream in program.streams]
+        pinned = {b: _allocated(device.host_buffer, graph.copy_sizes[b], "host") for b in _on_host(program)}
+        self.memories = {
+            Space.DEVICE: RealMemory(
+                graph.sizes,
+                limits.device,
+                limits.alignment,
+                lambda b: _allocated(device.empty, graph.sizes[b], device.name),
+            ),
+            Space.HOST: RealMemory(graph.copy_sizes, limits.host, 1, pinned.__getitem__),
+        }
+        self.works: list[_Work] = []
+        self.calls: Counter[str] = Counter()
+        self.events: defaultdict[int, list[Event]] = defaultdict(list)
+        self.launches = [_launches(program, stream) for stream in program.streams]
+        self.launched = [0] * len(program.streams)
+        self.ends: list[list[Event]] = [[] for _ in range(iterations)]
+        self.copied: Counter[MeasuredKind] = Counter()
+        #: When device memory was taken (and, negative, given back), in the order issued.
+        self.moments: list[tuple[Event, int]] = []
+        for holding in program.holdings:
+            self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
+        self.held_first = self.memories[Space.DEVICE].bytes_of(program.resident)
+        device.synchronize()
+        self.origin = self.streams[0].record()
+
+    def issue(self, step: Step) -> None:
+        """Issue one instruction."""
+        graph, stream = self.graph, self.streams[step.stream]
+        match step.instruction:
+            case Launch(k):
+                self._busy(step, graph.durations[k], "busy", graph.kernels[k].id)
+            case Encode(_, into):
+                self._busy(step, graph.encoded[into].encode_ns, "encode", graph.blocks[into].id)
+            case Decode(_, source):
+                self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
+            case CopyOut(b):
+                self._copy(step, MeasuredKind.COPY_OUT, b)
+            case CopyIn(b):
+                self._copy(step, MeasuredKind.COPY_IN, b)
+            case Signal(event):
+                self.events[event].append(stream.record())
+            case Await(event):
+                if step.nth > 0:
+                    stream.wait(self.events[event][step.nth - 1])
+            case Acquire(blocks, space):
+                size = self.memories[space].take(blocks)
+                if space is Space.DEVICE and size:
+                    self.moments.append((stream.record(), size))
+            case Release(blocks, space):
+                released = stream.record()
+                size = self.memories[space].give_back(blocks, released)
+                if space is Space.DEVICE and size:
+                    self.moments.append((released, -size))
+            case _:
+                pass  # a value that is provided takes no time
+
+    def finish(self) -> Issued:
+        """Wait for the end of all, and read the clocks."""
+        self.device.synchronize()
+        since = self._since
+        spans = [
+            MeasuredSpan(w.stream, w.kind, w.name, w.op, w.call, since(w.begin), since(w.end), w.bytes)
+            for w in self.works
+        ]
+        first = min((span.start_ns for span in spans), default=0)
+        spans = [span._replace(start_ns=span.start_ns - first, end_ns=span.end_ns - first) for span in spans]
+        return Issued(
+            iteration_ends_ns=tuple(max(map(since, ends), default=0) for ends in self.ends),
+            peak_bytes=self._peak(),
+            allocated_bytes=self.memories[Space.DEVICE].most,
+            bytes_out=self.copied[MeasuredKind.COPY_OUT],
+            bytes_in=self.copied[MeasuredKind.COPY_IN],
+            spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
+        )
+
+    def _since(self, event: Event) -> int:
+        return event.ns_since(self.origin)
+
+    def _peak(self) -> int:
+        """The most bytes held at once by the device's clock; what has the same time stays in the order issued."""
+        held = most = self.held_first
+        for _, change in sorted(((self._since(event), change) for event, change in self.moments), key=_first):
+            held += change
+            most = max(most, held)
+        return most
+
+    def _busy(self, step: Step, ns: int, name: str, op: str) -> None:
+        stream = self.streams[step.stream]
+        self._between(step, MeasuredKind.KERNEL, name, op, 0, lambda: stream.busy(ns))
+        if isinstance(step.instruction, Launch) and self.ids[step.stream].role == "compute":
+            self.launched[step.stream] += 1
+            if self.launched[step.stream] % self.launches[step.stream] == 0:
+                self.ends[step.iteration].append(stream.record())
+
+    def _copy(self, step: Step, kind: MeasuredKind, b: int) -> None:
+        size = self.graph.copy_sizes[b]
+        there, here = self.memories[Space.HOST][b], self.memories[Space.DEVICE][b][:size]
+        target, source = (there, here) if kind is MeasuredKind.COPY_OUT else (here, there)
+        stream = self.streams[step.stream]
+        self._between(step, kind, self.graph.blocks[b].id, "", size, lambda: stream.copy(target, source))
+        if step.iteration == self.last:
+            self.copied[kind] += target.nbytes
+
+    def _between(self, step: Step, kind: MeasuredKind, name: str, op: str, size: int, ask: Callable[[], None]) -> None:
+        """Ask a stream for work; in the last iteration between two events, so that its times are known."""
+        if step.iteration < self.last:
+            ask()
+            return
+        stream = self.streams[step.stream]
+        begin = stream.record()
+        ask()
+        call = self.calls[op] if op else -1
+        self.calls[op] += 1
+        self.works.append(_Work(str(self.ids[step.stream]), kind, name, op, call, size, begin, stream.record()))
+
+
+def _first(moment: tuple[int, int]) -> int:
+    return moment[0]
+
+
+def _allocated(make: Callable[[int], torch.Tensor], size: int, where: str) -> torch.Tensor:
+    """A buffer; `InputError` where there is no memory for it."""
+    try:
+        return make(size)
+    except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        remedy = "close what else uses it, or simulate the program with a smaller budget"
+        raise InputError.single(where, "memory", f"no memory for {size} bytes: {reason}", remedy) from error
+
+
+def _on_host(program: Program) -> set[int]:
+    """Blocks that hold host memory at some time."""
+    held = {b for holding in program.holdings if holding.gpu is None for b in holding.blocks}
+    for segment in program.segments:
+        for code in segment.streams.values():
+            for each in code:
+                if isinstance(each, Acquire) and each.space is Space.HOST:
+                    held.update(each.blocks)
+    return held
+
+
+def _launches(program: Program, stream: StreamId) -> int:
+    """How many kernels a stream launches in one iteration."""
+    return sum(
+        segment.repeat * sum(isinstance(each, Launch) for each in segment.streams.get(stream, ()))
+        for segment in program.segments
+    )

@@ -1,0 +1,257 @@
+"""A program that was simulated, with all that is needed to run it again: from a policy's folder or from a result.
+
+Lives here: reading what `simgpu run SCENARIO -o DIR` wrote to ``DIR/<policy>/`` and ``DIR/report.json``, and saying
+why a program cannot be run on a real device. Does not live here: what those files hold (`simgpu.experiments.outputs`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from simgpu.errors import InputError, OutOfMemoryError, Problem, ProgramError
+from simgpu.experiments.outputs import PROGRAM, REPORT, REPORT_SCHEMA, TASKS, folder_names
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tasks_file import tasks_from_json
+from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
+from simgpu.machine.run import POOLS
+from simgpu.program.instructions import CopyIn, CopyOut, Program
+from simgpu.program.paging import Paged
+from simgpu.program.text import from_json
+from simgpu.program.verify import verify
+from simgpu.result import Result
+from simgpu.textfile import read_text
+from simgpu.trace.columns import BLOCKS, KERNELS, Table
+from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.tables import read_table
+
+Read = TypeVar("Read")
+
+_GIVE = "give the folder of one policy that `simgpu run NAME -o DIR` wrote, such as DIR/vdnn"
+_AGAIN = "run it again: `simgpu run NAME -o DIR`, with outputs.timeline: [csv] as it is by default"
+_OTHER = "choose another policy"
+
+
+@dataclass(frozen=True)
+class SimulatedProgram:
+    """A program and what it was simulated with.
+
+    program: its numbers point into `graph`, the tasks that ran, so it has no transforms left. node: what it was
+    simulated for, as far as one GPU and its link go. budget: bytes of device memory, None without limit. pool:
+    ``counting`` or ``addressed``. iteration_ns: of the iteration that was reported. title: policy, trace and node.
+    """
+
+    program: Program
+    graph: TaskGraph
+    node: NodeSpec
+    budget: int | None
+    pool: str
+    iteration_ns: int
+    title: str
+
+
+def of_result(result: Result) -> SimulatedProgram:
+    """The program of a result. Raises `InputError` where no real device can run it."""
+    node = result.node
+    found = SimulatedProgram(
+        replace(result.program, transforms=()),
+        result.graph,
+        node,
+        None if result.program.unlimited_memory else result.budget,
+        result.pool,
+        result.iteration_ns,
+        result.title,
+    )
+    _refuse(found, result.title, compressing=node.gpu.cdma is not None or result.graph.compressed is not None)
+    return found
+
+
+def read_program(folder: str | Path) -> SimulatedProgram:
+    """The program in the folder of a policy.
+
+    Raises `InputError` with everything that is missing or damaged, and where no real device can run it.
+    """
+    home = Path(folder)
+    entry = _entry(home)
+    problems: list[Problem] = []
+
+    def collected(read: Callable[[], Read]) -> Read | None:
+        try:
+            return read()
+        except InputError as error:
+            problems.extend(error.problems)
+            return None
+
+    trace = collected(lambda: _trace(home, entry))
+    program = collected(lambda: _read_json(home / PROGRAM, from_json))
+    graph = None
+    if trace is not None:
+        tasks = trace
+        graph = collected(lambda: _read_json(home / TASKS, lambda text: tasks_from_json(text, tasks)))
+    if program is None or graph is None:
+        raise InputError(problems)
+    gpu, label = entry["node"]["gpu"], entry["label"]
+    found = SimulatedProgram(
+        replace(program, transforms=()),
+        graph,
+        _node(entry["node"]),
+        None if program.unlimited_memory else entry["budget_bytes"],
+        entry["pool"],
+        entry["metrics"]["iteration_ns"],
+        f"{label}: {entry['trace']['name'] or entry['trace']['model']} on {entry['node']['name']}",
+    )
+    compressing = gpu.get("cdma") is not None or gpu.get("buddy") is not None
+    _refuse(found, str(home), compressing=compressing)
+    try:
+        verify(found.program, graph, capacity=found.budget, alignment=found.node.gpu.alignment)
+    except (ProgramError, OutOfMemoryError, IndexError, TypeError) as error:
+        what = f"does not go with {KERNELS.file}, {BLOCKS.file} and {TASKS}: {error}"
+        raise InputError.single(home / PROGRAM, "", what, _AGAIN) from error
+    return found
+
+
+def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
+    """`InputError` for what no real device that this can open does."""
+    program, graph = found.program, found.graph
+    problems = []
+    if program.gpus > 1:
+        problems.append(f"is for {program.gpus} GPUs, and one device is asked to run it")
+    if program.residency is not None:
+        how = "on demand, page by page" if isinstance(program.residency, Paged) else "in host memory"
+        problems.append(f"has its blocks {how}: the device's driver would decide what moves, not the program")
+    if compressing:
+        problems.append(f"is for node {found.node.name}, whose hardware compresses; no real device does")
+    copied = {
+        instruction.block
+        for segment in program.segments
+        for code in segment.streams.values()
+        for instruction in code
+        if isinstance(instruction, CopyOut | CopyIn)
+    }
+    larger = [b for b in sorted(copied) if b < len(graph.sizes) and graph.copy_sizes[b] > graph.sizes[b]]
+    if larger and not compressing:
+        problems.append(f"copies more of block {graph.blocks[larger[0]].id} than it takes on the device")
+    if problems:
+        raise InputError([Problem(source, "", what, _OTHER) for what in problems])
+
+
+def _entry(home: Path) -> Mapping[str, Any]:
+    """The policy's numbers in the report beside its folder."""
+    if not home.is_dir():
+        raise InputError.single(home, "", "is not a folder" if home.exists() else "no such folder", _GIVE)
+    if (home / REPORT).exists():
+        raise InputError.single(home, "", "holds a whole run, not one policy of it", _GIVE)
+    path = home.resolve().parent / REPORT
+    if not path.exists():
+        raise InputError.single(home, "", f"no {REPORT} stands beside it: no run of simgpu wrote it", _GIVE)
+    try:
+        document = json.loads(read_text(path, "the report of a run"))
+        if document["schema"] != REPORT_SCHEMA:
+            raise InputError.single(path, "schema", f"{document['schema']!r} is not {REPORT_SCHEMA!r}", _GIVE)
+        results = document.get("results", ())
+        names = folder_names(entry["label"] for entry in results)
+        entry: Mapping[str, Any] = dict(zip(names, results, strict=True))[home.resolve().name]
+    except KeyError as error:
+        raise InputError.single(path, "", f"tells nothing of {error}", _GIVE) from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError.single(path, "", f"is no report of a run: {error}", _AGAIN) from None
+    lacking = [place for place, kind in _WANTED.items() if not isinstance(_at(entry, place), kind)]
+    if entry.get("pool") not in POOLS:
+        lacking.append("pool")
+    if lacking:
+        place = f"results, {home.resolve().name}"
+        raise InputError([Problem(str(path), f"{place}: {name}", "is missing or damaged", _AGAIN) for name in lacking])
+    return entry
+
+
+#: What is needed of a policy's entry in the report.
+_WANTED: Mapping[str, type] = {
+    "label": str,
+    "budget_bytes": int,
+    "metrics.iteration_ns": int,
+    "trace.model": str,
+    "trace.batch": int,
+    "trace.name": str,
+    "node.name": str,
+    "node.gpu.name": str,
+    "node.gpu.memory": int,
+    "node.gpu.copy_engines": int,
+    "node.gpu.alignment": int,
+    "node.link.kind": str,
+    "node.link.d2h_bandwidth": int,
+    "node.link.h2d_bandwidth": int,
+    "node.link.latency_ns": int,
+    "node.link.duplex": str,
+    "node.host": dict,
+}
+
+
+def _at(entry: Any, place: str) -> Any:
+    for key in place.split("."):
+        entry = entry.get(key) if isinstance(entry, dict) else None
+    return entry
+
+
+def _node(told: Mapping[str, Any]) -> NodeSpec:
+    gpu, link = told["gpu"], told["link"]
+    return NodeSpec(
+        told["name"],
+        GpuSpec(gpu["name"], gpu["memory"], gpu["copy_engines"], gpu["alignment"]),
+        LinkSpec(
+            link["kind"], link["d2h_bandwidth"], link["h2d_bandwidth"], link["latency_ns"], Duplex(link["duplex"])
+        ),
+        HostSpec(pinned_memory=told["host"].get("pinned_memory")),
+    )
+
+
+def _trace(home: Path, entry: Mapping[str, Any]) -> Trace:
+    """Kernels and blocks as the tables have them; each name once, and none that has no row."""
+    missing = [name for name in (KERNELS.file, BLOCKS.file, TASKS, PROGRAM) if not (home / name).exists()]
+    if missing:
+        what = f"holds no {', '.join(missing)}; an earlier simgpu wrote it, or another command"
+        raise InputError.single(home, "", what, _AGAIN)
+    kernels, blocks = read_table(home / KERNELS.file, KERNELS), read_table(home / BLOCKS.file, BLOCKS)
+    problems = kernels.problems + blocks.problems
+    if not problems:
+        problems = [
+            *_twice(home, KERNELS, kernels.rows, kernels.lines),
+            *_twice(home, BLOCKS, blocks.rows, blocks.lines),
+        ]
+        known, ran = {block.id for block in blocks.rows}, {kernel.id for kernel in kernels.rows}
+        for kernel, line in zip(kernels.rows, kernels.lines, strict=True):
+            for name in dict.fromkeys((*kernel.reads, *kernel.writes)):
+                if name not in known:
+                    what = f"names block '{name}', which has no row in {BLOCKS.file}"
+                    problems.append(Problem(str(home / KERNELS.file), f"row {line}", what, _AGAIN))
+        for block, line in zip(blocks.rows, blocks.lines, strict=True):
+            if block.born is not None and block.born not in ran:
+                what = f"names kernel '{block.born}', which has no row in {KERNELS.file}"
+                problems.append(Problem(str(home / BLOCKS.file), f"row {line}", what, _AGAIN))
+    if problems:
+        raise InputError(problems)
+    told = entry["trace"]
+    info = TraceInfo(told["model"], told["batch"], "", "", Origin.MODELLED, "simgpu run")
+    return Trace(info, tuple(kernels.rows), tuple(blocks.rows), name=told["name"])
+
+
+def _twice(home: Path, table: Table[Any], rows: list[Any], lines: list[int]) -> list[Problem]:
+    seen: set[str] = set()
+    found = []
+    for row, line in zip(rows, lines, strict=True):
+        if row.id in seen:
+            found.append(Problem(str(home / table.file), f"row {line}", f"'{row.id}' is there twice", _AGAIN))
+        seen.add(row.id)
+    return found
+
+
+def _read_json(path: Path, parse: Callable[[str], Read]) -> Read:
+    """What a JSON file holds; its problems name the file."""
+    try:
+        return parse(read_text(path, "a JSON file that simgpu wrote", if_empty=_AGAIN))
+    except InputError as error:
+        raise InputError(
+            problem if problem.file == str(path) else replace(problem, file=str(path)) for problem in error.problems
+        ) from error

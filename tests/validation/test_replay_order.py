@@ -1,0 +1,160 @@
+"""One host thread can issue a program in the order in which the simulated machine came to its instructions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.split import Split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.run import POOLS, run_program
+from simgpu.memory.pool import aligned
+from simgpu.policies.registry import make_policy
+from simgpu.program.instructions import Acquire, Await, Program, Release, Signal, Space
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.simulation import simulate
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.trace.chain import chain
+from simgpu.validation.replay.order import WORK, Step, issue_order
+from tests.semantics.hand_made import node as made_node
+from tests.semantics.networks import moved, networks
+from tests.semantics.random_traces import nodes, placements, traces
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+pools = st.sampled_from(["counting", "addressed"])
+
+
+def ordered(
+    program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None, pool: str
+) -> tuple[list[Step], Timeline]:
+    timeline = run_program(program, graph, node, budget=budget, pool=pool).timeline
+    space = POOLS[pool](budget, node.gpu.alignment)
+    return list(issue_order(program, graph, timeline, space, node.host.pinned_memory)), timeline
+
+
+def check(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None, pool: str) -> None:
+    try:
+        steps, timeline = ordered(program, graph, node, budget, pool)
+    except OutOfMemoryError:
+        assume(False)
+    issues_each_stream_as_it_is_written(steps, program, len(timeline.iteration_ends_ns))
+    waits_only_for_what_was_signalled(steps)
+    uses_memory_as_the_machine_did(steps, program, graph, timeline, node.gpu.alignment)
+
+
+def issues_each_stream_as_it_is_written(steps: list[Step], program: Program, iterations: int) -> None:
+    for number, stream in enumerate(program.streams):
+        once = [
+            instruction
+            for segment in program.segments
+            for _ in range(segment.repeat)
+            for instruction in segment.streams.get(stream, ())
+        ]
+        issued = [(step.iteration, step.instruction) for step in steps if step.stream == number]
+        assert issued == [(iteration, instruction) for iteration in range(iterations) for instruction in once]
+
+
+def waits_only_for_what_was_signalled(steps: list[Step]) -> None:
+    happened: Counter[int] = Counter()
+    for step in steps:
+        if isinstance(step.instruction, Signal):
+            happened[step.instruction.event] += 1
+            assert step.nth == happened[step.instruction.event]
+        elif isinstance(step.instruction, Await):
+            assert step.nth <= happened[step.instruction.event]
+
+
+def uses_memory_as_the_machine_did(
+    steps: list[Step], program: Program, graph: TaskGraph, timeline: Timeline, alignment: int
+) -> None:
+    """Each request and each release in the very order in which the simulated memory saw them."""
+    for space, sizes, unit, curve in (
+        (Space.DEVICE, graph.sizes, alignment, timeline.device_memory),
+        (Space.HOST, graph.copy_sizes, 1, timeline.host_memory),
+    ):
+
+        def bytes_of(blocks: tuple[int, ...], sizes: tuple[int, ...] = sizes, unit: int = unit) -> int:
+            return sum(aligned(sizes[b], unit) for b in blocks)
+
+        used = [bytes_of(holding.blocks) for holding in program.holdings if (holding.gpu is None) == (space == "host")]
+        for step in steps:
+            match step.instruction:
+                case Acquire(blocks, where) if where is space:
+                    used.append(used[-1] + bytes_of(blocks) if used else bytes_of(blocks))
+                case Release(blocks, where) if where is space:
+                    used.append(used[-1] - bytes_of(blocks))
+        assert used == curve.used.tolist()
+
+
+@many
+@given(st.data(), pools, st.booleans())
+def test_any_placement_is_issued_in_the_machines_order(data: st.DataObject, pool: str, barrier: bool):
+    trace, node = data.draw(traces()), data.draw(nodes())
+    graph = TaskGraph.of(trace)
+    program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
+    most = sum(aligned(block.bytes, node.gpu.alignment) for block in trace.blocks)
+    check(program, graph, node, data.draw(st.integers(0, most)), pool)
+
+
+@many
+@given(st.data(), st.integers(1, 4))
+def test_sub_batches_repeat(data: st.DataObject, sub_batch: int):
+    whole = data.draw(networks())
+    whole = replace(whole, info=replace(whole.info, batch=data.draw(st.integers(sub_batch, 9))))
+    graph = Split(sub_batch).apply(TaskGraph.of(whole))
+    program = lower(graph, data.draw(moved(graph, layer_barrier=data.draw(st.booleans()))))
+    check(program, graph, data.draw(nodes()), None, "counting")
+
+
+@many
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 900)), min_size=1, max_size=8),
+    st.sampled_from(["vdnn", "none", "superneurons"]),
+    st.integers(0, 1000),
+)
+def test_policies_on_chains_within_a_budget(layers: list[tuple[int, int, int]], policy: str, spare: int):
+    forward, backward, sizes = zip(*layers, strict=True)
+    trace, node = chain(forward, backward, sizes), made_node()
+    node = replace(node, gpu=replace(node.gpu, memory=2 * max(sizes) + spare))
+    try:
+        result = simulate(trace, node, make_policy(policy))
+    except OutOfMemoryError:
+        assume(False)
+    program = replace(result.program, transforms=())
+    check(program, result.graph, node, result.budget, result.pool)
+
+
+def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
+    """x3 fits when x1 has been copied out, long after the kernel that makes it could have begun."""
+    graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
+    x1 = graph.block("x1")
+    program = lower(graph, Placement((Swap(x1, after=0, before=5, fetch_with=5),)))
+    steps, timeline = ordered(program, graph, made_node(), 800, "counting")
+    assert any(span.kind is SpanKind.STALL_DEVICE_MEMORY for span in timeline)
+    first = [step.instruction for step in steps if step.iteration == 0]
+    released = first.index(Release((x1,)))
+    x3 = graph.block("x3")
+    asked = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
+    assert released < asked
+    assert not any(isinstance(each, Acquire) for each in first[released:asked])
+
+
+def test_a_timeline_of_another_budget_shows_as_a_standstill():
+    graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
+    program, node = lower(graph, Placement()), made_node()
+    timeline = run_program(program, graph, node, budget=1000).timeline
+    with pytest.raises(ProgramError, match=r"nothing can be issued any more.*compute at Acquire"):
+        list(issue_order(program, graph, timeline, POOLS["counting"](150)))
+
+
+def test_all_work_is_issued():
+    graph = TaskGraph.of(chain([5], [7], [100]))
+    steps, timeline = ordered(lower(graph, Placement()), graph, made_node(), 1000, "counting")
+    assert sum(isinstance(step.instruction, WORK) for step in steps) == 2 * len(timeline.iteration_ends_ns)
