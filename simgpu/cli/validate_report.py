@@ -1,16 +1,147 @@
-"""``simgpu validate report``: what was measured, beside its simulation."""
+"""``simgpu validate report``: what was measured, beside its simulation.
+
+Does not live here: comparing (`simgpu.validation.comparison`), the words (`simgpu.validation.tables`), or the files
+(`simgpu.validation.outputs`).
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
 import click
+from rich.text import Text
+
+from simgpu.cli.group import BAD_INPUT, wrapped
+from simgpu.cli.screen import Screen, facts, progress, quiet_option
+from simgpu.cli.suggestions import suggest
+from simgpu.errors import InputError
+from simgpu.validation.comparison import ComparedRun, Validation, compare_recording
+from simgpu.validation.folder import load_recording, shipped_recordings
+from simgpu.validation.measured import Method, Recording
+from simgpu.validation.outputs import check_outputs, document, write_outputs
+from simgpu.validation.tables import (
+    STAND_IN,
+    Line,
+    beside_lines,
+    byte_lines,
+    header_facts,
+    part_lines,
+    remarks,
+    run_lines,
+    summary_facts,
+)
+from simgpu.validation.timelines.words import parting_text
 
 
 @click.command()
-@click.argument("recording", required=False)
-def report(recording: str | None) -> None:
-    """Compare RECORDING with its simulation. Not there yet.
+@click.argument("recording", required=False, shell_complete=suggest(shipped_recordings, "dir"))
+@click.option("--case", "cases", multiple=True, metavar="NAME", help="Only this case, such as vgg16-b64; repeatable.")
+@click.option("--method", "methods", multiple=True, type=click.Choice(list(map(str, Method))), help="Only this method.")
+@click.option("--timeline", is_flag=True, help="Show both timelines around the first place where they part.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write tables and figures here.")
+@quiet_option
+def report(
+    recording: str | None,
+    cases: tuple[str, ...],
+    methods: tuple[str, ...],
+    timeline: bool,
+    as_json: bool,
+    output: Path | None,
+    quiet: bool,
+) -> None:
+    """Simulate the twin of every run in RECORDING, and show by how much it differs from what was measured.
+
+    RECORDING is a shipped recording, or a folder that `simgpu validate record` wrote; without: all that ship.
+    Nothing is run on a device. Kernels are calibrated to each case's plain run, copies to the measured machine; managed
+    runs are predicted. Files (-o) are written whole or not at all. Ends with 2 when a run could not be simulated for
+    another reason than memory.
 
     \b
     simgpu validate report
+    simgpu validate report my-gpu --case vgg16-b64 --timeline
+    simgpu validate report my-gpu -o results/validation
     """
-    raise click.ClickException("simgpu validate report is not there yet")
+    if output is not None:
+        check_outputs(output)
+    with progress(quiet) as say:
+        found = _compared(_chosen(recording, cases, methods), cases, methods, say)
+        if output is not None:
+            say("writing the outputs")
+            write_outputs(found, output, progress=say)
+    if as_json:
+        click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+    else:
+        screen = Screen()
+        for number, each in enumerate(found):
+            if number:
+                screen.print()
+            _show(screen, each, timeline)
+        if output is not None:
+            click.echo(f"\nwritten to {output}")
+    _end(found)
+
+
+def _chosen(name: str | None, cases: Sequence[str], methods: Sequence[str]) -> list[Recording]:
+    """The recordings asked for; of several that ship, those that have what is asked for."""
+    if name is not None:
+        return [load_recording(name)]
+    found = [load_recording(each) for each in shipped_recordings()]
+    if not found:
+        remedy = "name one that `simgpu validate record` wrote"
+        raise InputError.single("", "RECORDING", "no recording ships with this version of simgpu", remedy)
+    return [each for each in found if _has(each, cases, methods)] or found
+
+
+def _has(recording: Recording, cases: Iterable[str], methods: Iterable[str]) -> bool:
+    run = {str(method) for case in recording.cases for method in (*case.runs, *case.absent)}
+    return {case.name for case in recording.cases}.issuperset(cases) and run.issuperset(methods)
+
+
+def _compared(
+    recordings: Iterable[Recording], cases: Sequence[str], methods: Sequence[str], say: Callable[[str], None]
+) -> list[Validation]:
+    return [compare_recording(each, cases=cases, methods=methods, progress=say) for each in recordings]
+
+
+def _show(screen: Screen, found: Validation, timeline: bool) -> None:
+    screen.print(Text(found.name, style="bold"))
+    if found.stand_in:
+        screen.print(Text(wrapped(f"NOTE: {STAND_IN}", before=0), style="bold red"))
+    screen.print(facts(header_facts(found)))
+    for lines in (run_lines(found), byte_lines(found), part_lines(found)):
+        _print(screen, lines)
+    if timeline:
+        for run in found.runs:
+            _show_timeline(screen, run)
+    screen.print()
+    screen.print(facts(summary_facts(found)))
+    screen.print()
+    for remark in remarks(found):
+        screen.print(Text(remark, style="dim"))
+
+
+def _show_timeline(screen: Screen, run: ComparedRun) -> None:
+    screen.print()
+    screen.print(Text(f"{run.case}, {run.method}: timelines", style="bold"))
+    if run.beside is None:
+        screen.print(f"no twin ({run.failure})" if run.simulated is None else "no timeline was recorded")
+        return
+    screen.print(parting_text(run.beside))
+    _print(screen, beside_lines(run.beside))
+
+
+def _print(screen: Screen, lines: Sequence[Line]) -> None:
+    if lines:
+        screen.print()
+    for line in lines:
+        screen.print(Text(line.text, style="bold" if line.heading else ""))
+
+
+def _end(found: Iterable[Validation]) -> None:
+    """The exit code says whether a run could not be simulated, though memory was not the reason; remarks say why."""
+    if any(run.failure not in ("", "out of memory") for each in found for run in each.runs):
+        sys.exit(BAD_INPUT)

@@ -31,6 +31,7 @@ from simgpu.units import format_bytes, format_time
 from simgpu.validation.measured import Copies, MeasuredMachine, MeasuredRun
 from simgpu.validation.timelines.durations import dealt, durations
 from simgpu.validation.timelines.matching import match
+from simgpu.validation.timelines.words import matching_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _durations(trace: Trace, plain: MeasuredRun) -> tuple[Sequence[int], str, in
     found = match(plain.spans, [kernel.op for kernel in trace.kernels])
     told = f"of the plain run's timeline, their gaps scaled to {step}"
     if not found.is_complete:
-        told += f"; matched {len(found.pairs)} of {len(trace.kernels)} kernels to {len(found.calls)} calls"
+        told += f". {matching_text(found).removesuffix('.')}"
     return durations(plain.spans, found, plain.median_ns), told, len(found.unmatched_positions)
 
 

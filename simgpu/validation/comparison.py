@@ -23,13 +23,13 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.policies.base import no_progress
 from simgpu.validation.calibration import Calibration, at_once, calibrate, duplex_of
 from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method, Recording
+from simgpu.validation.timelines.beside import SideBySide, side_by_side
+from simgpu.validation.timelines.words import parting_text
 from simgpu.validation.twins import Numbers, Twin, simulate_twin
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-VALIDATION_SCHEMA = "simgpu.validation/1"
 
 
 class Quantity(StrEnum):
@@ -95,6 +95,13 @@ class ComparedRun:
         if self.simulated is None:
             return None
         return relative_error(getattr(self.simulated, quantity), getattr(self.measured, quantity))
+
+    @cached_property
+    def beside(self) -> SideBySide | None:
+        """The measured timeline beside the twin's, stream by stream; None where either is missing."""
+        if self.twin is None or self.twin.result is None or not self.run.spans:
+            return None
+        return side_by_side(self.run.spans, self.twin.result)
 
     def counts(self, quantity: Quantity) -> bool:
         """Whether it is a prediction: all but the step of the plain run; of bytes, where there are any."""
@@ -208,9 +215,8 @@ class Validation:
         return pd.DataFrame([_row(case, run) for case in self.cases for run in case.runs])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but timelines as plain values, for JSON."""
+        """Everything as plain values, for JSON; of timelines, where they part."""
         return {
-            "schema": VALIDATION_SCHEMA,
             "recording": self.name,
             "stand_in": self.stand_in,
             "machine": asdict(self.machine),
@@ -331,6 +337,7 @@ def _case(case: ComparedCase) -> dict[str, Any]:
     runs = [
         {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
         | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else ""}
+        | {"timeline": None if run.beside is None else parting_text(run.beside)}
         for run in case.runs
     ]
     return {

@@ -18,20 +18,33 @@ from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
 from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quantity, Summary, Validation
 from simgpu.validation.measured import MeasuredMachine, Method
+from simgpu.validation.timelines.beside import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
 
 WIDTH = 80
-STAND_IN = "a CPU stood in for the GPU: nothing here was measured on a GPU, or tells how well one is simulated"
+STAND_IN = "the CPU stood in for a GPU: nothing here was measured on one, or tells how well one is simulated"
 _NONE = "-"
 _HEADINGS = ("", "measured", "spread", "twin", "error", "measured", "twin", "error")
 _OVER = ("", "step time", "", "", "", "peak memory", "", "")
 _BYTE_HEADINGS = ("", "measured", "twin", "error", "measured", "twin", "error")
 _BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
+_STREAMS = ("compute", "d2h", "h2d")
+_PART_HEADINGS = ("", "compute", "copies out", "copies in")
+_PARTS_OVER = ("", "where the timelines part", "", "")
+_ROW_HEADINGS = ("", "measured", "simulated", "later", "")
+#: Rows before and behind the one where timelines part.
+_AROUND = 4
 _WORDS = {
     Quantity.STEP: "step time",
     Quantity.PEAK: "peak memory",
     Quantity.OUT: "copied out",
     Quantity.IN: "copied in",
 }
+_PARTED = {
+    Agreement.OTHER: "{0}, simulated {1}",
+    Agreement.ONLY_REAL: "only measured: {0}",
+    Agreement.ONLY_SIMULATED: "only simulated: {0}",
+}
+_WHAT = 42
 _DUPLEX = {Duplex.FULL: "neither is in the other's way", Duplex.HALF: "both share the larger bandwidth"}
 
 
@@ -76,7 +89,6 @@ def header_facts(found: Validation) -> list[tuple[str, str]]:
     copies = machine.copies
     settings = ", ".join(f"{name} {value}" for name, value in machine.settings.items())
     told = [
-        ("NOTE", STAND_IN if found.stand_in else ""),
         ("device", f"{machine.device}, {format_bytes(machine.memory)}, measured on {machine.date}"),
         ("host", machine.host),
         ("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
@@ -118,6 +130,31 @@ def byte_lines(found: Validation) -> list[Line]:
     return _lines(_BYTES_OVER, _BYTE_HEADINGS, rows) if rows else []
 
 
+def part_lines(found: Validation) -> list[Line]:
+    """Where the timelines of each run part first on each stream; no line where there are none."""
+    rows: list[tuple[str, ...]] = []
+    for case in found.cases:
+        told = [(run.method, run.beside) for run in case.runs if run.beside is not None]
+        if told:
+            rows.append((case.name,))
+            rows += [(f"  {method}", *(_part(beside.streams[name]) for name in _STREAMS)) for method, beside in told]
+    return _lines(_PARTS_OVER, _PART_HEADINGS, rows) if rows else []
+
+
+def beside_lines(beside: SideBySide) -> list[Line]:
+    """The rows around the place where each stream parts first, of those that part."""
+    rows: list[tuple[str, ...]] = []
+    for stream in beside.streams.values():
+        if stream.parting is not None:
+            at = stream.parting.position
+            rows.append((stream.stream,))
+            rows += [
+                _beside_row(row, mark=row.position == at)
+                for row in stream.rows[max(at - _AROUND, 0) : at + _AROUND + 1]
+            ]
+    return _lines(("",) * len(_ROW_HEADINGS), _ROW_HEADINGS, rows, left=(4,))[1:] if rows else []
+
+
 def summary_facts(found: Validation) -> list[tuple[str, str]]:
     """Mean and worst of each quantity beside the aims."""
     return [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
@@ -146,24 +183,29 @@ def aim_text(summary: Summary) -> str:
 
 def remarks(found: Validation) -> list[str]:
     """What there is to say beside the tables, a sentence or two each."""
-    return [
-        "The step of the plain run is what kernels are calibrated to: it is no prediction, and counts nowhere."
-        if any(run.method is Method.PLAIN for run in found.runs)
-        else "",
-        "spread: of the measured steps, third less first quartile, over the median." if found.runs else "",
-        *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1)),
-    ]
+    told = []
+    if any(run.method is Method.PLAIN for run in found.runs):
+        told.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
+    if any(run.spread is not None for run in found.runs):
+        told.append("spread: of the measured steps, third less first quartile, over the median.")
+    if any(run.beside is not None for run in found.runs):
+        told.append(
+            "Timelines part in order where the two do different things, and else in time where starts differ by over "
+            f"{TOLERANCE:.0%} of the measured step."
+        )
+    return [*told, *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1))]
 
 
 def validation_text(found: Validation) -> str:
     """All of it, as plain text."""
     blocks = [
-        [found.name],
+        [found.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if found.stand_in else [])],
         list(_facts_lines(header_facts(found))),
         [line.text for line in run_lines(found)],
         [line.text for line in byte_lines(found)],
+        [line.text for line in part_lines(found)],
         list(_facts_lines(summary_facts(found))),
-        [line for remark in remarks(found) if remark for line in wrap(remark, WIDTH)],
+        [line for remark in remarks(found) for line in wrap(remark, WIDTH)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -226,6 +268,33 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
         yield f"{case.name}, {method}: not run on the device: {why}"
 
 
+def _part(stream: StreamBeside) -> str:
+    """That it does not, or at which time: in what is done, or in when, by more than is tolerated.
+
+    >>> _part(StreamBeside("d2h", (), 100))
+    '-'
+    """
+    row = stream.parting_in_order or stream.parting
+    if row is None:
+        return "same" if stream.rows else _NONE
+    return f"{format_time(row.at_ns)}, in {'order' if stream.parting_in_order else 'time'}"
+
+
+def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
+    real, simulated = row.real, row.simulated
+    starts = (_NONE if event is None else format_time(event.start_ns) for event in (real, simulated))
+    later = _NONE if row.offset_ns is None else format_time(row.offset_ns)
+    names = [_event(event) for event in (real, simulated) if event is not None]
+    what = names[-1] if row.agreement is Agreement.SAME else _PARTED[row.agreement].format(*names)
+    return f"{'>' if mark else ' '} {row.position}", *starts, later, what[:_WHAT]
+
+
+def _event(event: Event) -> str:
+    if event.op:
+        return event.op if event.kind == "kernel" else f"{event.op} {event.name}"
+    return f"{event.kind} {event.name} {format_bytes(event.bytes)}"
+
+
 def _facts_lines(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
     wide = max(len(name) for name, _ in facts) + 2
     for name, text in facts:
@@ -235,10 +304,14 @@ def _facts_lines(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _lines(
-    over: Sequence[str], headings: Sequence[str], rows: Iterable[Sequence[str]], close: Sequence[int] = ()
+    over: Sequence[str],
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    close: Sequence[int] = (),
+    left: Sequence[int] = (),
 ) -> list[Line]:
     """Names to the left, numbers to the right; over: texts that begin above a column. close: columns one blank after
-    the one before. A row of one text is the name of a case."""
+    the one before; left: of words. A row of one text is the name of a case."""
     table = [headings, *rows]
     full = [row for row in table if len(row) == len(headings)]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
@@ -252,7 +325,7 @@ def _lines(
             found.append(Line(row[0], heading=True))
             continue
         cells = [
-            text.rjust(width) if at else text.ljust(width)
+            text.ljust(width) if at in (0, *left) else text.rjust(width)
             for at, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         found.append(Line("".join(gap + cell for gap, cell in zip(gaps, cells, strict=True)).rstrip(), not number))

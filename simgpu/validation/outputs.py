@@ -1,0 +1,74 @@
+"""The files of a comparison of recordings: a folder that appears whole or not at all.
+
+Lives here: which file holds what. Does not live here: the numbers (`simgpu.validation.comparison`), the pictures
+(`simgpu.validation.figures`), or the replacing (`simgpu.whole`).
+
+    report.json                         every number, as `simgpu validate report --json` prints it
+    RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
+    RECORDING/validation.png, .svg      step time and peak memory, measured beside simulated
+    RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from simgpu import __version__
+from simgpu.experiments.outputs import REPORT, check_folder, folder_name, folder_names, holds_other_than
+from simgpu.policies.base import no_progress
+from simgpu.validation.comparison import Validation
+from simgpu.whole import whole_folder
+
+SCHEMA = "simgpu.validation/1"
+
+
+def check_outputs(folder: Path) -> None:
+    """Before long work: `InputError` where the folder can be neither made nor replaced. Touches nothing."""
+    check_folder(folder, _not_ours)
+
+
+def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callable[[str], None] = no_progress) -> None:
+    """Writes comparisons as one folder, whole or not at all.
+
+    A folder that an earlier comparison wrote is replaced. Raises `InputError` when the system refuses, or the folder
+    holds anything else.
+    """
+    folder = folder.absolute()
+    check_outputs(folder)
+    with whole_folder(folder, _not_ours) as part:
+        for each, name in zip(found, folder_names(each.name for each in found), strict=True):
+            _write(each, part / name, progress)
+        report = json.dumps(document(found), indent=2, allow_nan=False)
+        (part / REPORT).write_text(report + "\n", encoding="utf-8")
+
+
+def document(found: Sequence[Validation]) -> dict[str, Any]:
+    """Comparisons as plain data, with the schema and the version of simgpu."""
+    return {"schema": SCHEMA, "simgpu": __version__, "recordings": [each.to_dict() for each in found]}
+
+
+def _write(found: Validation, home: Path, progress: Callable[[str], None]) -> None:
+    from simgpu.analysis.plots import save_figure
+    from simgpu.validation.figures import plot_pair, plot_validation
+
+    home.mkdir()
+    found.frame().to_csv(home / "runs.csv", index=False, lineterminator="\n")
+    figure = plot_validation(found)
+    for suffix in ("png", "svg"):
+        save_figure(figure, home / f"validation.{suffix}")
+    for case in found.cases:
+        timelines = [(run, run.beside) for run in case.runs if run.beside is not None]
+        if timelines:
+            (home / folder_name(case.name)).mkdir()
+        for run, beside in timelines:
+            progress(f"writing {case.name}, {run.method}")
+            place = home / folder_name(case.name) / str(run.method)
+            beside.as_frame().to_csv(place.with_suffix(".csv"), index=False, lineterminator="\n")
+            save_figure(plot_pair(run), place.with_suffix(".png"))
+
+
+def _not_ours(folder: Path) -> str:
+    return holds_other_than(folder, SCHEMA, "comparison")
