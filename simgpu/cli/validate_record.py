@@ -1,16 +1,155 @@
-"""``simgpu validate record``: measure this machine, and run models on it under four ways to manage memory."""
+"""``simgpu validate record``: measure this machine, and run models on it under four ways to manage memory.
+
+Does not live here: measuring and running (`simgpu.validation.harness`).
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 import click
 
+from simgpu.cli.group import INTERRUPTED, wrapped
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import suggest
+from simgpu.errors import InputError
+from simgpu.trace.recorder.assemble import spread
+from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.validation.harness import CASES, SMALL_CASES, CasePlan, Recorded, choose, record_cases
+from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP
+from simgpu.validation.measured import Case, MeasuredMachine, Method
 
-@click.command()
-@click.option("-o", "--output", required=True, metavar="DIR", help="Folder to write.")
-def record(output: str) -> None:
-    """Measure this machine and run models on it under four methods. Not there yet.
+_COUNT = click.IntRange(min=1, max=10**6)
+_HEADINGS = ("case", "method", "step", "spread", "peak", "out", "in")
+
+
+def _listed(title: str, plans: Sequence[CasePlan]) -> str:
+    """A model a line, with its cases."""
+    models = dict.fromkeys(plan.model for plan in plans)
+    lines = [", ".join(plan.name for plan in plans if plan.model == model) for model in models]
+    return "\b\n" + "\n  ".join([f"{title}:", *lines])
+
+
+_LISTS = f"{_listed('Cases', CASES)}\n\n{_listed('Cases of --small', SMALL_CASES)}"
+
+
+@click.command(epilog=_LISTS)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write.")
+@click.option(
+    "--cases",
+    metavar="CASE,CASE...",
+    shell_complete=suggest(lambda: [plan.name for plan in (*CASES, *SMALL_CASES)]),
+    help="Only these.",
+)
+@click.option("--small", is_flag=True, help="Small models, for a CPU or to try it: minutes on two cores.")
+@click.option(
+    "--device",
+    default="cuda",
+    show_default=True,
+    metavar="cuda|cuda:N|cpu",
+    shell_complete=suggest(lambda: ("cuda", "cpu")),
+    help="Where they run.",
+)
+@click.option("--warmup", type=_COUNT, default=DEFAULT_WARMUP, show_default=True, help="Steps run first.")
+@click.option("--repetitions", type=_COUNT, default=DEFAULT_REPETITIONS, show_default=True, help="Timed steps.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and data.")
+@click.option("--force", is_flag=True, help="Measure again what is there already.")
+@quiet_option
+def record(
+    output: Path,
+    cases: str | None,
+    small: bool,
+    device: str,
+    warmup: int,
+    repetitions: int,
+    seed: int,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Measure this machine and run models on it, really, under four ways to manage memory.
+
+    For each case: its trace, then the same training iteration plain, with activation checkpointing of every block
+    (checkpoint), with PyTorch's save_on_cpu, and with an asynchronous offload. Kept: the time of every step, peak
+    memory, bytes copied, and what the device did in one step. Cases that are in the folder already are left as they
+    are, so that the same command goes on where it was stopped. Best run while nothing else uses the machine. Needs
+    PyTorch (the extra 'record').
 
     \b
     simgpu validate record -o my-gpu
+    simgpu validate record -o my-gpu --cases vgg16-b32,resnet50-b32
+    simgpu validate record -o my-cpu --device cpu --small
     """
-    raise click.ClickException("simgpu validate record is not there yet")
+    names = [name.strip() for name in cases.split(",")] if cases else []
+    plans = choose(SMALL_CASES if small else CASES, names)
+    try:
+        with progress(quiet) as say:
+            found = record_cases(
+                output,
+                plans,
+                device=device,
+                repetitions=repetitions,
+                warmup=warmup,
+                seed=seed,
+                force=force,
+                say=say,
+            )
+    except (KeyboardInterrupt, SystemExit) as stop:
+        click.echo("stopped; cases that were done are kept, and the same command goes on", err=True)
+        sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
+    _show(found, output)
+
+
+def _show(found: Recorded, output: Path) -> None:
+    screen = Screen()
+    screen.print(facts(_machine_rows(found.recording.machine)))
+    if found.recording.cases:
+        screen.print()
+        screen.print(table(_HEADINGS, [row for case in found.recording.cases for row in _rows(case)], left=(0, 1)))
+        click.echo(f"\nwritten to {output}")
+        click.echo(f"to compare it with its simulation: simgpu validate report {shlex.quote(str(output))}")
+    told = {
+        f"{case.name} has no {method}: {why}" for case in found.recording.cases for method, why in case.absent.items()
+    }
+    told |= {f"{name} is left out: {why}" for name, why in found.left_out.items()}
+    for line in sorted(told):
+        click.echo(f"\n{wrapped(line, before=0)}", err=True)
+    if not found.recording.cases:
+        remedy = "choose smaller ones with --cases or --small"
+        raise InputError.single(output, "", "none of the cases could be recorded", remedy)
+
+
+def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
+    copies = machine.copies
+    alone = f"{format_bandwidth(copies.d2h)} out, {format_bandwidth(copies.h2d)} in"
+    both = f"{format_bandwidth(copies.both_d2h)} out and {format_bandwidth(copies.both_h2d)} in at once"
+    return [
+        ("device", f"{machine.device}, {format_bytes(machine.memory)}"),
+        ("copies", f"{alone}; {both}; {format_time(copies.latency_ns)} before the first byte"),
+        ("launch", f"{format_time(machine.launch_ns)} an operator, {format_time(copies.blocking_ns)} a blocking copy"),
+    ]
+
+
+def _rows(case: Case) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for method in Method:
+        name = case.name if not rows else ""
+        run = case.runs.get(method)
+        if run is None:
+            rows.append((name, str(method), *["-"] * 5))
+            continue
+        apart = spread(run.step_ns)
+        rows.append(
+            (
+                name,
+                str(method),
+                format_time(run.median_ns),
+                "-" if apart is None else format_time(apart),
+                format_bytes(run.peak_bytes),
+                format_bytes(run.bytes_out),
+                format_bytes(run.bytes_in),
+            )
+        )
+    return rows

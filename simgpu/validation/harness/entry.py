@@ -1,0 +1,175 @@
+"""`record_cases`: the one entry to the harness; imports PyTorch only when called.
+
+Lives here: checking what was asked for and what is there already, before anything runs; and keeping each case when it
+is done. Does not live here: running one (`simgpu.validation.harness.session`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.validation.devices import Device, open_device
+from simgpu.validation.folder import read_case, strangers, write_case, write_machine
+from simgpu.validation.harness.cases import CasePlan
+from simgpu.validation.machine_file import FILE as MACHINE_FILE
+from simgpu.validation.machine_file import read_machine
+from simgpu.validation.measured import Case, MeasuredMachine, Recording
+from simgpu.whole import refuse_foreign
+
+DEFAULT_REPETITIONS = 20
+DEFAULT_WARMUP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of it: the cases asked for, and which of them could not be recorded at all, with the reason."""
+
+    recording: Recording
+    left_out: Mapping[str, str]
+
+
+def record_cases(
+    folder: str | Path,
+    plans: Sequence[CasePlan],
+    *,
+    device: str = "cuda",
+    repetitions: int = DEFAULT_REPETITIONS,
+    warmup: int = DEFAULT_WARMUP,
+    seed: int = 0,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Recorded:
+    """Measure a machine and record cases on it, into a folder in which each case appears when it is done.
+
+    folder: of a recording; new, empty, or one of the same machine. Its machine is not measured again, and its cases
+    that were made in the same way are kept, so that a recording that was interrupted goes on.
+    device: ``cuda``, ``cuda:N`` or ``cpu``. repetitions: timed steps. warmup: steps before them, at least one. seed: of
+    weights and data. force: measure the machine again and make the cases anew. say: told what is being done.
+
+    On a CPU, PyTorch uses all cores but one meanwhile, which is left to copies.
+
+    A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
+    trace does is left out.
+
+    Raises `InputError` for wrong arguments, a device that is not there, a folder that holds another machine's
+    recording or cases made in another way, and where a model cannot be run; `MissingExtraError` without PyTorch.
+
+    >>> record_cases("mine", [], repetitions=0)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: validate: repetitions: 0 is not a number of steps; give a whole number >= 1
+    """
+    target = Path(folder)
+    _check_counts({"repetitions": repetitions, "warmup": warmup}, seed)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("running models on a device", "torch", "record")
+    refuse_foreign(target, strangers)
+    there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
+    with _opened(device) as opened:
+        from simgpu.validation.harness.session import CaseSession, a_core_for_copies
+
+        with a_core_for_copies(opened):
+            machine = _machine(target, opened, force, say)
+            cases, left_out = [], {}
+            for plan in plans:
+                if plan.name in there:
+                    say(f"{plan.name}: there already")
+                    cases.append(there[plan.name])
+                    continue
+                found = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
+                if isinstance(found, str):
+                    left_out[plan.name] = found
+                    continue
+                write_case(found, target)
+                cases.append(found)
+    return Recorded(Recording(target.resolve().name, machine, tuple(cases)), left_out)
+
+
+def _check_counts(counts: Mapping[str, object], seed: object) -> None:
+    problems = [
+        Problem("validate", name, f"{count!r} is not a number of steps", "give a whole number >= 1")
+        for name, count in counts.items()
+        if type(count) is not int or count < 1
+    ]
+    if type(seed) is not int or seed < 0:
+        problems.append(Problem("validate", "seed", f"{seed!r} is not a seed", "give a whole number >= 0"))
+    if problems:
+        raise InputError(problems)
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Device]:
+    try:
+        device = open_device(name)
+    except InputError as error:
+        remedy = "run it where there is one, or try it on this machine with --device cpu --small"
+        raise InputError(
+            replace(problem, remedy=remedy) if name.startswith("cuda") else problem for problem in error.problems
+        ) from None
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def _cases_there(folder: Path, plans: Sequence[CasePlan], repetitions: int, warmup: int, seed: int) -> dict[str, Case]:
+    """The cases that need not be recorded again, by name; raises `InputError` where one was made in another way."""
+    found, problems = {}, []
+    for plan in plans:
+        place = folder / plan.name
+        if not place.exists():
+            continue
+        case = read_case(place)
+        if _is_as_planned(case, plan, repetitions, warmup, seed):
+            found[plan.name] = case
+        else:
+            what = "holds a case that was made with other settings or numbers of steps"
+            problems.append(Problem(str(place), "", what, "choose another folder, or make it again with --force"))
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, seed: int) -> bool:
+    runs = case.runs.items()
+    return (
+        case.made == plan.made(seed, warmup)
+        and all(run.settings == plan.settings(method) for method, run in runs)
+        and all(len(run.step_ns) == repetitions for _, run in runs)
+    )
+
+
+def _machine(folder: Path, device: Device, force: bool, say: Callable[[str], None]) -> MeasuredMachine:
+    """As it was measured before, or now; raises `InputError` where the folder is of another one."""
+    from simgpu.validation.harness.machine import measure_machine, settings, versions
+
+    file = folder / MACHINE_FILE
+    before = read_machine(file) if file.exists() else None
+    if before is not None:
+        _require_same(file, before, {"device": device.name, **versions(device), **settings(device)})
+        if not force:
+            return before
+    say("measuring copies and launches")
+    machine = measure_machine(device)
+    write_machine(machine, folder)
+    return machine
+
+
+def _require_same(file: Path, before: MeasuredMachine, now: Mapping[str, str]) -> None:
+    then = {"device": before.device, **before.versions, **before.settings}
+    problems = [
+        Problem(
+            str(file),
+            name,
+            f"the recording there was made with '{then.get(name, 'none')}', and here is '{now.get(name, 'none')}'",
+            "choose another folder",
+        )
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    ]
+    if problems:
+        raise InputError(problems)

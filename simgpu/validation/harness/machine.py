@@ -1,0 +1,188 @@
+"""Measuring a device and its link to the host.
+
+Lives here: what is run on a `Device`, and putting a `MeasuredMachine` together. Does not live here: the line through
+copies of several sizes (`simgpu.trace.recorder.machine.bandwidth`), or the devices (`simgpu.validation.devices`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from simgpu import __version__
+from simgpu.trace.recorder.environment import processor_name
+from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, Way, measure
+from simgpu.units import TIME_UNITS
+from simgpu.validation.devices import Device, Stream
+from simgpu.validation.measured import Copies, MeasuredMachine
+
+DEFAULT_REPETITIONS = 20
+_WARM_UP = 3
+_ROLES = {Way.OUT: "d2h", Way.IN: "h2d"}
+#: Long enough for all copies to be asked for before the first begins: else small ones would wait for the host.
+_GATE_NS = 5 * TIME_UNITS["ms"]
+_TINY = 4
+_OPERATORS = 200
+#: Where a device does not tell: one for each direction.
+_COPY_ENGINES = 2
+
+
+def measure_machine(
+    device: Device,
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    repetitions: int = DEFAULT_REPETITIONS,
+    date: str | None = None,
+) -> MeasuredMachine:
+    """The machine, measured now.
+
+    sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
+    repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out.
+
+    Memory for two copies of the largest size is taken on the device and on the host.
+    """
+    speeds = measure(_DeviceCopies(device), sizes, repetitions)
+    both = both_at_once(device, max(sizes), repetitions)
+    facts = device.facts()
+    copies = Copies(
+        speeds.d2h, speeds.h2d, both[Way.OUT], both[Way.IN], speeds.latency_ns, blocking_ns(device, repetitions)
+    )
+    return MeasuredMachine(
+        device=device.name,
+        kind=device.kind,
+        memory=facts.memory,
+        alignment=facts.alignment,
+        copy_engines=facts.copy_engines or _COPY_ENGINES,
+        copies=copies,
+        launch_ns=launch_ns(device, repetitions),
+        host=processor_name(),
+        date=date if date is not None else datetime.date.today().isoformat(),
+        versions=versions(device),
+        settings=settings(device),
+    )
+
+
+@dataclass(frozen=True)
+class _DeviceCopies:
+    """A device as `simgpu.trace.recorder.machine.bandwidth.measure` asks for it: a stream of its own each way."""
+
+    device: Device
+
+    def copy_times(self, way: Way, size: int, repetitions: int) -> list[int]:
+        """Nanoseconds of copies in a row, between events around each."""
+        source, target = _memory(self.device, way, size)
+        stream = self.device.compute if way is Way.WITHIN else self.device.new_stream(_ROLES[way])
+        stream.busy(_GATE_NS)
+        marks = [stream.record()]
+        for _ in range(_WARM_UP + repetitions):
+            stream.copy(target, source)
+            marks.append(stream.record())
+        stream.synchronize()
+        return [end.ns_since(begin) for begin, end in pairwise(marks[_WARM_UP:])]
+
+
+def both_at_once(device: Device, size: int, repetitions: int) -> dict[Way, int]:
+    """Bytes per second each way while copies go both ways: medians of those that ended while the other way was busy."""
+    streams: dict[Way, Stream] = {way: device.new_stream(role) for way, role in _ROLES.items()}
+    memory = {way: _memory(device, way, size) for way in streams}
+    for way, stream in streams.items():
+        _copy(stream, memory[way])
+    device.synchronize()
+    device.compute.busy(_GATE_NS)
+    gate = device.compute.record()
+    for stream in streams.values():
+        stream.wait(gate)
+    marks = {way: [stream.record()] for way, stream in streams.items()}
+    for _ in range(repetitions):
+        for way, stream in streams.items():
+            _copy(stream, memory[way])
+            marks[way].append(stream.record())
+    device.synchronize()
+    ends = {way: [mark.ns_since(gate) for mark in found] for way, found in marks.items()}
+    return {way: size * TIME_UNITS["s"] // max(1, median_low(times)) for way, times in _while_both(ends).items()}
+
+
+def _while_both(ends: dict[Way, list[int]]) -> dict[Way, list[int]]:
+    """How long the copies took that ended before the other way ran dry.
+
+    ends: when the first copy began, and when each ended. Where a way is so slow that none did, its first one stands.
+
+    >>> _while_both({Way.OUT: [0, 10, 20, 30], Way.IN: [0, 20, 40, 50]})
+    {<Way.OUT: 'device to host'>: [10, 10, 10], <Way.IN: 'host to device'>: [20]}
+    """
+    over = min(found[-1] for found in ends.values())
+    times = {way: [end - begin for begin, end in pairwise(found) if end <= over] for way, found in ends.items()}
+    return {way: found or [ends[way][1] - ends[way][0]] for way, found in times.items()}
+
+
+def blocking_ns(device: Device, repetitions: int) -> int:
+    """From the call of a copy of next to nothing on the compute stream to when the host has it."""
+    source, target = _memory(device, Way.OUT, _TINY)
+
+    def copy_and_wait() -> None:
+        device.compute.copy(target, source)
+        device.compute.synchronize()
+
+    return median_low([_host_time(device, copy_and_wait) for _ in range(_WARM_UP + repetitions)][_WARM_UP:])
+
+
+def launch_ns(device: Device, repetitions: int) -> int:
+    """Host time from one tiny operator to the next, of many in a row."""
+    tensor = device.empty(_TINY)
+
+    def launch() -> None:
+        for _ in range(_OPERATORS):
+            tensor.add_(1)
+
+    times = [_host_time(device, launch) for _ in range(_WARM_UP + repetitions)]
+    return median_low(times[_WARM_UP:]) // _OPERATORS
+
+
+def versions(device: Device) -> dict[str, str]:
+    """What the device tells, and who runs on it."""
+    return {**device.facts().versions, "python": platform.python_version(), "simgpu": __version__}
+
+
+def settings(device: Device) -> dict[str, str]:
+    """Of PyTorch, where they decide how fast it is. None is changed but the threads of a CPU."""
+    if device.kind == "cpu":
+        return {"threads": str(torch.get_num_threads())}
+    return {
+        "products of float32": torch.get_float32_matmul_precision(),
+        "TF32 in convolutions": _on(torch.backends.cudnn.allow_tf32),
+        "cuDNN benchmark": _on(torch.backends.cudnn.benchmark),
+        "deterministic algorithms": _on(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"
+
+
+def _memory(device: Device, way: Way, size: int) -> tuple[Any, Any]:
+    """Source and target of a copy, which the system has really handed out."""
+    source = device.host_buffer(size) if way is Way.IN else device.empty(size)
+    target = device.host_buffer(size) if way is Way.OUT else device.empty(size)
+    source.zero_()
+    target.zero_()
+    device.synchronize()
+    return source, target
+
+
+def _copy(stream: Stream, memory: tuple[Any, Any]) -> None:
+    source, target = memory
+    stream.copy(target, source)
+
+
+def _host_time(device: Device, run: Callable[[], None]) -> int:
+    device.synchronize()
+    begin = time.perf_counter_ns()
+    run()
+    return time.perf_counter_ns() - begin

@@ -1,0 +1,143 @@
+"""Recording cases on a device, one after the other: the trace, and the runs under each method.
+
+Lives here: the order, what is emptied in between, and what becomes of a case that finds too little memory. Does not
+live here: what is asked for (`simgpu.validation.harness.entry`), or a run's steps (`simgpu.validation.harness.steps`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from simgpu.trace.model import Trace
+from simgpu.trace.recorder import record
+from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.trace.recorder.session import own_random_state
+from simgpu.trace.recorder.workload import find_factory, make_workload
+from simgpu.validation.devices import Device
+from simgpu.validation.harness.cases import CasePlan
+from simgpu.validation.harness.shortage import shortage
+from simgpu.validation.harness.steps import run_method
+from simgpu.validation.measured import Case, MeasuredRun, Method
+
+
+@dataclass(frozen=True)
+class CaseSession:
+    """One case on a device."""
+
+    plan: CasePlan
+    device: Device
+    repetitions: int
+    warmup: int
+    seed: int
+    say: Callable[[str], None]
+
+    def run(self) -> Case | str:
+        """The case; or why there is none, where its trace finds too little memory."""
+        self.say(f"{self.plan.name}: trace")
+        trace = self._unless_short(self._trace)
+        if isinstance(trace, str):
+            return trace
+        words = {kernel.op for kernel in trace.kernels}
+        runs, absent = {}, {}
+        for method in Method:
+            self.say(f"{self.plan.name}: {method}")
+            found = self._unless_short(partial(self._run, method, words))
+            if isinstance(found, str):
+                absent[method] = found
+            else:
+                runs[method] = found
+        if not runs:
+            return absent[Method.PLAIN]
+        made = self.plan.made(self.seed, self.warmup)
+        return Case(self.plan.model, self.plan.batch, trace, runs, absent, made)
+
+    def _unless_short(self, run: Callable[[], Any]) -> Any:
+        """What `run` returns, or what memory it was short of; what it held is given back in both cases."""
+        told = ""
+        try:
+            return run()
+        except Exception as error:
+            told = shortage(error)
+            if not told:
+                raise
+        finally:
+            empty(self.device)
+        return told
+
+    def _trace(self) -> Trace:
+        trace = record(
+            self._factory(),
+            batch=self.plan.batch,
+            device=str(self.device.torch_device),
+            seed=self.seed,
+            optimizer=self.plan.optimizer,
+        )
+        return replace(trace, name=self.plan.name)
+
+    def _run(self, method: Method, words: set[str]) -> MeasuredRun:
+        """On a model of its own, with the same weights and data every time."""
+        with own_random_state(self.device.torch_device, self.seed):
+            workload = make_workload(self.plan.model, self._factory(), self.plan.batch).to(self.device.torch_device)
+            optimizer = make_optimizer(find_optimizer(self.plan.optimizer), workload.module)
+            return run_method(
+                method,
+                workload,
+                optimizer,
+                self.device,
+                self.plan.settings(method),
+                warmup=self.warmup,
+                repetitions=self.repetitions,
+                words=words,
+            )
+
+    def _factory(self) -> Callable[..., Any]:
+        """The plan's factory with its keywords, under the plan's name."""
+        factory, size = find_factory(self.plan.factory), self.plan.size
+
+        def make(batch: int) -> Any:
+            return factory(batch=batch, **size)
+
+        make.__qualname__ = self.plan.model
+        return make
+
+
+def empty(device: Device) -> None:
+    """Give back what nobody refers to any more, so that no run finds memory cut up by the one before."""
+    gc.collect()
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+        _empty_pinned()
+
+
+def _empty_pinned() -> None:
+    """PyTorch keeps pinned memory too, and offers no public way to give it back."""
+    give_back = getattr(torch._C, "_host_emptyCache", None)
+    if give_back is not None:
+        give_back()
+
+
+@contextmanager
+def a_core_for_copies(device: Device) -> Iterator[None]:
+    """On a CPU, PyTorch's operators leave one core to the threads that stand for copy engines."""
+    if device.kind != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, _cores() - 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cores() -> int:
+    """Those this program may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
