@@ -28,8 +28,8 @@ class BusyLoop:
 
     def run(self, ns: int) -> None:
         """Return after so many nanoseconds, or as soon after as the system lets this thread run."""
-        source, target = self._own_buffers()
         end = time.perf_counter_ns() + ns
+        source, target = self._own_buffers()
         while (left := end - time.perf_counter_ns()) > 0:
             ctypes.memmove(target, source, max(1, min(_CHUNK, int(left * self._bytes_per_ns))))
 

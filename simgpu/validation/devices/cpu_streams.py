@@ -163,7 +163,7 @@ def _check_alike(target: torch.Tensor, source: torch.Tensor) -> None:
 def _copy(role: str, target: torch.Tensor, source: torch.Tensor, on_copy: OnCopy) -> None:
     """One thread moves the bytes, as a copy engine would: PyTorch's own copy would take threads from compute."""
     begin = time.perf_counter_ns()
-    if target.is_contiguous() and source.is_contiguous():
+    if target.is_contiguous() and source.is_contiguous() and not (source.is_conj() or source.is_neg()):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
     else:
         with torch.no_grad():

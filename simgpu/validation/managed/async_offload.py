@@ -1,0 +1,135 @@
+"""Asynchronous offload: saved blocks leave on a stream of their own and come back ahead of their use.
+
+Lives here: which saved tensors are offloaded, and when copies start and who waits for them. Does not live here: the
+blocks themselves (`offloaded_blocks`).
+
+A block is a storage, however many saved tensors lie in it. All memory is handed out in the order of the compute stream
+and compute waits for a block's copies before the block is let go; so no copy reads or writes memory that is somebody
+else's by then, and the allocator need not be told of the copy streams (``record_stream``).
+
+On a GPU backward runs in a thread of PyTorch's; the thread that called it waits meanwhile. So the hooks are never
+called by two threads at once, and nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from simgpu.validation.devices import Device
+from simgpu.validation.devices.storages import StorageSet, living_storages, storage_of
+from simgpu.validation.managed.copied import Tally
+from simgpu.validation.managed.host_buffers import HostBuffers
+from simgpu.validation.managed.offloaded_blocks import Block
+
+
+class Saved(NamedTuple):
+    """What autograd keeps in place of a tensor: the block it lies in, and how."""
+
+    block: Block
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class AsyncOffload:
+    """Offloads what autograd saves in a step.
+
+    Stays where it is: what was there before the step (weights, buffers, the batch), storages under `min_bytes`, and
+    what is no plain memory of the device (tensors on the host, sparse ones, subclasses, lazily conjugated or negated
+    ones).
+
+    prefetch: so many blocks, in reverse order of their saving, are fetched with the one that backward takes back.
+    stash: so many blocks that are on their way out may still hold device memory.
+    """
+
+    def __init__(self, device: Device, tally: Tally, *, prefetch: int, stash: int, min_bytes: int) -> None:
+        self._device = device
+        self._tally = tally
+        self._prefetch = prefetch
+        self._stash = stash
+        self._min_bytes = max(1, min_bytes)
+        self._out = device.new_stream("d2h")
+        self._in = device.new_stream("h2d")
+        self._buffers = HostBuffers(device)
+        self._lasting = living_storages(device.torch_device)
+        self._saved: list[weakref.ref[Block]] = []
+        self._by_storage: dict[int, weakref.ref[Block]] = {}
+        self._leaving: list[weakref.ref[Block]] = []
+        self._storages = StorageSet()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What autograd saves while the context lasts is offloaded."""
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        finally:
+            # What outlives the step was made to last: a table that a module fills in its first forward, say.
+            for storage in self._storages:
+                self._lasting.add(storage)
+            self._saved, self._by_storage, self._leaving, self._storages = [], {}, [], StorageSet()
+
+    def _pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
+        storage = self._offloadable(tensor)
+        if storage is None:
+            return tensor
+        block = self._block_of(tensor, storage)
+        return Saved(block, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _unpack(self, saved: Saved | torch.Tensor) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        self._fetch_with_the_next(saved.block)
+        view = torch.empty(0, dtype=saved.dtype, device=self._device.torch_device)
+        return view.set_(saved.block.use(), saved.offset, saved.shape, saved.stride)
+
+    def _offloadable(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
+        """The storage that a saved tensor is offloaded with; None for one that stays."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return None
+        if tensor.device != self._device.torch_device or tensor.is_conj() or tensor.is_neg():
+            return None
+        storage = storage_of(tensor)
+        if storage is None or storage.nbytes() < self._min_bytes:
+            return None
+        return None if self._device.is_host(tensor) or storage in self._lasting else storage
+
+    def _block_of(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Block:
+        """The block of a storage, on its way out from its first saving."""
+        known = self._by_storage.get(storage._cdata)
+        block = None if known is None else known()
+        if block is not None and block.is_of(tensor, storage):
+            return block
+        block = Block(self._device, self._buffers, tensor, storage, self._saved)
+        reference = weakref.ref(block)
+        self._by_storage[storage._cdata] = reference
+        self._saved.append(reference)
+        self._storages.add(storage)
+        block.leave(self._out)
+        self._tally.bytes_out += block.nbytes
+        self._leaving.append(reference)
+        self._keep_to_the_stash()
+        return block
+
+    def _keep_to_the_stash(self) -> None:
+        """Let go of the oldest blocks that are on their way out, until no more are left than may be."""
+        leaving = [block for reference in self._leaving if (block := reference()) is not None and block.is_leaving]
+        for block in leaving[: max(0, len(leaving) - self._stash)]:
+            block.let_go()
+        self._leaving = [weakref.ref(block) for block in leaving[max(0, len(leaving) - self._stash) :]]
+
+    def _fetch_with_the_next(self, block: Block) -> None:
+        """Start copying back a block and those that backward will want next, as far as they are on the host."""
+        first = max(0, block.number - self._prefetch)
+        for reference in reversed(block.order[first : block.number + 1]):
+            wanted = reference()
+            if wanted is not None and wanted.here is None:
+                wanted.fetch(self._in)
+                self._tally.bytes_in += wanted.nbytes

@@ -1,0 +1,83 @@
+"""Synchronous offload: PyTorch's `save_on_cpu`, and the same written out for a CPU.
+
+Lives here: both, with their bytes counted. Does not live here: asynchronous offload (`async_offload`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from simgpu.validation.devices import Device
+from simgpu.validation.managed.copied import Tally
+from simgpu.validation.managed.host_buffers import HostBuffer, HostBuffers
+
+
+def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractContextManager[object]]:
+    """What makes the hooks for each step: PyTorch's own where it copies anything, else `_OnCpu`'s."""
+    if device.kind == "cuda":
+        return lambda: _counting(save_on_cpu(pin_memory=True), device, tally)
+    hooks = _OnCpu(device, tally)
+    return lambda: saved_tensors_hooks(hooks.pack, hooks.unpack)
+
+
+def _counting(hooks: saved_tensors_hooks, device: Device, tally: Tally) -> saved_tensors_hooks:
+    """PyTorch's hooks, told apart from themselves only by what is counted on the way."""
+
+    def pack(tensor: torch.Tensor) -> object:
+        if not device.is_host(tensor):
+            tally.bytes_out += tensor.nbytes
+        return hooks.pack_hook(tensor)
+
+    def unpack(packed: object) -> torch.Tensor:
+        tensor = hooks.unpack_hook(packed)
+        if not device.is_host(tensor):
+            tally.bytes_in += tensor.nbytes
+        return tensor
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+class _Packed(NamedTuple):
+    """Where a tensor's values are now: `values` lies in `buffer`."""
+
+    values: torch.Tensor
+    buffer: HostBuffer
+
+
+class _OnCpu:
+    """The hooks of PyTorch's `save_on_cpu(pin_memory=True)` for a device that is the CPU itself.
+
+    There PyTorch's copy back (``tensor.to(device)``) copies nothing, because the tensor is there already. Here it is a
+    real copy into device memory, as it is from pinned memory into a GPU's. As in PyTorch every saved tensor is copied,
+    weights too, as often as it is saved, and laid out anew: contiguous, each element of an expanded tensor.
+    """
+
+    def __init__(self, device: Device, tally: Tally) -> None:
+        self._device = device
+        self._tally = tally
+        self._buffers = HostBuffers(device)
+
+    def pack(self, tensor: torch.Tensor) -> _Packed | torch.Tensor:
+        """Copy to the host and wait."""
+        if tensor.layout is not torch.strided or tensor.nbytes == 0 or self._device.is_host(tensor):
+            return tensor
+        buffer = self._buffers.take(tensor.nbytes)
+        values = buffer.bytes.view(tensor.dtype).view(tensor.shape)
+        self._device.compute.copy(values, tensor)
+        self._tally.bytes_out += tensor.nbytes
+        return _Packed(values, buffer)
+
+    def unpack(self, packed: _Packed | torch.Tensor) -> torch.Tensor:
+        """Copy into new device memory and wait."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        values = packed.values
+        back = self._device.empty(values.nbytes).view(values.dtype).view(values.shape)
+        self._device.compute.copy(back, values)
+        self._tally.bytes_in += values.nbytes
+        return back
