@@ -21,7 +21,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.alignment import aligned
 from simgpu.validation.timelines.calls import calls_of, same_work
-from simgpu.validation.timelines.spans import STREAMS
+from simgpu.validation.timelines.spans import STREAMS, from_first_start
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +182,7 @@ def side_by_side(spans: Iterable[MeasuredSpan], result: Result, *, tolerance: fl
 
 def _real(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
     """A step's events by stream, in order."""
-    kept = sorted(spans, key=lambda span: (span.start_ns, span.end_ns))
+    kept = from_first_start(spans)
     found: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
     for call in calls_of(kept):
         found["compute"].append(Event("kernel", call.op, call.name, call.start_ns, call.end_ns))

@@ -75,8 +75,10 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]
 
 #: Wraps a tensor of the host that exists already.
 _NEVER = frozenset(("aten::lift_fresh",))
-#: Hand out memory without writing it.
-_SET_ASIDE = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty"))
+#: Hand out memory, or point a tensor to some, and write none.
+_SET_ASIDE = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_")
+)
 
 
 def _storage(tensor: torch.Tensor) -> int:

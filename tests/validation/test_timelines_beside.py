@@ -1,0 +1,213 @@
+"""A measured step beside a simulated iteration: the same, then changed in one thing, which must be what is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.trace.chain import chain
+from simgpu.validation.measured import MeasuredKind, MeasuredSpan
+from simgpu.validation.timelines.beside import Agreement, Bar, Row, SideBySide, side_by_side
+from simgpu.validation.timelines.words import parting_text
+from tests.validation.made_timelines import as_if_measured, kernel
+
+NODE = NodeSpec("made", GpuSpec("made", memory=10**9), LinkSpec("made", d2h_bandwidth=10**9, h2d_bandwidth=10**9))
+TRACE = chain([1000, 2000, 3000, 4000], [2000, 4000, 6000, 8000], [1000, 2000, 3000, 4000])
+
+#: Three copies out of x1, x2, x3 beside the forward kernels, and three in beside the backward ones; 30 us in all.
+RESULT = simgpu.simulate(TRACE, NODE, "vdnn")
+SPANS = as_if_measured(RESULT)
+STEP = 30_000
+OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.COPY_OUT]
+PLACES = st.integers(0, len(SPANS) - 1)
+
+
+def beside(spans: list[MeasuredSpan], tolerance: float = 0.05) -> SideBySide:
+    return side_by_side(spans, RESULT, tolerance=tolerance)
+
+
+def with_span(place: int, *spans: MeasuredSpan) -> list[MeasuredSpan]:
+    """The timeline with others in the place of one span."""
+    return [*SPANS[:place], *spans, *SPANS[place + 1 :]]
+
+
+def delayed_from(place: int, by: int) -> list[MeasuredSpan]:
+    """The timeline with one span, and all behind it on its stream, later."""
+    first = SPANS[place]
+    return [
+        span._replace(start_ns=span.start_ns + by, end_ns=span.end_ns + by)
+        if span.stream == first.stream and span.start_ns >= first.start_ns
+        else span
+        for span in SPANS
+    ]
+
+
+def first(found: SideBySide) -> Row:
+    assert found.first_parting is not None
+    return found.first_parting
+
+
+def test_what_is_compared_has_copies_both_ways() -> None:
+    assert [SPANS[place].bytes for place in OUT] == [1000, 2000, 3000]
+    assert [span.bytes for span in SPANS if span.kind is MeasuredKind.COPY_IN] == [3000, 2000, 1000]
+
+
+def test_a_device_that_runs_exactly_like_the_simulation_never_parts() -> None:
+    found = beside(SPANS, tolerance=0)
+    assert found.first_parting is None
+    assert found.is_same_order
+    assert found.real_ns == found.simulated_ns == STEP
+    assert {row.offset_ns for row in found.rows} == {0}
+    assert len(found.rows) == len(SPANS)
+    assert parting_text(found) == (
+        "They do not part: the same on every stream, in the same order, within 0 ns; starts differ by 0 ns at most."
+    )
+
+
+def test_rows_are_the_spans_of_both_sides_stream_by_stream() -> None:
+    found = beside(SPANS)
+    assert list(found.streams) == ["compute", "d2h", "h2d"]
+    compute = found.streams["compute"].rows
+    assert [row.simulated.name for row in compute if row.simulated] == [each.id for each in TRACE.kernels]
+    assert [row.real.op for row in compute if row.real] == [each.op for each in TRACE.kernels]
+    assert [row.position for row in compute] == list(range(len(TRACE.kernels)))
+    sizes = {block.id: block.bytes for block in TRACE.blocks}
+    out = [(row.real, row.simulated) for row in found.streams["d2h"].rows]
+    assert [(real.bytes, sizes[simulated.name]) for real, simulated in out if real and simulated] == [
+        (1000, 1000),
+        (2000, 2000),
+        (3000, 3000),
+    ]
+
+
+def test_recomputations_are_compute() -> None:
+    slow = NodeSpec("slow", NODE.gpu, LinkSpec("slow", d2h_bandwidth=10**8, h2d_bandwidth=10**8))
+    result = simgpu.simulate(TRACE, slow, "joint", budget=8000)
+    spans = as_if_measured(result)
+    found = side_by_side(spans, result)
+    assert found.first_parting is None
+    kinds = [(row.simulated.kind, row.simulated.name) for row in found.streams["compute"].rows if row.simulated]
+    assert kinds.count(("recompute", "F1")) == 1
+    assert len(kinds) == len(TRACE.kernels) + 1
+    without = [span for span in spans if span.call != kinds.index(("recompute", "F1"))]
+    row = first(side_by_side(without, result))
+    assert (row.agreement, row.simulated and row.simulated.name) == (Agreement.ONLY_SIMULATED, "F1")
+
+
+@given(PLACES)
+def test_starts_part_where_one_is_later_by_more_than_the_tolerance(place: int) -> None:
+    tolerance = STEP // 10
+    assert beside(delayed_from(place, tolerance), tolerance=0.1).first_parting is None
+    found = beside(delayed_from(place, 2 * tolerance), tolerance=0.1)
+    row = first(found)
+    assert (row.stream, row.agreement, row.offset_ns) == (SPANS[place].stream, Agreement.SAME, 2 * tolerance)
+    assert row.real is not None
+    assert row.real.start_ns == SPANS[place].start_ns + 2 * tolerance
+    assert found.is_same_order
+
+
+def test_starts_within_the_tolerance_do_not_part() -> None:
+    found = beside(delayed_from(OUT[1], 1500), tolerance=0.05)
+    assert found.tolerance_ns == 1500
+    assert found.first_parting is None
+    assert first(beside(delayed_from(OUT[1], 1600))).offset_ns == 1600
+
+
+@given(PLACES)
+def test_what_the_device_does_not_is_where_they_part(place: int) -> None:
+    """Of equal kernels in a row, any may be the missing one."""
+    found = beside(with_span(place), tolerance=10.0)
+    row = first(found)
+    assert (row.stream, row.agreement) == (SPANS[place].stream, Agreement.ONLY_SIMULATED)
+    assert row.simulated is not None
+    assert (row.simulated.op, row.simulated.bytes) == (SPANS[place].op, SPANS[place].bytes)
+    assert sum(each.agreement is not Agreement.SAME for each in found.rows) == 1
+    assert not found.is_same_order
+
+
+@given(PLACES)
+def test_a_copy_the_simulation_has_not_is_where_they_part(place: int) -> None:
+    at = SPANS[place].end_ns
+    extra = MeasuredSpan("d2h", MeasuredKind.COPY_OUT, "Memcpy DtoH", "", -1, at, at, 4)
+    found = beside([*SPANS, extra], tolerance=10.0)
+    row = first(found)
+    assert (row.stream, row.agreement, row.real and row.real.bytes) == ("d2h", Agreement.ONLY_REAL, 4)
+    assert sum(each.agreement is not Agreement.SAME for each in found.rows) == 1
+
+
+def test_a_copy_of_another_size_stands_beside_the_one_that_was_simulated() -> None:
+    changed = SPANS[OUT[1]]._replace(bytes=2048)
+    found = beside(with_span(OUT[1], changed))
+    row = first(found)
+    assert (row.stream, row.position, row.agreement) == ("d2h", 1, Agreement.OTHER)
+    assert parting_text(found) == (
+        "They part at 1 us, on d2h, event 1: the device has copy_out Memcpy of 2 KiB where the simulation has copy_out "
+        "x2 of 1.953 KiB."
+    )
+
+
+def test_another_operator_stands_beside_the_one_that_was_simulated() -> None:
+    place = next(place for place, span in enumerate(SPANS) if span.op == "conv2d_backward")
+    other = kernel("aten::mm", SPANS[place].call, SPANS[place].start_ns, SPANS[place].end_ns)
+    found = beside(with_span(place, other))
+    row = first(found)
+    assert (row.stream, row.position, row.agreement) == ("compute", 4, Agreement.OTHER)
+    assert parting_text(found) == (
+        "They part at 10 us, on compute, event 4: the device has aten::mm where the simulation has conv2d_backward "
+        "(compute B4)."
+    )
+
+
+def test_the_earliest_of_all_streams_is_the_first() -> None:
+    late = [
+        span._replace(bytes=5) if span.kind is MeasuredKind.COPY_IN else span for span in delayed_from(OUT[2], 9000)
+    ]
+    found = beside(late)
+    assert first(found).stream == "d2h"
+    assert parting_text(found) == (
+        "They part at 3 us, on d2h, event 2: copy_out x3 of 2.93 KiB starts 9 us later on the device than in the "
+        "simulation. In order they part at 10 us, on h2d, event 0."
+    )
+
+
+def test_something_missing_is_told() -> None:
+    found = beside(with_span(OUT[0]))
+    assert parting_text(found) == (
+        "They part at 0 ns, on d2h, event 0: the simulation has copy_out x1 of 1000 B, and the device nothing there."
+    )
+
+
+def test_time_counts_from_the_first_start_of_either_side() -> None:
+    later = [span._replace(start_ns=span.start_ns + 77, end_ns=span.end_ns + 77) for span in SPANS]
+    assert beside(later, tolerance=0).first_parting is None
+
+
+def test_as_a_table_each_row_has_both_sides() -> None:
+    frame = beside(with_span(OUT[0])).as_frame()
+    assert len(frame) == len(SPANS)
+    lone = frame[frame["agreement"] == "only_simulated"].iloc[0]
+    assert (lone["stream"], lone["position"], lone["simulated_name"], lone["simulated_bytes"]) == ("d2h", 0, "x1", 1000)
+    assert frame.loc[lone.name, ["offset_ns", "real_start_ns", "real_bytes"]].isna().all()
+    same = frame[frame["agreement"] == "same"]
+    assert (same["real_start_ns"] - same["simulated_start_ns"] == same["offset_ns"]).all()
+    assert frame["real_end_ns"].dtype == "Int64"
+
+
+def test_bars_are_all_events_of_both_sides() -> None:
+    bars = beside(SPANS).bars()
+    real = [bar for bar in bars if bar.side == "real"]
+    assert sorted((bar.stream, bar.start_ns, bar.end_ns) for bar in real) == sorted(
+        (span.stream, span.start_ns, span.end_ns) for span in SPANS
+    )
+    assert Bar("simulated", "d2h", "copy_out", 0, 1000) in bars
+    assert len(bars) == 2 * len(SPANS)
+
+
+@pytest.mark.parametrize("spans", [[], SPANS[:1]])
+def test_a_timeline_that_breaks_off_is_compared_all_the_same(spans: list[MeasuredSpan]) -> None:
+    found = beside(spans, tolerance=10.0)
+    assert len(found.rows) == len(SPANS)
+    assert sum(row.real is not None for row in found.rows) == len(spans)
