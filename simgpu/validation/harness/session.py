@@ -100,13 +100,9 @@ class CaseSession:
 
     def _factory(self) -> Callable[..., Any]:
         """The plan's factory with its keywords, under the plan's name."""
-        factory, size = find_factory(self.plan.factory), self.plan.size
-
-        def make(batch: int) -> Any:
-            return factory(batch=batch, **size)
-
-        make.__qualname__ = self.plan.model
-        return make
+        factory = partial(find_factory(self.plan.factory), **self.plan.size)
+        factory.__qualname__ = self.plan.model  # type: ignore[attr-defined]
+        return factory
 
 
 def empty(device: Device) -> None:

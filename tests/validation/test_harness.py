@@ -1,0 +1,270 @@
+"""Recording cases for real, on the CPU: all four methods, what is kept, and what is told of too little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from simgpu.errors import InputError
+from simgpu.trace.recorder.workload import find_factory, make_workload
+from simgpu.validation.folder import read_recording
+from simgpu.validation.harness import CasePlan, Recorded, machine, record_cases, session
+from simgpu.validation.measured import Case, MeasuredKind, Method
+
+_OFFLOAD = {"prefetch": 1, "stash": 1, "min_bytes": 4096}
+PLAN = CasePlan("little", 4, "mlp", ("fc2", "relu2"), _OFFLOAD)
+OTHER = CasePlan("little", 8, "mlp", ("fc2", "relu2"), _OFFLOAD)
+MEASURE = partial(machine.measure_machine, sizes=(2**12, 2**16), repetitions=2)
+
+
+@pytest.fixture(autouse=True)
+def _machine_is_measured_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "measure_machine", MEASURE)
+
+
+def record(folder: Path, *plans: CasePlan, **options: Any) -> Recorded:
+    return record_cases(folder, plans, **{"device": "cpu", "repetitions": 2, "warmup": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Recorded]]:
+    """A recording of one case."""
+    folder = tmp_path_factory.mktemp("recording") / "mine"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "measure_machine", MEASURE)
+        yield folder, record(folder, PLAN)
+
+
+@pytest.fixture
+def case(made: tuple[Path, Recorded]) -> Case:
+    (found,) = made[1].recording.cases
+    return found
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: session.CaseSession) -> Case:
+        raise AssertionError(f"{self.plan.name} is recorded again")
+
+    monkeypatch.setattr(session.CaseSession, "run", run)
+
+
+def saved_bytes() -> int:
+    """Of every tensor that autograd saves in a step of the case, as often as it does."""
+    sizes = []
+    torch.manual_seed(0)
+    workload = make_workload("mlp", find_factory("mlp"), PLAN.batch)
+    with saved_tensors_hooks(lambda tensor: sizes.append(tensor.nbytes) or tensor, lambda tensor: tensor):
+        workload.loss(workload.module(*workload.inputs), *workload.labels)
+    return sum(sizes)
+
+
+def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
+    assert (case.name, case.trace.info.model, case.trace.info.batch) == ("little-b4", "little", 4)
+    assert list(case.runs) == list(Method)
+    assert case.absent == {}
+    assert case.made == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
+    for method, run in case.runs.items():
+        assert run.method is method
+        assert run.settings == PLAN.settings(method)
+        assert len(run.step_ns) == 2
+        assert 0 < run.held_bytes < run.peak_bytes
+
+
+def test_bytes_are_those_that_each_method_copies(case: Case) -> None:
+    copied = {method: (run.bytes_out, run.bytes_in) for method, run in case.runs.items()}
+    assert copied[Method.PLAIN] == copied[Method.CHECKPOINT] == (0, 0)
+    assert copied[Method.SAVE_ON_CPU] == (saved_bytes(), saved_bytes())
+    out, back = copied[Method.ASYNC_OFFLOAD]
+    assert 0 < back <= out < saved_bytes(), "weights stay, and what is saved twice goes once"
+
+
+def test_the_timeline_tells_the_same_copies(case: Case) -> None:
+    for run in case.runs.values():
+        for kind, told in ((MeasuredKind.COPY_OUT, run.bytes_out), (MeasuredKind.COPY_IN, run.bytes_in)):
+            assert sum(span.bytes for span in run.spans if span.kind is kind) == told
+        assert min(span.start_ns for span in run.spans) == 0
+        assert {span.op for span in run.spans} & {kernel.op for kernel in case.trace.kernels}
+
+
+def test_what_was_recorded_is_what_is_read(made: tuple[Path, Recorded]) -> None:
+    folder, recorded = made
+    assert read_recording(folder) == recorded.recording
+    assert recorded.left_out == {}
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_cases_that_are_there_are_not_recorded_again(made: tuple[Path, Recorded]) -> None:
+    folder, recorded = made
+    said: list[str] = []
+    assert record(folder, PLAN, say=said.append) == recorded
+    assert said == ["little-b4: there already"]
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        (PLAN, {"repetitions": 3}),
+        (PLAN, {"warmup": 2}),
+        (PLAN, {"seed": 1}),
+        (replace(PLAN, optimizer="adam"), {}),
+        (replace(PLAN, blocks=("fc1",)), {}),
+        (replace(PLAN, offload={**_OFFLOAD, "prefetch": 2}), {}),
+    ],
+)
+def test_a_case_that_was_made_in_another_way_is_not_mixed_with_it(
+    made: tuple[Path, Recorded], plan: CasePlan, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
+        record(made[0], plan, **options)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("force", [False, True])
+def test_cases_of_another_machine_are_not_mixed_with_it(
+    made: tuple[Path, Recorded], tmp_path: Path, force: bool
+) -> None:
+    text = (made[0] / "machine.yaml").read_text()
+    (tmp_path / "machine.yaml").write_text(text.replace(f"pytorch: {torch.__version__}", "pytorch: 1.2.3"))
+    with pytest.raises(InputError, match=r"pytorch: the recording there was made with '1\.2\.3', and here is"):
+        record(tmp_path, PLAN, force=force)
+
+
+def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = replace(made[1].recording.cases[0], made={**made[1].recording.cases[0].made, "seed": 7})
+    record(tmp_path / "mine", PLAN)
+    monkeypatch.setattr(session.CaseSession, "run", lambda self: again)
+    assert record(tmp_path / "mine", PLAN, force=True, seed=7).recording.cases == (again,)
+    assert read_recording(tmp_path / "mine").cases == (again,)
+
+
+def test_a_recording_that_was_interrupted_goes_on(
+    made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = made[1].recording.cases[0]
+    second = replace(first, batch=8, trace=replace(first.trace, info=replace(first.trace.info, batch=8)))
+    answers: list[Any] = [first, KeyboardInterrupt()]
+    asked: list[str] = []
+
+    def run(self: session.CaseSession) -> Case:
+        asked.append(self.plan.name)
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(session.CaseSession, "run", run)
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        record(tmp_path / "mine", PLAN, OTHER)
+    assert torch.get_num_threads() == threads
+    assert read_recording(tmp_path / "mine").cases == (first,)
+    answers.append(second)
+    assert record(tmp_path / "mine", PLAN, OTHER).recording.cases == (first, second)
+    assert asked == ["little-b4", "little-b8", "little-b8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB",
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        ("CUDA error: out of memory\nCUDA kernel errors might be", "CUDA error: out of memory"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    ],
+)
+def test_a_method_that_finds_too_little_memory_is_told_and_the_others_are_kept(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_method = session.run_method
+
+    def run(method: Method, *arguments: Any, **options: Any) -> Any:
+        if method in (Method.PLAIN, Method.ASYNC_OFFLOAD):
+            raise RuntimeError(text)
+        return run_method(method, *arguments, **options)
+
+    monkeypatch.setattr(session, "run_method", run)
+    (found,) = record(tmp_path / "mine", PLAN, repetitions=1).recording.cases
+    assert list(found.runs) == [Method.CHECKPOINT, Method.SAVE_ON_CPU]
+    assert found.absent == {Method.PLAIN: told, Method.ASYNC_OFFLOAD: told}
+    assert read_recording(tmp_path / "mine").cases == (found,)
+
+
+def test_whatever_else_goes_wrong_in_a_run_is_no_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the sizes of a and b do not match")
+
+    monkeypatch.setattr(session, "run_method", run)
+    with pytest.raises(RuntimeError, match="do not match"):
+        record(tmp_path / "mine", PLAN)
+    assert not (tmp_path / "mine" / PLAN.name).exists()
+
+
+def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
+    made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = made[1].recording.cases[0]
+    run = session.CaseSession.run
+    monkeypatch.setattr(session.CaseSession, "run", lambda self: first if self.plan == PLAN else run(self))
+    found = record(tmp_path / "mine", replace(PLAN, batch=10**10), PLAN)
+    assert found.recording.cases == (first,)
+    assert list(found.left_out) == ["little-b10000000000"]
+    assert "tried to allocate" in found.left_out["little-b10000000000"]
+
+
+def test_keywords_reach_the_factory(tmp_path: Path) -> None:
+    plan = CasePlan(
+        "narrow",
+        2,
+        "gpt2-small",
+        ("blocks.0",),
+        _OFFLOAD,
+        {"layers": 1, "width": 8, "heads": 2, "tokens": 4, "vocabulary": 5},
+    )
+    (found,) = record(tmp_path, plan, repetitions=1).recording.cases
+    weights = {block.id: block.bytes for block in found.trace.blocks if block.persistent}
+    assert weights["head.norm.weight"] == 8 * 4
+    assert found.trace.info.model == "narrow"
+    assert found.made["size"] == plan.size
+
+
+def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_cores", lambda: 4)
+    before = torch.get_num_threads()
+    cpu = type("Cpu", (), {"kind": "cpu"})()
+    torch.set_num_threads(8)
+    try:
+        with session.a_core_for_copies(cpu):
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 8
+        with session.a_core_for_copies(type("Cuda", (), {"kind": "cuda"})()):
+            assert torch.get_num_threads() == 8
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_device_that_is_not_there_is_told_with_what_can_be_tried(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(InputError, match=r"sees 0 CUDA devices; .* with --device cpu --small"):
+        record(tmp_path / "mine", PLAN, device="cuda")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"files that are not from a recording, such as 'notes\.txt'"):
+        record(tmp_path, PLAN)
