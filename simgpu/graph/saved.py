@@ -4,12 +4,15 @@ Lives here: reading that off a trace that recorded it (`simgpu.trace.model.Saved
 backward kernels read where a trace did not. Does not live here: what a policy does with saved tensors.
 
 Where it is derived: a backward kernel reads what its forward saved, so every layer whose backward reads a block that
-was there in forward has saved it once, whole, after the block's last use in forward; nobody else holds the block any
-longer than that.
+was there in forward has saved it once, whole. An operator saves what it reads just before it runs, and what it makes
+just after; where no kernel of the layer touches the block in forward, it counts as saved after its last use there.
+Nobody but autograd holds it beyond that last use, unless the recording says that it was held to the end.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simgpu.graph.taskgraph import TaskGraph
@@ -46,8 +49,8 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
     >>> found = saved_tensors(graph)
     >>> for each in found.tensors:
     ...     print(graph.blocks[each.block].id, each.after, each.before, each.dropped)
-    x1 0 3 None
-    x2 1 2 1
+    x1 -1 3 None
+    x2 0 2 1
     x3 1 2 1
     """
     if not graph.trace.saved:
@@ -58,30 +61,78 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
         if each.before is None:
             continue
         block = graph.block(each.block)
-        dropped = _dropped(graph, block) if each.dropped is None else number.get(each.dropped)
+        last = _last_forward_use(graph, block)
+        dropped = _dropped(graph, block, last) if each.dropped is None else number.get(each.dropped)
         if graph.blocks[block].persistent or each.dropped == RELEASED_AT_END:
             dropped = None
-        found.append(
-            Saved(block, each.bytes, -1 if each.after is None else number[each.after], number[each.before], dropped)
-        )
+        after = -1 if each.after is None else number[each.after]
+        # What the host puts there for a kernel cannot leave before it is there.
+        after = max(after, graph.births[block] or 0) if graph.blocks[block].born is not None else after
+        found.append(Saved(block, each.bytes, after, number[each.before], dropped))
     return SavedTensors(tuple(found), recorded=True)
 
 
+def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...], ...]:
+    """For each saved tensor the kernels of backward that read it, ascending.
+
+    A kernel that reads a block in the version that was saved reads the tensor of it that was taken back last, all of
+    them where several were taken back at once. What a kernel also changes it does not read as a saved tensor.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> readers(graph, saved_tensors(graph).tensors)
+    ((3,), (2,), (2,))
+    """
+    of_block: defaultdict[int, list[int]] = defaultdict(list)
+    for number, tensor in enumerate(tensors):
+        of_block[tensor.block].append(number)
+    found: list[list[int]] = [[] for _ in tensors]
+    for b, numbers in of_block.items():
+        version = {number: _version_after(graph, b, tensors[number].after) for number in numbers}
+        for k in graph.uses[b]:
+            if graph.kernels[k].phase is Phase.BACKWARD and b in graph.reads[k] and b not in graph.writes[k]:
+                read = graph.read_versions[k][graph.reads[k].index(b)]
+                taken = [number for number in numbers if tensors[number].before <= k and version[number] == read]
+                last = max((tensors[number].before for number in taken), default=None)
+                for number in taken:
+                    if tensors[number].before == last:
+                        found[number].append(k)
+    return tuple(map(tuple, found))
+
+
+def _version_after(graph: TaskGraph, b: int, k: int) -> int:
+    """The version of a block when kernel k has ended."""
+    return sum(b in graph.writes[u] for u in graph.uses[b] if u <= k)
+
+
 def _derived(graph: TaskGraph) -> tuple[Saved, ...]:
-    found: dict[tuple[int, str | int], Saved] = {}
+    found: dict[tuple[int, str | int, int], Saved] = {}
     for k, kernel in enumerate(graph.kernels):
         if kernel.phase is not Phase.BACKWARD:
             continue
         for b in graph.reads[k]:
-            last = _last_forward_use(graph, b)
-            if last is not None:
+            forward = [u for u in graph.uses[b] if u < k and graph.kernels[u].phase is Phase.FORWARD]
+            if forward:
+                after = _saved_after(graph, b, forward, kernel.layer)
                 layer = k if kernel.layer is None else kernel.layer
-                found.setdefault((b, layer), Saved(b, graph.sizes[b], last, k, _dropped(graph, b)))
+                found.setdefault((b, layer, after), Saved(b, graph.sizes[b], after, k, _dropped(graph, b, forward[-1])))
     return tuple(sorted(found.values(), key=lambda each: (each.after, -each.before, each.block)))
 
 
-def _dropped(graph: TaskGraph, b: int) -> int | None:
-    return None if graph.blocks[b].persistent else _last_forward_use(graph, b)
+def _saved_after(graph: TaskGraph, b: int, forward: Sequence[int], layer: str | None) -> int:
+    """The kernel after which a layer saved a block. forward: the kernels of forward that touch it."""
+    own = [u for u in forward if layer is not None and graph.kernels[u].layer == layer]
+    if not own:
+        return forward[-1]
+    # What is changed after it was saved is no longer what backward reads, so the last change is the earliest moment.
+    there = forward[0] if graph.blocks[b].born is not None else -1
+    changed = max((u for u in forward if b in graph.writes[u]), default=there)
+    return max(own[-1] if b in graph.writes[own[-1]] else own[-1] - 1, changed)
+
+
+def _dropped(graph: TaskGraph, b: int, last: int | None) -> int | None:
+    held = graph.blocks[b].persistent or graph.recorded_releases[b] is None
+    return None if held else last
 
 
 def _last_forward_use(graph: TaskGraph, b: int) -> int | None:

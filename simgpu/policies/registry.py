@@ -33,6 +33,9 @@ _BUILT_IN = {
     "capuchin": "simgpu.policies.capuchin.policy:Capuchin",
     "home": "simgpu.policies.home:Home",
     "joint": "simgpu.policies.joint.policy:Joint",
+    "checkpoint": "simgpu.policies.checkpoint:Checkpoint",
+    "save_on_cpu": "simgpu.policies.save_on_cpu:SaveOnCpu",
+    "async_offload": "simgpu.policies.async_offload:AsyncOffload",
 }
 
 GROUP = "simgpu.policies"
@@ -135,7 +138,7 @@ def describe(name: str) -> PolicyInfo:
 def _type_text(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "choice"
-    return hint.__name__ if isinstance(hint, type) else str(hint)
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.Sequence", "list")
 
 
 def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:

@@ -84,3 +84,22 @@ class TestHome(PolicyContract):
 class TestJoint(PolicyContract):
     policy = "joint"
     parameter_sets = ({"evaluations": 2000, "bound": False},)
+
+
+class TestCheckpoint(PolicyContract):
+    policy = "checkpoint"
+    parameter_sets = ({}, {"blocks": 2}, {"blocks": 3})
+
+
+class TestSaveOnCpu(PolicyContract):
+    policy = "save_on_cpu"
+
+
+class TestAsyncOffload(PolicyContract):
+    policy = "async_offload"
+    copies_ahead = True
+    parameter_sets = (
+        {"min_bytes": 1},
+        {"min_bytes": 1, "prefetch": 0, "stash": 0},
+        {"min_bytes": 60_000, "prefetch": 3, "stash": 1},
+    )

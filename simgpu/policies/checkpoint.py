@@ -1,0 +1,204 @@
+"""`checkpoint`: parts of the network keep only what enters them and run again in backward, as `torch.utils.checkpoint`.
+
+Chen et al. (Training deep nets with sublinear memory cost, 2016) as PyTorch has it (`use_reentrant=False`): inside a
+checkpointed part nothing that is saved stays beyond forward. When backward first takes a tensor that was saved inside,
+forward of the part runs again at once, up to the last kernel before the last tensor saved inside it (the early stop);
+then backward goes on.
+
+* `blocks` names modules by the paths in the layer tags: ``layer1.0`` is the layers ``layer1.0`` and ``layer1.0.*``. A
+  whole number is as many sections of equal numbers of layers, as `torch.utils.checkpoint.checkpoint_sequential` cuts
+  them: the last section, with what does not divide, is not checkpointed. 0, the default, stands for the whole part of
+  the square root of the number of layers.
+* A part is a run of consecutive forward kernels. One that is interrupted, or runs twice, is several parts.
+* What was made inside stays in forward until the framework drops it. What was made again and is used by backward stays
+  for as long as autograd held it in the recording; the rest as long, kernel for kernel, as it did in forward.
+* What enters a part is held by it until backward has taken the last tensor saved inside, or longer where `none` does.
+* Kernels that are not known to give the same again are not run again: what they made is kept. A batch norm runs again
+  with the statistics that it saved, a dropout with its mask, which both stay. PyTorch makes all that again too (with
+  the random state of the first time, the running statistics moved twice), so it holds less by that, and takes longer by
+  the kernels left out; a note tells of them.
+* What is still held by somebody when its part runs again is used as it is; PyTorch makes it a second time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isqrt
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
+from simgpu.graph.saved import Saved, saved_tensors
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.eager import framework, told_by
+from simgpu.program.eager import Eager
+from simgpu.program.instructions import Program
+from simgpu.trace.model import Phase
+from simgpu.units import format_time
+
+
+@dataclass(frozen=True)
+class Checkpoint(Policy):
+    """Keep what enters each part of the network, and run its forward again when backward comes to it."""
+
+    name = "checkpoint"
+    summary = "parts of the network keep what enters them alone, and run forward again in backward"
+    source = "Chen et al., 2016, as torch.utils.checkpoint does it"
+
+    blocks: int | Sequence[str] = parameter(
+        0, "modules, by their paths in layer tags, or a number of sections; 0: about the root of the number of layers"
+    )
+
+    def __post_init__(self) -> None:
+        # A list, as files have it, cannot be hashed.
+        if not isinstance(self.blocks, int):
+            object.__setattr__(self, "blocks", tuple(self.blocks))
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration. Raises `InputError` for modules that are not there or lie in one another, for more sections
+        than layers, for several compute streams and for GPUs that train together."""
+        graph, transforms = framework(context.graph, self.name)
+        section_of = _sections(graph, self.blocks)
+        found = saved_tensors(graph)
+        regions = regions_of(graph, section_of)
+        saved = saved_inside(graph, regions, section_of, found.tensors)
+        parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
+        writing = _Checkpointing(graph, parts)
+        writing.write()
+        return writing.writer.program(transforms, (*told_by(found), *writing.notes))
+
+
+def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> dict[str, str]:
+    """For each layer that is checkpointed the name of its section."""
+    forward = (graph.layers.name_of(k) for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD)
+    layers = [name for name in dict.fromkeys(forward) if not name.startswith("(")]
+    if not isinstance(blocks, int):
+        return _named(graph, layers, blocks)
+    if not 0 <= blocks <= len(layers):
+        what = f"{blocks} sections of {len(layers)} layers"
+        raise InputError.single("", "parameters.blocks", what, f"give a number from 0 to {len(layers)}, or modules")
+    count = blocks or max(isqrt(len(layers)), 1)
+    size = max(len(layers) // count, 1)
+    return {layer: f"section {place // size + 1}" for place, layer in enumerate(layers[: (count - 1) * size])}
+
+
+def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> dict[str, str]:
+    """The layers of named modules."""
+    problems = []
+    paths = {".".join(parts[:n]) for layer in layers if (parts := layer.split(".")) for n in range(1, len(parts) + 1)}
+    for name in dict.fromkeys(blocks):
+        outer = next((other for other in blocks if name.startswith(f"{other}.")), None)
+        if name not in paths:
+            what = f"no layer of {graph.trace.name or graph.trace.info.model} is '{name}' or lies in it"
+            problems.append(Problem("", "parameters.blocks", what, did_you_mean(name, sorted(paths))))
+        elif outer is not None:
+            what, remedy = f"'{name}' lies in '{outer}'", "name one of them"
+            problems.append(Problem("", "parameters.blocks", what, remedy))
+        elif blocks.count(name) > 1:
+            problems.append(Problem("", "parameters.blocks", f"'{name}' is there twice", "name it once"))
+    if problems:
+        raise InputError(problems)
+    return {layer: name for layer in layers for name in blocks if layer == name or layer.startswith(f"{name}.")}
+
+
+@dataclass
+class _Checkpointing:
+    """Writes the iteration. parts: the regions and what was saved inside each."""
+
+    graph: TaskGraph
+    parts: list[tuple[Region, list[Saved]]]
+    reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        graph = self.graph
+        entering = self._entering()
+        releases = [
+            None if found is None else max(found, entering.get(b, found))
+            for b, found in enumerate(graph.recorded_releases)
+        ]
+        ancestry = Ancestry(graph)
+        left_out: list[int] = []
+        for region, saved in self.parts:
+            start = min(tensor.before for tensor in saved)
+            first = self._first_lives(region, saved, start, entering)
+            rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
+            for b, until in first.items():
+                if b not in rerun.kept:
+                    releases[b] = until
+            left_out += rerun.left_out
+            self.reruns[start].insert(0, (region, rerun))
+        self.writer = Eager(graph, releases)
+        if left_out:
+            ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in left_out))
+            took = format_time(sum(graph.durations[k] for k in left_out))
+            why = "they may not give the same, or what they made is still held"
+            self.notes = (f"{len(left_out)} kernels of {took} are not run again ({ops}): {why}",)
+
+    def _entering(self) -> dict[int, int]:
+        """Until after which kernel each block is held for the parts that it enters."""
+        graph = self.graph
+        until: dict[int, int] = {}
+        for region, saved in self.parts:
+            end = max(tensor.before for tensor in saved)
+            for k in range(region.first, region.stop):
+                for b in graph.reads[k]:
+                    birth = graph.births[b]
+                    if birth is not None and birth < region.first:
+                        until[b] = max(until.get(b, end), end)
+        return until
+
+    def _first_lives(
+        self, region: Region, saved: Sequence[Saved], start: int, entering: dict[int, int]
+    ) -> dict[int, int | None]:
+        """For each block made in a region the kernel after which it is let go for the first time; None where it is
+        still held when the region runs again."""
+        graph = self.graph
+        dropped: dict[int, int | None] = {tensor.block: tensor.dropped for tensor in saved}
+        lives: dict[int, int | None] = {}
+        for b, birth in enumerate(graph.births):
+            if birth is not None and region.first <= birth < region.stop:
+                until = dropped.get(b, graph.recorded_releases[b])
+                used = max(k for k in (birth, *graph.uses[b]) if k < start)
+                if until is not None:
+                    until = max(until, used, entering.get(b, used))
+                lives[b] = until if until is not None and until < start else None
+        return lives
+
+    def write(self) -> None:
+        """All kernels, and those that run again between them."""
+        for k in range(len(self.graph.kernels)):
+            for region, rerun in self.reruns[k]:
+                self._run_again(region, rerun, k)
+            self.writer.run(k)
+            self.writer.let_go(k)
+
+    def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:
+        """The kernels of a region run again before kernel `start`."""
+        ends = self._ends(rerun, start)
+        there: set[int] = set()
+        for place, (k, makes) in enumerate(rerun.runs):
+            self.writer.run_again(k, makes, [b for b in makes if b not in there])
+            there.update(makes)
+            self.writer.give_back(ends[place])
+
+    def _ends(self, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
+        """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends as
+        recorded."""
+        graph = self.graph
+        used: dict[int, int] = {}
+        for place, (k, makes) in enumerate(rerun.runs):
+            for b in (*makes, *graph.reads[k]):
+                used[b] = place
+        ends: defaultdict[int, list[int]] = defaultdict(list)
+        for b in dict.fromkeys(b for _, makes in rerun.runs for b in makes):
+            recorded, last = graph.recorded_releases[b], graph.uses[b][-1]
+            if last >= start:
+                self.writer.ends_after(b, max(last, recorded or 0))
+            else:
+                held = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
+                ends[max(used[b], *held[-1:])].append(b)
+        return ends

@@ -1,0 +1,62 @@
+"""What the twins of PyTorch's own ways with saved tensors have in common.
+
+Lives here: what they take, how long a block of theirs stays on the device, and what their notes tell. Does not live
+here: the twins (`simgpu.policies.checkpoint`, `simgpu.policies.save_on_cpu`, `simgpu.policies.async_offload`), or the
+writing of their programs (`simgpu.program.eager`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from simgpu.errors import InputError
+from simgpu.graph.compressed import Uncompressed, uncompressed
+from simgpu.graph.saved import Saved, SavedTensors
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import Transform
+from simgpu.policies.vdnn import require_one_stream
+from simgpu.program.lowering import require_reads
+
+
+def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform, ...]]:
+    """The graph of a framework that knows nothing of compressed memory, and the transforms that make it.
+
+    Raises `InputError` where such a twin cannot tell what the framework would do: for a trace with several compute
+    streams, one that does not tell what kernels read, and for GPUs that train together.
+    """
+    require_one_stream(graph, policy)
+    require_reads(graph)
+    if graph.exchanged:
+        what = f"{policy} does what PyTorch does on one GPU, not on several that train together"
+        raise InputError.single(graph.trace.name, "policy", what, "run it on one GPU")
+    if graph.compressed is None:
+        return graph, ()
+    return uncompressed(graph), (Uncompressed(),)
+
+
+def told_by(found: SavedTensors) -> tuple[str, ...]:
+    """A note where the trace does not tell what autograd saved."""
+    if found.recorded:
+        return ()
+    return ("which tensors autograd saves is not in the recording: derived from what backward reads",)
+
+
+def releases_beside(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]) -> list[int | None]:
+    """When each block is let go. Where its saved tensors are elsewhere, that is when the framework has dropped it, it
+    has been saved, and nothing uses it any more but the kernels that read the saved tensors; else as recorded.
+
+    read: for each tensor the kernels that read it in place of its block.
+    """
+    releases = list(graph.recorded_releases)
+    elsewhere: defaultdict[int, set[int]] = defaultdict(set)
+    for tensor, kernels in zip(tensors, read, strict=True):
+        elsewhere[tensor.block].update(kernels)
+    until: dict[int, int] = {}
+    for b, _, after, _, dropped in tensors:
+        if dropped is not None:
+            until[b] = max(until.get(b, 0), after, dropped)
+    for b, least in until.items():
+        releases[b] = max((k for k in graph.uses[b] if k not in elsewhere[b]), default=least)
+        releases[b] = max(releases[b] or 0, least)
+    return releases
