@@ -251,8 +251,8 @@ def compare_recording(
 ) -> Validation:
     """Simulates the twin of every run of a recording, and compares.
 
-    recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default. The
-    plain run is always read, since kernels are calibrated to it. Raises `InputError` for a recording that cannot be
+    recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default, by
+    model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a recording that cannot be
     read, and for cases or methods that it does not have.
     """
     if not isinstance(recording, Recording):
@@ -264,7 +264,7 @@ def compare_recording(
     _check("method", methods, known)
     wanted = [method for method in known if not methods or method in methods]
     found = []
-    for case in recording.cases:
+    for case in sorted(recording.cases, key=lambda case: (case.model, case.batch)):
         if not cases or case.name in cases:
             found.append(_compared(recording.machine, case, wanted, progress))
     return Validation(recording.name, recording.machine, tuple(found))

@@ -1,0 +1,277 @@
+"""Errors of recordings made of simulated runs: none at all, or those that were put in."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.validation.comparison import (
+    AIMS,
+    ComparedRun,
+    Quantity,
+    Validation,
+    compare_recording,
+    relative_error,
+)
+from simgpu.validation.measured import Case, MeasuredRun, Method
+from simgpu.validation.tables import error_text, part_lines, remarks, run_lines, share_text, summary_facts
+from simgpu.validation.twins import Numbers, Twin
+from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording, made_run, made_trace
+
+MANAGED = tuple(method for method in Method if method is not Method.PLAIN)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return made_case()
+
+
+@pytest.fixture(scope="module")
+def equal(case: Case) -> Validation:
+    return compare_recording(made_recording(case, made_case(3)))
+
+
+def changed(case: Case, method: Method, **what: object) -> Case:
+    return replace(case, runs={**case.runs, method: replace(case.runs[method], **what)})
+
+
+def known(*pairs: tuple[Method, Numbers, Numbers | None]) -> Validation:
+    """Runs with these numbers: method, measured, simulated."""
+    runs = []
+    for method, measured, simulated in pairs:
+        step, peak, out, back = measured
+        twin = Twin("", {}, simulated, failure="" if simulated else "out of memory", why="" if simulated else "no room")
+        runs.append(ComparedRun("made-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), twin))
+    found = compare_recording(made_recording(Case("made", 8, made_trace(), {})))
+    return replace(found, cases=(replace(found.cases[0], name="made-b8", runs=tuple(runs), why=""),))
+
+
+def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> None:
+    assert len(equal.runs) == 8
+    assert {run.error(quantity) for run in equal.runs for quantity in Quantity} == {0.0}
+    assert [(each.mean, each.worst) for each in equal.summaries.values()] == [(0.0, 0.0)] * 4
+    assert [each.met for each in equal.summaries.values()] == [True, True, None, None]
+
+
+def test_equal_timelines_part_nowhere(equal: Validation) -> None:
+    besides = [run.beside for run in equal.runs]
+    assert all(beside is not None and beside.first_parting is None for beside in besides)
+    assert {line.text.split()[1] for line in part_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
+
+
+def test_the_plain_step_counts_nowhere_and_its_memory_does(equal: Validation) -> None:
+    counts = {quantity: summary.compared for quantity, summary in equal.summaries.items()}
+    copying = sum(run.measured.bytes_out > 0 for run in equal.runs)
+    assert counts == {Quantity.STEP: 6, Quantity.PEAK: 8, Quantity.OUT: copying, Quantity.IN: copying}
+    assert 0 < copying < 8
+
+
+@given(st.sampled_from(MANAGED), st.integers(1, 10**9), st.integers(1, 2**34))
+@settings(max_examples=15, deadline=None)
+def test_a_run_measured_otherwise_is_off_by_exactly_that_and_no_other_run_is(
+    method: Method, step: int, peak: int
+) -> None:
+    base = _base()
+    found = compare_recording(made_recording(changed(base, method, step_ns=(step,), peak_bytes=peak)))
+    expected = base.runs[method]
+    run = found.cases[0][method]
+    assert run.error(Quantity.STEP) == float(Fraction(expected.median_ns - step, step))
+    assert run.error(Quantity.PEAK) == float(Fraction(expected.peak_bytes - peak, peak))
+    assert all(other.error(quantity) == 0 for other in found.runs for quantity in Quantity if other is not run)
+    summary = found.summaries[Quantity.STEP]
+    assert summary.worst == abs(run.error(Quantity.STEP) or 0)
+    assert summary.mean == pytest.approx(summary.worst / 3)
+
+
+_KEPT: list[Case] = []
+
+
+def _base() -> Case:
+    """A fixture that Hypothesis may use."""
+    if not _KEPT:
+        _KEPT.append(made_case())
+    return _KEPT[0]
+
+
+NUMBERS = st.builds(Numbers, *[st.integers(1, 10**12)] * 4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Method), NUMBERS, NUMBERS), min_size=1, max_size=8))
+def test_mean_and_worst_are_those_of_the_runs_that_count(pairs: list[tuple[Method, Numbers, Numbers]]) -> None:
+    found = known(*pairs)
+    for at, quantity in enumerate(Quantity):
+        kept = [pair for pair in pairs if quantity is not Quantity.STEP or pair[0] is not Method.PLAIN]
+        errors = [Fraction(abs(theirs[at] - ours[at]), ours[at]) for _, ours, theirs in kept]
+        summary = found.summaries[quantity]
+        assert summary.compared == len(errors)
+        if not errors:
+            assert (summary.mean, summary.worst, summary.met) == (None, None, None)
+            continue
+        assert summary.worst == pytest.approx(float(max(errors)))
+        assert summary.mean == pytest.approx(float(sum(errors) / len(errors)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "met"),
+    [((110, 100, 100), True), ((90, 100, 100), True), ((111, 100, 100), False), ((106, 105, 105), False)],
+)
+def test_the_aim_of_the_step_is_5_per_cent_on_average_and_10_in_each(steps: tuple[int, ...], met: bool) -> None:
+    pairs = zip(MANAGED, steps, strict=True)
+    found = known(*((method, Numbers(100, 1, 0, 0), Numbers(step, 1, 0, 0)) for method, step in pairs))
+    assert found.summaries[Quantity.STEP].met is met
+    assert summary_facts(found)[0][1].endswith("aim mean 5%, worst 10%: MET" if met else "worst 10%: MISSED")
+
+
+@pytest.mark.parametrize(("peak", "met"), [(1020, True), (980, True), (1021, False)])
+def test_the_aim_of_peak_memory_is_2_per_cent_in_each_run(peak: int, met: bool) -> None:
+    found = known((Method.PLAIN, Numbers(1, 1000, 0, 0), Numbers(1, peak, 0, 0)))
+    assert found.summaries[Quantity.PEAK].met is met
+    assert AIMS[Quantity.PEAK].mean is None
+
+
+def test_a_measured_run_without_a_twin_is_left_out_told_and_misses_the_aim():
+    good, numbers = Numbers(100, 100, 0, 0), Numbers(100, 100, 0, 0)
+    found = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
+    summary = found.summaries[Quantity.STEP]
+    assert (summary.compared, summary.worst, summary.met) == (1, 0.0, False)
+    assert [run.method for run in summary.failed] == [Method.SAVE_ON_CPU]
+    assert "1 measured without a twin" in summary_facts(found)[0][1]
+    assert "made-b8, save_on_cpu: no twin, out of memory: no room" in remarks(found)
+
+
+def test_a_twin_that_does_not_fit_is_told(case: Case) -> None:
+    small = replace(MACHINE, memory=142 * MIB)
+    found = compare_recording(made_recording(case, machine=small))
+    assert found.cases[0]["plain"].failure == "out of memory"
+    assert any("plain: no twin, out of memory" in remark and "kernel" in remark for remark in remarks(found))
+
+
+def test_a_method_that_could_not_be_run_on_the_device_is_told(case: Case) -> None:
+    fewer = {method: run for method, run in case.runs.items() if method is not Method.SAVE_ON_CPU}
+    found = compare_recording(made_recording(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
+    assert len(found.runs) == 3
+    rows = [line.text.split() for line in run_lines(found)]
+    assert ["save_on_cpu", "not", "run", *["-"] * 6] in rows
+    assert "example-b8, save_on_cpu: not run on the device: out of memory" in remarks(found)
+
+
+def test_without_a_plain_run_nothing_is_calibrated_and_all_is_missed(case: Case) -> None:
+    fewer = {method: run for method, run in case.runs.items() if method is not Method.PLAIN}
+    found = compare_recording(made_recording(replace(case, runs=fewer, absent={Method.PLAIN: "out of memory"})))
+    assert {run.failure for run in found.runs} == {"not calibrated"}
+    assert found.summaries[Quantity.STEP].met is None
+    assert summary_facts(found)[0][1] == "nothing to compare: 3 measured runs have no twin"
+    assert any("nothing can be calibrated without a plain run" in remark for remark in remarks(found))
+
+
+def test_a_plain_run_that_cannot_be_matched_is_told_and_leaves_other_cases_be(case: Case) -> None:
+    alien = tuple(span._replace(op="aten::alien") for span in case.runs[Method.PLAIN].spans)
+    broken = replace(changed(case, Method.PLAIN, spans=alien), batch=99)
+    found = compare_recording(made_recording(case, broken))
+    assert [each.calibration is None for each in found.cases] == [False, True]
+    assert any("no call of an operator on the device" in remark for remark in remarks(found))
+
+
+def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None:
+    run = case.runs[Method.ASYNC_OFFLOAD]
+    copies = [span for span in run.spans if span.stream == "d2h"]
+    later = run.step_ns[0] // 10
+    late = copies[0]._replace(start_ns=copies[0].start_ns + later, end_ns=copies[0].end_ns + later)
+    other = copies[1]._replace(bytes=copies[1].bytes + 1)
+    for old, new, word in ((copies[0], late, "time"), (copies[1], other, "order")):
+        spans = tuple(new if span is old else span for span in run.spans)
+        found = compare_recording(made_recording(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
+        row = next(line.text for line in part_lines(found) if line.text.strip().startswith("async_offload"))
+        compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
+        assert (compute.strip(), back.strip()) == ("same", "same")
+        assert out.strip().endswith(f"in {word}")
+
+
+def test_the_spread_is_the_distance_of_the_quartiles(case: Case) -> None:
+    found = compare_recording(made_recording(changed(case, Method.CHECKPOINT, step_ns=(100, 104, 96, 90, 200))))
+    assert found.cases[0][Method.CHECKPOINT].spread == 0.08
+    single = compare_recording(made_recording(changed(case, Method.CHECKPOINT, step_ns=(100,))))
+    assert single.cases[0][Method.CHECKPOINT].spread is None
+
+
+def test_cases_and_methods_can_be_chosen_and_are_still_calibrated_to_the_plain_run(case: Case) -> None:
+    whole = made_recording(case, made_case(3))
+    found = compare_recording(whole, cases=["example-b24"], methods=["checkpoint"])
+    assert [(run.case, run.method, run.error(Quantity.STEP)) for run in found.runs] == [
+        ("example-b24", Method.CHECKPOINT, 0.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "what"),
+    [({"cases": ["example-b9"]}, "no case 'example-b9'"), ({"methods": ["chekpoint"]}, "no method 'chekpoint'")],
+)
+def test_what_the_recording_does_not_have_is_refused(case: Case, choice: dict[str, list[str]], what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        compare_recording(made_recording(case), **choice)
+
+
+def test_cases_come_by_model_and_batch(equal: Validation) -> None:
+    turned = compare_recording(made_recording(made_case(13, methods=()), made_case(2, methods=())))
+    assert [case.name for case in turned.cases] == ["example-b16", "example-b104"]
+    assert equal["example-b24"]["plain"].method is Method.PLAIN
+    with pytest.raises(KeyError):
+        equal["nothing"]
+
+
+def test_the_frame_has_a_row_a_run(equal: Validation) -> None:
+    frame = equal.frame()
+    assert len(frame) == 8
+    assert frame.set_index(["case", "method"]).loc[("example-b8", "plain"), "calibrated"]
+    assert (frame["error_step_ns"] == 0).all() and (frame["measured_peak_bytes"] == frame["simulated_peak_bytes"]).all()
+
+
+def test_everything_goes_into_json_even_what_is_boundless():
+    found = known((Method.CHECKPOINT, Numbers(100, 0, 0, 0), Numbers(100, 5, 7, 0)))
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["summary"]["peak_bytes"] == {
+        "compared": 1,
+        "mean": None,
+        "worst": None,
+        "worst_run": {"case": "made-b8", "method": "checkpoint"},
+        "failed": [],
+        "aim": {"mean": None, "worst": 0.02},
+        "met": False,
+    }
+    assert found.runs[0].error(Quantity.PEAK) == math.inf
+    assert (error_text(math.inf), share_text(math.inf)) == ("not 0", "boundless")
+
+
+def test_it_shows_itself_in_at_most_80_columns(equal: Validation) -> None:
+    text = repr(equal)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "Example GPU 80GB, 80 GiB, measured on 2026-01-31" in text
+    assert "no managed run was fitted to" in " ".join(text.split())
+    html = equal._repr_html_()
+    assert html.count("<tr>") == 9 and "MET" in html and "NOTE" not in html
+
+
+def test_a_cpu_is_told_of_as_one(case: Case) -> None:
+    found = compare_recording(made_recording(case, machine=replace(MACHINE, kind="cpu", device="a CPU")))
+    assert found.stand_in
+    for text in (repr(found), found._repr_html_()):
+        assert "NOTE: the CPU stood in for a GPU" in text
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
+def test_an_error_is_positive_where_more_was_simulated(off: int, measured: int) -> None:
+    error = relative_error(max(measured + off, 0), measured)
+    assert (error > 0) is (off > 0)
+    assert error >= -1
+
+
+def test_a_run_is_what_made_it(case: Case) -> None:
+    """The recordings here are what simulation says: made twice they are the same."""
+    assert made_run(made_trace(), Method.SAVE_ON_CPU) == case.runs[Method.SAVE_ON_CPU]

@@ -1,0 +1,133 @@
+"""Pictures of a validation: bars as long as the numbers, texts that stay in their place, streams on one time axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from simgpu.analysis.plots import save_figure
+from simgpu.timeline.model import SpanKind
+from simgpu.validation.comparison import Validation, compare_recording
+from simgpu.validation.figures import measured_timeline, plot_pair, plot_validation
+from simgpu.validation.measured import Case, Method
+from tests.validation.made_recording import MACHINE, made_case, made_recording
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return made_case()
+
+
+@pytest.fixture(scope="module")
+def found(case: Case) -> Validation:
+    """Every run by 20% off in time, the save_on_cpu run absent in a second case."""
+    runs = {
+        method: run if method is Method.PLAIN else replace(run, step_ns=(run.step_ns[0] * 5 // 4,))
+        for method, run in case.runs.items()
+    }
+    fewer = {method: run for method, run in runs.items() if method is not Method.SAVE_ON_CPU}
+    second = replace(case, batch=16, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})
+    return compare_recording(made_recording(replace(case, runs=runs), second))
+
+
+def texts(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+def test_bars_are_as_long_as_the_numbers_and_texts_tell_the_errors(found: Validation) -> None:
+    figure = plot_validation(found)
+    left, right, *_ = figure.axes
+    runs = found.cases[0].runs
+    widths = [bar.get_width() for bar in left.patches]
+    expected = [ns / 10**6 for run in runs for ns in (run.measured.step_ns, run.simulated.step_ns)]
+    assert widths == pytest.approx(expected)
+    assert texts(left) == ["fitted", "-20.0%", "-20.0%", "-20.0%"]
+    assert texts(right) == ["equal"] * 4
+    assert left.get_title("left") == "example-b8" and left.get_title("right") == "step time (ms)"
+
+
+def test_what_was_not_run_is_written_in_its_row(found: Validation) -> None:
+    left = plot_validation(found).axes[2]
+    assert [label.get_text() for label in left.get_yticklabels()] == list(map(str, Method))
+    assert texts(left) == ["fitted", "-20.0%", "not run", "-20.0%"]
+
+
+def test_an_error_beyond_the_aim_is_red(found: Validation) -> None:
+    colours = {text.get_text(): text.get_color() for text in plot_validation(found).axes[0].texts}
+    assert colours == {"fitted": "black", "-20.0%": "#BB4444"}
+
+
+def test_texts_stay_within_their_panels_and_off_each_other(found: Validation) -> None:
+    figure = plot_validation(found)
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        boxes = [text.get_window_extent() for text in ax.texts if isinstance(text, Annotation)]
+        panel = ax.get_window_extent()
+        assert all(panel.x0 <= box.x0 and box.x1 <= panel.x1 for box in boxes)
+        assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at])
+
+
+def test_a_cpu_is_told_of_in_the_title(case: Case) -> None:
+    recording = made_recording(case, machine=replace(MACHINE, kind="cpu"))
+    title = plot_validation(compare_recording(recording))._suptitle
+    assert title is not None and "the CPU stood in for a GPU" in title.get_text()
+
+
+def test_a_measured_timeline_has_the_devices_times_and_the_twins_names(found: Validation) -> None:
+    run = found.cases[0][Method.CHECKPOINT]
+    assert run.twin is not None and run.twin.result is not None
+    timeline = measured_timeline(run.run.spans, run.twin.result)
+    start, _ = run.twin.result.timeline.window(-1)
+    kinds = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
+    theirs = [
+        (span.name, span.kind, span.start_ns - start)
+        for span in run.twin.result.timeline
+        if span.kind in kinds and span.start_ns >= start
+    ]
+    assert [(span.name, span.kind, span.start_ns) for span in timeline if span.kind in kinds] == theirs
+    assert SpanKind.RECOMPUTE in {kind for _, kind, _ in theirs}
+
+
+def test_an_operator_that_the_twin_does_not_run_keeps_its_own_name(found: Validation) -> None:
+    run = found.cases[0][Method.PLAIN]
+    assert run.twin is not None and run.twin.result is not None
+    strange = run.run.spans[0]._replace(op="aten::strange", name="strange_kernel")
+    timeline = measured_timeline((strange, *run.run.spans[1:]), run.twin.result)
+    assert [span.name for span in timeline][:2] == ["strange_kernel", "F1a"]
+
+
+def drawn(ax: Axes) -> int:
+    return sum(len(each.get_paths()) for each in ax.collections if isinstance(each, PolyCollection))
+
+
+def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> None:
+    figure = plot_pair(found.cases[0][Method.ASYNC_OFFLOAD])
+    upper, lower = figure.axes
+    assert upper.get_xlim() == lower.get_xlim()
+    assert drawn(upper) and drawn(lower)
+    rows = [[label.get_text() for label in ax.get_yticklabels()] for ax in (upper, lower)]
+    assert rows[0] == rows[1] == ["compute", "copy out\n(d2h)", "copy in\n(h2d)"]
+    assert upper.get_legend() is None and lower.get_legend() is not None
+
+
+def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
+    bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
+    with pytest.raises(ValueError, match="no two timelines"):
+        plot_pair(compare_recording(made_recording(bare)).runs[0])
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_pictures_are_the_same_bytes_every_time(found: Validation, tmp_path: Path, suffix: str) -> None:
+    for name in ("one", "two"):
+        save_figure(plot_validation(found), tmp_path / f"{name}.{suffix}")
+    assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
+
+
+def test_a_validation_plots_itself(found: Validation) -> None:
+    assert isinstance(found.plot(), Figure)

@@ -1,0 +1,186 @@
+"""``simgpu validate report``: tables, JSON and files of a recording on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simgpu.validation import folder as folders
+from simgpu.validation.folder import write_recording
+from simgpu.validation.measured import Case, Method, Recording
+from tests.cli.cli_helpers import simgpu
+from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return made_recording(_as_traced(made_case()), _as_traced(made_case(3)))
+
+
+@pytest.fixture(scope="module")
+def place(recording: Recording, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings") / "made"
+    write_recording(recording, folder)
+    return folder
+
+
+def _as_traced(case: Case) -> Case:
+    """On disk a case is of its trace's model and batch."""
+    return replace(case, trace=replace(case.trace, name=case.name))
+
+
+def test_all_runs_errors_and_aims_are_shown_in_80_columns(place: Path) -> None:
+    done = simgpu("validate", "report", place, "-q")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "made" and lines[1].startswith("device      Example GPU 80GB, 80 GiB, measured on 2026-01-31")
+    rows = [line.split() for line in lines]
+    assert rows.count(["example-b8"]) == 3  # step and peak, bytes, timelines
+    for method, count in (("checkpoint", 4), ("save_on_cpu", 6), ("async_offload", 6)):  # checkpoint copies nothing
+        found = [row for row in rows if row and row[0] == method]
+        assert len(found) == count and all("-0" not in cell and "+" not in cell for row in found for cell in row)
+    told = " ".join(done.stdout.split())
+    assert "mean 0%, worst 0%, of 6 managed runs; aim mean 5%, worst 10%: MET" in told
+    assert "mean 0%, worst 0%, of 8 runs; aim worst 2%: MET" in told
+    assert "stood in" not in told
+
+
+def test_what_was_missed_is_said(recording: Recording, tmp_path: Path) -> None:
+    case = recording.cases[0]
+    run = case.runs[Method.CHECKPOINT]
+    slow = replace(run, step_ns=(2 * run.median_ns,), peak_bytes=2 * run.peak_bytes)
+    write_recording(
+        replace(recording, cases=(replace(case, runs={**case.runs, Method.CHECKPOINT: slow}),)), tmp_path / "r"
+    )
+    told = " ".join(simgpu("validate", "report", tmp_path / "r").stdout.split())
+    assert "mean 16.7%, worst 50.0% (example-b8, checkpoint), of 3 managed runs; aim mean 5%, worst 10%: MISSED" in told
+    assert "mean 12.5%, worst 50.0% (example-b8, checkpoint), of 4 runs; aim worst 2%: MISSED" in told
+
+
+def test_a_cpu_is_told_of_as_one(recording: Recording, tmp_path: Path) -> None:
+    write_recording(replace(recording, machine=replace(MACHINE, kind="cpu", device="a CPU")), tmp_path / "r")
+    lines = simgpu("validate", "report", tmp_path / "r").stdout.splitlines()
+    assert lines[1].startswith("NOTE: the CPU stood in for a GPU: nothing here was measured on one")
+
+
+def test_one_case_and_method_with_its_calibration_and_timelines(place: Path) -> None:
+    done = simgpu("validate", "report", place, "--case", "example-b8", "--method", "async_offload", "--timeline")
+    assert done.exit_code == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "example-b24" not in told and "save_on_cpu" not in told
+    assert "example-b8, async_offload: timelines They do not part" in told
+    assert "example-b8: memory: 3 MiB were in use when a step began" in told
+
+
+def test_timelines_that_part_are_shown_around_that_place(recording: Recording, tmp_path: Path) -> None:
+    case = recording.cases[0]
+    run = case.runs[Method.PLAIN]
+    swapped = (run.spans[0], *(span._replace(op="aten::strange") for span in run.spans[1:2]), *run.spans[2:])
+    write_recording(
+        replace(recording, cases=(replace(case, runs={**case.runs, Method.PLAIN: replace(run, spans=swapped)}),)),
+        tmp_path / "r",
+    )
+    done = simgpu("validate", "report", tmp_path / "r", "--method", "plain", "--timeline")
+    marked = [line for line in done.stdout.splitlines() if line.startswith(">")]
+    assert (
+        len(marked) == 1 and marked[0].split()[:2] == [">", "1"] and "aten::strange, simulated aten::relu" in marked[0]
+    )
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_files_are_written_and_hold_what_is_printed(place: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    methods = Method.PLAIN, Method.ASYNC_OFFLOAD
+    words = [word for method in methods for word in ("--method", method)]
+    done = simgpu("validate", "report", place, "--case", "example-b8", *words, "--json", "-o", target)
+    assert done.exit_code == 0, done.stderr
+    names = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+    runs = [f"made/example-b8/{method}.{suffix}" for method in methods for suffix in ("csv", "png")]
+    assert names == sorted(["report.json", "made/runs.csv", "made/validation.png", "made/validation.svg", *runs])
+    assert json.loads(done.stdout) == json.loads((target / "report.json").read_text())
+    with (target / "made" / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == list(methods)
+    assert {row["error_step_ns"] for row in rows} == {"0.0"}
+    with (target / "made" / "example-b8" / "async_offload.csv").open() as file:
+        assert {row["stream"] for row in csv.DictReader(file)} == {"compute", "d2h", "h2d"}
+    again = simgpu("validate", "report", place, "--case", "example-b8", "--method", "plain", "-o", target)
+    assert again.exit_code == 0 and f"written to {target}" in again.stdout.replace("\n", "")
+    assert not (target / "made" / "example-b8" / "async_offload.csv").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    done = simgpu("validate", "report", place, "-o", tmp_path)
+    assert done.exit_code == 2 and "not from an earlier comparison" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_damaged_recording_is_refused_with_every_problem(recording: Recording, tmp_path: Path) -> None:
+    write_recording(recording, tmp_path / "r")
+    (tmp_path / "r" / "machine.yaml").write_text("device: [")
+    (tmp_path / "r" / "example-b8" / "plain.csv.gz").write_bytes(b"no gzip")
+    done = simgpu("validate", "report", tmp_path / "r", "-o", tmp_path / "out")
+    assert done.exit_code == 2 and "Traceback" not in done.stderr
+    assert "machine.yaml" in done.stderr and "plain.csv.gz" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--case", "example-b9"], "no case 'example-b9'"),
+        (["--method", "swap"], "'swap' is not one of"),
+    ],
+)
+def test_what_is_not_there_is_refused(place: Path, words: list[str], what: str) -> None:
+    done = simgpu("validate", "report", place, *words)
+    assert done.exit_code == 2 and what in done.stderr
+
+
+def test_an_unknown_recording_is_refused() -> None:
+    done = simgpu("validate", "report", "no-such-recording")
+    assert done.exit_code == 2 and "no-such-recording" in done.stderr
+
+
+def test_a_twin_without_room_is_no_mistake_of_the_user(recording: Recording, tmp_path: Path) -> None:
+    write_recording(replace(recording, machine=replace(MACHINE, memory=142 * MIB)), tmp_path / "r")
+    done = simgpu("validate", "report", tmp_path / "r", "--case", "example-b8")
+    assert done.exit_code == 0
+    assert "example-b8, plain: no twin, out of memory" in " ".join(done.stdout.split())
+
+
+def test_a_run_that_cannot_be_simulated_ends_with_2(recording: Recording, tmp_path: Path) -> None:
+    case = recording.cases[0]
+    wrong = replace(case.runs[Method.ASYNC_OFFLOAD], settings={"prefetsch": 2})
+    write_recording(
+        replace(recording, cases=(replace(case, runs={**case.runs, Method.ASYNC_OFFLOAD: wrong}),)), tmp_path / "r"
+    )
+    done = simgpu("validate", "report", tmp_path / "r")
+    assert done.exit_code == 2
+    assert "async_offload: no twin, refused:" in " ".join(done.stdout.split()) and "prefetsch" in done.stdout
+
+
+def test_without_a_name_all_that_ship_are_shown_and_of_these_what_has_the_case(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SHIPPED", tmp_path)
+    none = simgpu("validate", "report")
+    assert none.exit_code == 2 and "no recording ships" in none.stderr
+    write_recording(replace(recording, cases=recording.cases[:1]), tmp_path / "a-gpu")
+    write_recording(replace(recording, cases=recording.cases[1:]), tmp_path / "b-gpu")
+    both = simgpu("validate", "report", "--json")
+    assert [each["recording"] for each in json.loads(both.stdout)["recordings"]] == ["a-gpu", "b-gpu"]
+    second = simgpu("validate", "report", "--json", "--case", recording.cases[1].name)
+    assert [each["recording"] for each in json.loads(second.stdout)["recordings"]] == ["b-gpu"]
+    named = simgpu("validate", "report", "a-gpu", "--json")
+    assert [each["recording"] for each in json.loads(named.stdout)["recordings"]] == ["a-gpu"]
+
+
+def test_progress_goes_to_stderr_only(place: Path) -> None:
+    assert simgpu("validate", "report", place, "--json", "-q").stderr == ""

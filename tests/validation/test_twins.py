@@ -1,0 +1,94 @@
+"""Each method's policy, and what is read off its simulated run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu.memory.transfer import stream_ns
+from simgpu.policies.registry import describe, policy_names
+from simgpu.timeline.model import SpanKind
+from simgpu.validation.calibration import Calibration, calibrate, persistent_bytes
+from simgpu.validation.measured import MeasuredRun, Method
+from simgpu.validation.twins import POLICY_OF, Numbers, simulate_twin
+from tests.validation.made_recording import COPIES, MACHINE, MIB, SETTINGS, made_trace
+
+MANAGED = [method for method in Method if method is not Method.PLAIN]
+
+
+def calibration(held: int = 3 * MIB, **machine: object) -> Calibration:
+    trace, device = made_trace(), replace(MACHINE, **machine)
+    before = persistent_bytes(trace, device.alignment) + held
+    return calibrate(device, trace, MeasuredRun(Method.PLAIN, {}, (trace.compute_ns,), before, before, 0, 0))
+
+
+@pytest.mark.parametrize("method", Method)
+def test_every_method_has_a_policy_whose_parameters_are_its_settings(method: Method) -> None:
+    assert POLICY_OF[method] in policy_names()
+    assert set(SETTINGS[method]) <= {each.name for each in describe(POLICY_OF[method]).parameters}
+
+
+def test_of_the_plain_twin_all_is_known():
+    found = simulate_twin(calibration(), Method.PLAIN, {})
+    assert found.numbers is not None and found.result is not None
+    held = 3 * MIB + persistent_bytes(made_trace(), 512)
+    peak = found.result.metrics.device_peak_used_bytes - persistent_bytes(made_trace(), 512)
+    assert found.numbers == Numbers(made_trace().compute_ns, held + peak, 0, 0)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_what_is_held_all_the_time_is_in_the_peak_and_changes_nothing_else(method: Method) -> None:
+    more, less = (simulate_twin(calibration(held), method, SETTINGS[method]).numbers for held in (5 * MIB, 0))
+    assert more is not None and less is not None
+    assert more == less._replace(peak_bytes=less.peak_bytes + 5 * MIB)
+
+
+def test_save_on_cpu_waits_for_each_copy_as_long_as_a_blocking_copy_takes():
+    found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
+    assert found.result is not None and found.numbers is not None
+    start, _ = found.result.timeline.window(-1)
+    rates = {SpanKind.COPY_OUT: COPIES.d2h, SpanKind.COPY_IN: COPIES.h2d}
+    copies = [each for each in found.result.timeline if each.kind in rates and each.start_ns >= start]
+    assert {each.kind for each in copies} == set(rates)
+    waits = [COPIES.blocking_ns + stream_ns(each.bytes, rates[each.kind]) for each in copies]
+    assert [each.end_ns - each.start_ns for each in copies] == waits
+    assert found.numbers.step_ns == made_trace().compute_ns + sum(waits)
+
+
+def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for():
+    found = simulate_twin(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
+    assert found.result is not None
+    copies = [each for each in found.result.timeline if each.kind is SpanKind.COPY_OUT]
+    assert copies
+    assert all(each.end_ns - each.start_ns == COPIES.latency_ns + stream_ns(each.bytes, COPIES.d2h) for each in copies)
+
+
+@pytest.mark.parametrize("method", MANAGED)
+def test_managed_twins_take_longer_than_the_plain_one(method: Method) -> None:
+    found = simulate_twin(calibration(), method, SETTINGS[method]).numbers
+    assert found is not None and found.step_ns > made_trace().compute_ns
+
+
+def test_copied_bytes_are_those_of_the_last_iteration():
+    found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
+    assert found.result is not None and found.numbers is not None
+    last = len(found.result.timeline.iteration_ends_ns) - 1
+    by_kind = {
+        kind: sum(each.bytes for each in found.result.timeline if each.kind is kind and each.iteration == last)
+        for kind in (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+    }
+    assert (found.numbers.bytes_out, found.numbers.bytes_in) == tuple(by_kind.values())
+    assert found.numbers.bytes_out > 0
+
+
+def test_a_twin_without_room_says_so_and_has_no_numbers():
+    found = simulate_twin(calibration(memory=40 * MIB), Method.PLAIN, {})
+    assert (found.numbers, found.result, found.failure) == (None, None, "out of memory")
+    assert "kernel F1c" in found.why and "37 MiB" in found.why
+
+
+def test_a_twin_with_settings_that_its_policy_does_not_know_is_refused():
+    found = simulate_twin(calibration(), Method.ASYNC_OFFLOAD, {"prefetsch": 2})
+    assert (found.numbers, found.failure) == (None, "refused")
+    assert "prefetsch" in found.why and "prefetch" in found.why
