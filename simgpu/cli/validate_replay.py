@@ -1,15 +1,91 @@
-"""``simgpu validate replay``: a simulated program's instructions on a real device."""
+"""``simgpu validate replay``: a simulated program's instructions on a real device.
+
+Does not live here: replaying (`simgpu.validation.replay.running`), or the words (`simgpu.validation.replay.words`).
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
+from rich.text import Text
+
+from simgpu.cli.group import wrapped
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.errors import InputError
+from simgpu.validation.replay.outcome import Outcome
+from simgpu.validation.replay.running import DEFAULT_REPETITIONS
+from simgpu.validation.replay.running import replay as run_replay
+from simgpu.validation.replay.words import (
+    NUMBER_HEADINGS,
+    STREAM_HEADINGS,
+    header,
+    number_rows,
+    parting,
+    stream_rows,
+)
+from simgpu.validation.tables import STAND_IN
+from simgpu.whole import whole_file
 
 
-@click.command()
-def replay() -> None:
-    """Issue a simulated program's instructions on a real device. Not there yet.
+@click.command("replay")
+@click.argument("program", type=click.Path(path_type=Path))
+@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N|cpu", help="Where to run it.")
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=DEFAULT_REPETITIONS,
+    show_default=True,
+    help="Steady iterations, whose median counts.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write that document here.")
+@quiet_option
+def replay(program: Path, device: str, repetitions: int, as_json: bool, output: Path | None, quiet: bool) -> None:
+    """Issue the instructions of PROGRAM on a real device, and compare with the machine model.
+
+    PROGRAM is the folder of one policy that `simgpu run NAME -o DIR` wrote, such as DIR/vdnn. Kernels are busy loops as
+    long as they were simulated; copies, events and memory are real. The program is simulated again on the link that is
+    measured first, so that only the machine model is tested, not the trace. Needs PyTorch (the extra 'record') and,
+    without --device cpu, a CUDA device.
 
     \b
-    simgpu validate replay
+    simgpu run quickstart -o results/try
+    simgpu validate replay results/try/vdnn-mode-all
+    simgpu validate replay results/try/vdnn-mode-all --device cpu -o vdnn.json
     """
-    raise click.ClickException("simgpu validate replay is not there yet")
+    if output is not None:
+        _check_output(output)
+    with progress(quiet) as say:
+        outcome = run_replay(program, device=device, repetitions=repetitions, progress=say)
+    document = json.dumps(outcome.to_dict(), indent=2, allow_nan=False)
+    if output is not None:
+        with whole_file(output) as part:
+            part.write_text(document + "\n", encoding="utf-8")
+    if as_json:
+        click.echo(document)
+        return
+    _show(outcome)
+    if output is not None:
+        click.echo(f"\nwritten to {output}")
+
+
+def _show(outcome: Outcome) -> None:
+    screen = Screen()
+    if outcome.machine.kind == "cpu":
+        screen.print(Text(wrapped(f"NOTE: {STAND_IN}", before=0), style="bold red"))
+    screen.print(facts(header(outcome)))
+    screen.print()
+    screen.print(table(NUMBER_HEADINGS, number_rows(outcome)))
+    screen.print()
+    screen.print(table(STREAM_HEADINGS, stream_rows(outcome), left=(0, 5)))
+    screen.print()
+    screen.print(facts([("first parting", parting(outcome))]))
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        raise InputError.single(output, "", "is a folder", "name a file, such as replay.json")
+    if not output.parent.is_dir():
+        raise InputError.single(output, "", "its folder does not exist", f"make {output.parent} first")

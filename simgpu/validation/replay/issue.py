@@ -110,15 +110,9 @@ class _Issuer:
         self.ids = program.streams
         self.last = iterations - 1
         self.streams: list[Stream] = [device.new_stream(str(stream)) for stream in program.streams]
-        pinned = {b: _allocated(device.host_buffer, graph.copy_sizes[b], "host") for b in _on_host(program)}
         self.memories = {
-            Space.DEVICE: RealMemory(
-                graph.sizes,
-                limits.device,
-                limits.alignment,
-                lambda b: _allocated(device.empty, graph.sizes[b], device.name),
-            ),
-            Space.HOST: RealMemory(graph.copy_sizes, limits.host, 1, pinned.__getitem__),
+            Space.DEVICE: RealMemory(graph.sizes, limits.device, limits.alignment, _maker(device.empty, device.name)),
+            Space.HOST: RealMemory(graph.copy_sizes, limits.host, 1, _maker(device.host_buffer, "the host")),
         }
         self.works: list[_Work] = []
         self.calls: Counter[str] = Counter()
@@ -230,25 +224,19 @@ def _first(moment: tuple[int, int]) -> int:
     return moment[0]
 
 
-def _allocated(make: Callable[[int], torch.Tensor], size: int, where: str) -> torch.Tensor:
-    """A buffer; `InputError` where there is no memory for it."""
-    try:
-        return make(size)
-    except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        remedy = "close what else uses it, or simulate the program with a smaller budget"
-        raise InputError.single(where, "memory", f"no memory for {size} bytes: {reason}", remedy) from error
+def _maker(make: Callable[[int], torch.Tensor], where: str) -> Callable[[int], torch.Tensor]:
+    """Makes buffers; `InputError` where there is no memory for one."""
 
+    def made(size: int) -> torch.Tensor:
+        try:
+            return make(size)
+        except (MemoryError, RuntimeError) as error:  # PyTorch's running out of memory is one, on host and device
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            what = f"no memory for {size} bytes on {where}: {reason}"
+            remedy = "close what else uses it, or simulate the program with a smaller budget"
+            raise InputError.single("program", "memory", what, remedy) from error
 
-def _on_host(program: Program) -> set[int]:
-    """Blocks that hold host memory at some time."""
-    held = {b for holding in program.holdings if holding.gpu is None for b in holding.blocks}
-    for segment in program.segments:
-        for code in segment.streams.values():
-            for each in code:
-                if isinstance(each, Acquire) and each.space is Space.HOST:
-                    held.update(each.blocks)
-    return held
+    return made
 
 
 def _launches(program: Program, stream: StreamId) -> int:
