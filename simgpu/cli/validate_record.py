@@ -23,7 +23,8 @@ from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP
 from simgpu.validation.measured import Case, MeasuredMachine, Method
 
 _COUNT = click.IntRange(min=1, max=10**6)
-_HEADINGS = ("case", "method", "step", "spread", "peak", "out", "in")
+#: A case stands in a row of its own, above its methods.
+_HEADINGS = ("case and method", "step", "spread", "peak", "out", "in")
 
 
 def _listed(title: str, plans: Sequence[CasePlan]) -> str:
@@ -107,7 +108,7 @@ def _show(found: Recorded, output: Path) -> None:
     screen.print(facts(_machine_rows(found.recording.machine)))
     if found.recording.cases:
         screen.print()
-        screen.print(table(_HEADINGS, [row for case in found.recording.cases for row in _rows(case)], left=(0, 1)))
+        screen.print(table(_HEADINGS, [row for case in found.recording.cases for row in _rows(case)], whole=(0,)))
         click.echo(f"\nwritten to {output}")
         click.echo(f"to compare it with its simulation: simgpu validate report {shlex.quote(str(output))}")
     told = {
@@ -133,18 +134,16 @@ def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
 
 
 def _rows(case: Case) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = [(case.name, *[""] * (len(_HEADINGS) - 1))]
     for method in Method:
-        name = case.name if not rows else ""
         run = case.runs.get(method)
         if run is None:
-            rows.append((name, str(method), *["-"] * 5))
+            rows.append((f"  {method}", *["-"] * (len(_HEADINGS) - 1)))
             continue
         apart = spread(run.step_ns)
         rows.append(
             (
-                name,
-                str(method),
+                f"  {method}",
                 format_time(run.median_ns),
                 "-" if apart is None else format_time(apart),
                 format_bytes(run.peak_bytes),

@@ -85,7 +85,7 @@ SMALL_CASES = (
         CasePlan("resnet50-small", batch, "resnet50", RESNET50_BLOCKS, _SMALL_OFFLOAD, {"image": 64, "classes": 10})
         for batch in (4, 8)
     ),
-    *(CasePlan("gpt-small", batch, "gpt2-small", gpt_blocks(4), _SMALL_OFFLOAD, _SMALL_GPT) for batch in (2, 4)),
+    *(CasePlan("gpt-small", batch, "gpt2-small", gpt_blocks(4), _SMALL_OFFLOAD, _SMALL_GPT) for batch in (4, 8)),
 )
 
 

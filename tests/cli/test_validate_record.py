@@ -1,0 +1,112 @@
+"""``simgpu validate record``: what is asked of the harness, and what is shown of its answer. Nothing really runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simgpu.validation.harness import CASES, SMALL_CASES, CasePlan, Recorded
+from simgpu.validation.measured import Recording
+from tests.cli.cli_helpers import simgpu
+from tests.validation.test_folder import MACHINE, case
+
+SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the harness was asked for; it answers with one case, and one that was left out."""
+    seen: dict[str, Any] = {}
+
+    def record(folder: Path, plans: tuple[CasePlan, ...], **options: Any) -> Recorded:
+        seen.update(folder=folder, plans=plans, **options)
+        return Recorded(Recording("mine", MACHINE, seen.get("cases", (case(),))), {"big-b1": SHORT})
+
+    monkeypatch.setattr("simgpu.cli.validate_record.record_cases", record)
+    return seen
+
+
+def test_without_options_all_cases_are_recorded_on_a_gpu(asked: dict[str, Any]) -> None:
+    done = simgpu("validate", "record", "-o", "mine")
+    assert done.exit_code == 0, done.output
+    assert asked["plans"] == CASES
+    told = {name: asked[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
+    expected = {"device": "cuda", "repetitions": 20, "warmup": 3, "seed": 0, "force": False}
+    assert told == {"folder": Path("mine"), **expected}
+
+
+def test_options_reach_the_harness(asked: dict[str, Any]) -> None:
+    words = "--small --cases gpt-small-b4,resnet50-small-b4 --device cpu --repetitions 5 --warmup 1 --seed 2 --force"
+    assert simgpu("validate", "record", "-o", "mine", *words.split()).exit_code == 0
+    assert [plan.name for plan in asked["plans"]] == ["resnet50-small-b4", "gpt-small-b4"]
+    assert (asked["device"], asked["repetitions"], asked["warmup"]) == ("cpu", 5, 1)
+    assert (asked["seed"], asked["force"]) == (2, True)
+
+
+def test_each_method_of_each_case_is_a_row(asked: dict[str, Any]) -> None:
+    done = simgpu("validate", "record", "-o", "my folder")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["net-b4"] in rows
+    assert ["plain", "30", "ns", "2", "ns", "500", "B", "0", "B", "0", "B"] in rows
+    assert ["checkpoint", "30", "ns", "2", "ns", "500", "B", "0", "B", "0", "B"] in rows
+    assert ["save_on_cpu", *["-"] * 5] in rows
+    assert done.stdout.endswith("simgpu validate report 'my folder'\n")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    told = " ".join(done.stderr.split())
+    assert "net-b4 has no save_on_cpu: out of memory" in told
+    assert f"big-b1 is left out: {SHORT}" in told
+
+
+def test_where_no_case_could_be_recorded_that_is_an_error(asked: dict[str, Any]) -> None:
+    asked["cases"] = ()
+    done = simgpu("validate", "record", "-o", "mine")
+    assert done.exit_code == 2
+    assert "mine: none of the cases could be recorded; choose smaller ones" in done.stderr
+
+
+def test_of_a_single_step_there_is_no_spread(asked: dict[str, Any]) -> None:
+    once = case()
+    runs = {method: replace(run, step_ns=(7,)) for method, run in once.runs.items()}
+    asked["cases"] = (replace(once, runs=runs),)
+    rows = [line.split() for line in simgpu("validate", "record", "-o", "mine").stdout.splitlines()]
+    assert ["plain", "7", "ns", "-", "500", "B", "0", "B", "0", "B"] in rows
+
+
+def test_an_unknown_case_is_told_with_what_was_meant() -> None:
+    done = simgpu("validate", "record", "-o", "mine", "--cases", "vgg16-b46")
+    assert done.exit_code == 2
+    assert "no case is called 'vgg16-b46'; did you mean 'vgg16-b64'?" in done.stderr
+
+
+def test_help_lists_every_case() -> None:
+    shown = simgpu("validate", "record", "--help").stdout
+    for plan in (*CASES, *SMALL_CASES):
+        assert plan.name in shown
+
+
+def test_an_interrupted_recording_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(*_: Any, **__: Any) -> Recorded:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simgpu.cli.validate_record.record_cases", record)
+    done = simgpu("validate", "record", "-o", "mine")
+    assert done.exit_code == 130
+    assert "the same command goes on" in done.stderr
+
+
+def test_without_a_gpu_or_pytorch_it_says_what_to_do(tmp_path: Path) -> None:
+    has_torch = importlib.util.find_spec("torch") is not None
+    if has_torch:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    done = simgpu("validate", "record", "-o", tmp_path / "mine")
+    assert done.exit_code == 2
+    told = "with --device cpu --small" if has_torch else "install torch, or simgpu with its extra 'record'"
+    assert told in done.stderr
+    assert not (tmp_path / "mine").exists()
