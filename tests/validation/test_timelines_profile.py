@@ -179,6 +179,30 @@ def test_copies_go_by_their_way_and_calls_by_the_outermost_word(tmp_path: Path) 
     assert copies == {MeasuredKind.COPY_OUT: 4096, MeasuredKind.COPY_IN: 512}
 
 
+def test_what_puts_a_saved_tensor_in_order_for_its_copy_is_not_the_operator_s(tmp_path: Path) -> None:
+    """As PyTorch copies out a weight that an operator reads transposed."""
+    file = profile(
+        tmp_path / "profile.json",
+        op("aten::addmm", 1, 30),
+        op("aten::copy_", 2, 20),
+        op("aten::clone", 3, 6),
+        op("aten::copy_", 4, 4),
+        *work("kernel", "transpose", 1, 5, 6, 2),
+        op("aten::copy_", 10, 4),
+        *work("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 2, 11, 12, 8, 4096),
+        op("aten::copy_", 24, 2),
+        *work("kernel", "its own copy", 3, 25, 26, 1),
+        *work("kernel", "gemm", 4, 27, 28, 5),
+    )
+    found = spans_of_profile(file, {"aten::addmm"})
+    assert [(span.name, span.op, span.call) for span in found if span.kind is MeasuredKind.KERNEL] == [
+        ("transpose", "aten::copy_", 0),
+        ("its own copy", "aten::addmm", 1),
+        ("gemm", "aten::addmm", 1),
+    ]
+    assert [(call.start_ns, call.end_ns) for call in calls_of(found)] == [(0, 2000), (20_000, 27_000)]
+
+
 def test_a_word_means_the_operator_in_place_too(tmp_path: Path) -> None:
     inside = op("aten::clamp_min_", 2, 2)
     file = profile(tmp_path / "profile.json", op("aten::relu_", 1, 5), inside, *work("kernel", "clamp", 1, 3, 9, 1))

@@ -6,19 +6,20 @@ operators (`simgpu.trace.importers.kineto`), or making the recording (`profiled`
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.trace.importers.kineto.attribution import Attribution
-from simgpu.trace.importers.kineto.iteration import Iteration, iterations, launched_at
-from simgpu.trace.importers.kineto.profile import Kernel, Profile
+from simgpu.trace.importers.kineto.iteration import iterations, launched_at
+from simgpu.trace.importers.kineto.profile import Kernel
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.calls import same_work
 from simgpu.validation.timelines.spans import copy_span, from_first_start
 
-_COPIES = {"DtoH": MeasuredKind.COPY_OUT, "HtoD": MeasuredKind.COPY_IN}
+_WAYS = {"DtoH": MeasuredKind.COPY_OUT, "HtoD": MeasuredKind.COPY_IN}
+_COPY = "aten::copy_"
 
 
 def spans_of_profile(path: Path, words: Collection[str]) -> tuple[MeasuredSpan, ...]:
@@ -28,42 +29,49 @@ def spans_of_profile(path: Path, words: Collection[str]) -> tuple[MeasuredSpan, 
     its operator, in place or not, since a recorder sees operators where autograd hands them on, and none inside them;
     where there is none, the innermost operator; without any, the kernel's own name. Fills of memory and copies within
     the device are kernels of their operator. Calls are numbered in the order of their first launch.
+
+    A saved tensor that is offloaded is copied inside the operator that saves it. Kernels that put it in order for the
+    copy are the copy's (``aten::copy_``), not that operator's.
     Raises `InputError` where the profile cannot be read or has no kernels.
     """
     for profile, iteration in iterations(path, None, tuple):
-        kernels, copies = _work(profile, iteration)
-        attribution = Attribution(profile, replace(iteration, kernels=kernels))
-        return from_first_start([*_kernel_spans(attribution, frozenset(map(same_work, words))), *copies])
+        others = [each for each in profile.left_out if iteration.contains(launched_at(each, profile))]
+        work = sorted((*iteration.kernels, *others), key=lambda each: (each.start, each.number))
+        attribution = Attribution(profile, replace(iteration, kernels=tuple(work)))
+        return from_first_start(_spans(attribution, frozenset(map(same_work, words))))
     raise InputError.single(path, "", "marks steps, but none has kernels", "record it again")
 
 
-def _work(profile: Profile, iteration: Iteration) -> tuple[tuple[Kernel, ...], list[MeasuredSpan]]:
-    """What runs on the compute stream, in the order it ran, and copies over the link."""
-    kernels, copies = list(iteration.kernels), []
-    for each in profile.left_out:
-        if iteration.contains(launched_at(each, profile)):
-            kind = next((kind for word, kind in _COPIES.items() if word in each.name), None)
-            if kind is None:
-                kernels.append(each)
-            else:
-                copies.append(copy_span(kind, each.name, each.start, each.end, each.bytes))
-    kernels.sort(key=lambda kernel: (kernel.start, kernel.number))
-    return tuple(kernels), copies
-
-
-def _kernel_spans(attribution: Attribution, words: frozenset[str]) -> list[MeasuredSpan]:
+def _spans(attribution: Attribution, words: frozenset[str]) -> Iterator[MeasuredSpan]:
     kernels, launched = attribution.iteration.kernels, attribution.launched
+    ways = [_way(kernel) for kernel in kernels]
+    copying = {
+        around
+        for way, launch in zip(ways, launched, strict=True)
+        if way is not None
+        for around in attribution.operators(launch.op)
+        if attribution.ops[around].name == _COPY
+    }
     calls: dict[tuple[str, int], int] = {}
-    found = []
     for position in attribution.launch_order:
-        kernel, op = kernels[position], _operator(attribution, launched[position].op, words)
+        kernel, way = kernels[position], ways[position]
+        if way is not None:
+            yield copy_span(way, kernel.name, kernel.start, kernel.end, kernel.bytes)
+            continue
+        op = _operator(attribution, launched[position].op, words, copying)
         name, whose = (attribution.ops[op].name, ("operator", op)) if op >= 0 else (kernel.name, ("kernel", position))
         call = calls.setdefault(whose, len(calls))
-        start, end = kernel.start, kernel.end
-        found.append(MeasuredSpan("compute", MeasuredKind.KERNEL, kernel.name, name, call, start, end))
-    return found
+        yield MeasuredSpan("compute", MeasuredKind.KERNEL, kernel.name, name, call, kernel.start, kernel.end)
 
 
-def _operator(attribution: Attribution, op: int, words: frozenset[str]) -> int:
-    around = list(attribution.operators(op))
-    return next((each for each in reversed(around) if same_work(attribution.ops[each].name) in words), op)
+def _way(kernel: Kernel) -> MeasuredKind | None:
+    """Which way a copy over the link goes; None for what is none."""
+    return None if kernel.is_kernel else next((kind for word, kind in _WAYS.items() if word in kernel.name), None)
+
+
+def _operator(attribution: Attribution, op: int, words: frozenset[str], copying: Collection[int]) -> int:
+    """The operator that a kernel counts for, of those around its launch."""
+    outermost_first = list(attribution.operators(op))[::-1]
+    copies = (each for each in outermost_first if each in copying)
+    named = (each for each in outermost_first if same_work(attribution.ops[each].name) in words)
+    return next(copies, next(named, op))
