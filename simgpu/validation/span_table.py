@@ -19,9 +19,8 @@ from simgpu.textfile import text_of
 from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.tables import ReadTable, table_of, write_table
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
+from simgpu.validation.timelines.spans import STREAMS
 
-#: What the streams that do each kind of thing are called.
-STREAMS = {MeasuredKind.KERNEL: "compute", MeasuredKind.COPY_OUT: "d2h", MeasuredKind.COPY_IN: "h2d"}
 _KINDS = {str(kind): kind for kind in MeasuredKind}
 
 

@@ -35,7 +35,7 @@ def test_without_options_all_cases_are_recorded_on_a_gpu(asked: dict[str, Any]) 
     assert done.exit_code == 0, done.output
     assert asked["plans"] == CASES
     told = {name: asked[name] for name in ("folder", "device", "repetitions", "warmup", "seed", "force")}
-    expected = {"device": "cuda", "repetitions": 20, "warmup": 3, "seed": 0, "force": False}
+    expected = {"device": "cuda", "repetitions": 20, "warmup": 5, "seed": 0, "force": False}
     assert told == {"folder": Path("mine"), **expected}
 
 

@@ -17,6 +17,7 @@ from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.validation.folder import (
+    SHIPPED,
     case_folders,
     load_recording,
     read_recording,
@@ -25,7 +26,7 @@ from simgpu.validation.folder import (
     write_machine,
     write_recording,
 )
-from simgpu.validation.machine_file import machine_text, read_machine
+from simgpu.validation.machine_file import CopiesSection, MachineFile, machine_text, read_machine
 from simgpu.validation.measured import (
     Case,
     Copies,
@@ -36,7 +37,8 @@ from simgpu.validation.measured import (
     Method,
     Recording,
 )
-from simgpu.validation.span_table import read_spans, write_spans
+from simgpu.validation.runs_file import RunEntry, RunsFile
+from simgpu.validation.span_table import SPANS, read_spans, write_spans
 
 MACHINE = MeasuredMachine(
     device="a GPU",
@@ -292,6 +294,17 @@ def test_a_recording_is_found_by_its_path_or_by_the_name_it_ships_under(
     assert load_recording("mine") == read_recording(folder)
     with pytest.raises(InputError, match="did you mean 'mine'"):
         load_recording("mime")
+
+
+def test_the_format_is_described_field_by_field() -> None:
+    text = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    machine = {"schema" if name == "schema_" else name for name in MachineFile.model_fields} - {"copies"}
+    copies = {f"copies.{name}" for name in CopiesSection.model_fields}
+    runs = {"schema" if name == "schema_" else name for name in RunsFile.model_fields} - {"runs", "absent"}
+    each = {f"runs.<method>.{name}" for name in RunEntry.model_fields}
+    columns = {column.name for column in SPANS.columns}
+    for name in machine | copies | runs | each | {"absent.<method>"} | columns:
+        assert f"`{name}`" in text, name
 
 
 @pytest.mark.parametrize("name", shipped_recordings())

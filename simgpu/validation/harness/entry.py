@@ -22,7 +22,7 @@ from simgpu.validation.measured import Case, MeasuredMachine, Recording
 from simgpu.whole import refuse_foreign
 
 DEFAULT_REPETITIONS = 20
-DEFAULT_WARMUP = 3
+DEFAULT_WARMUP = 5
 
 
 @dataclass(frozen=True, slots=True)
