@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quanti
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
 from simgpu.validation.tables import STAND_IN, error_text
 from simgpu.validation.timelines.matching import match
+from simgpu.validation.timelines.words import parting_text
 
-_WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES = 10.0, 0.36, 0.5, 1.0
+_WIDTH_INCHES, _ROW_INCHES, _CASE_INCHES, _HEAD_INCHES, _STREAM_INCHES = 10.0, 0.36, 0.5, 1.0, 0.55
 #: Of the two bars of a run, each is so high, in rows.
 _BAR = 0.36
 #: Beyond the longest bar, for the texts at the ends of bars.
@@ -36,7 +38,7 @@ _MEASURED: dict[str, Any] = {"color": "#4477AA"}
 _SIMULATED: dict[str, Any] = {"color": "#88CCEE"}
 _FITTED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#88CCEE", "hatch": "////"}
 _SPREAD: dict[str, Any] = {"color": "black", "linewidth": 1.0, "solid_capstyle": "butt"}
-#: Of an error that is larger than is aimed at in each run.
+#: Of an error that is larger than is aimed at in each run, and of the place where timelines part.
 _BEYOND = "#BB4444"
 _KINDS = {
     MeasuredKind.KERNEL: SpanKind.COMPUTE,
@@ -85,17 +87,19 @@ def plot_validation(found: Validation) -> Figure:
 def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
     """What each stream of the device did in one step, above what each does in the simulation, on one time axis.
 
-    `ValueError` for a run without a timeline or without a twin.
+    Dotted lines are the ends of either; a red one is where they part first, which the text below tells. `ValueError`
+    for a run without a timeline or without a twin.
     """
-    result = None if run.twin is None else run.twin.result
-    if result is None or not run.run.spans:
+    result, beside = None if run.twin is None else run.twin.result, run.beside
+    if result is None or beside is None:
         raise ValueError(f"{run.case}, {run.method}: no two timelines to draw")
     real = measured_timeline(run.run.spans, result)
     start, stop = result.timeline.window(-1)
     length = max(real.iteration_ends_ns[-1], stop - start)
     ends = result.timeline.iteration_ends_ns
     simulated = replace(result.timeline, iteration_ends_ns=(*ends[:-1], start + length))
-    figure = RunFigure(figsize=(_WIDTH_INCHES, 5.2), layout="constrained")
+    rows = max(2, sum(bool(stream.rows) for stream in beside.streams.values()))
+    figure = RunFigure(figsize=(_WIDTH_INCHES, 1.6 + 2 * (0.3 + _STREAM_INCHES * rows)), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     about = f"{title or run.case}, {run.method}"
@@ -108,6 +112,9 @@ def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
     _one_legend(upper, lower)
     for ax, end in ((upper, real.iteration_ends_ns[-1]), (lower, stop - start)):
         ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
+        if beside.first_parting is not None:
+            ax.axvline(beside.first_parting.at_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
+    figure.supxlabel(fill(parting_text(beside), 125), x=0.01, ha="left", fontsize=8)
     figure.suptitle(about, x=0.01, ha="left", fontsize=11)
     return figure
 

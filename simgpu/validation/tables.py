@@ -58,8 +58,8 @@ class Line(NamedTuple):
 def error_text(error: float | None) -> str:
     """A relative error with its sign; what is no error at all is ``equal``.
 
-    >>> error_text(0.0123), error_text(-0.0004), error_text(0.0), error_text(None), error_text(math.inf)
-    ('+1.2%', '-0.04%', 'equal', '-', 'not 0')
+    >>> error_text(0.0123), error_text(-0.0004), error_text(0.0), error_text(-1e-6), error_text(None)
+    ('+1.2%', '-0.04%', 'equal', '<0.01%', '-')
     """
     if error is None:
         return _NONE
@@ -67,7 +67,7 @@ def error_text(error: float | None) -> str:
         return "equal"
     if math.isinf(error):
         return "not 0"
-    return f"{error:+.2%}" if abs(error) < 0.001 else f"{error:+.1%}"
+    return _per_cent(error, "+")
 
 
 def share_text(share: float | None) -> str:
@@ -80,7 +80,13 @@ def share_text(share: float | None) -> str:
         return _NONE
     if math.isinf(share):
         return "boundless"
-    return "0%" if share == 0 else f"{share:.2%}" if share < 0.001 else f"{share:.1%}"
+    return "0%" if share == 0 else _per_cent(share, "")
+
+
+def _per_cent(share: float, sign: str) -> str:
+    if abs(share) < 0.00005:
+        return "<0.01%"
+    return f"{share:{sign}.{2 if abs(share) < 0.001 else 1}%}"
 
 
 def header_facts(found: Validation) -> list[tuple[str, str]]:

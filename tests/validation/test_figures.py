@@ -116,6 +116,21 @@ def test_both_timelines_have_one_time_axis_and_one_legend(found: Validation) -> 
     assert upper.get_legend() is None and lower.get_legend() is not None
 
 
+def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
+    run = case.runs[Method.CHECKPOINT]
+    strange = run.spans[3]._replace(op="aten::strange")
+    spans = (*run.spans[:3], strange, *run.spans[4:])
+    found = compare_recording(
+        made_recording(replace(case, runs={**case.runs, Method.CHECKPOINT: replace(run, spans=spans)}))
+    )
+    same, parted = (plot_pair(found.cases[0][method]) for method in (Method.PLAIN, Method.CHECKPOINT))
+    at = strange.start_ns / 10**6
+    for figure, expected in ((same, []), (parted, [at])):
+        for ax in figure.axes:
+            assert [line.get_xdata()[0] for line in ax.lines if line.get_color() == "#BB4444"] == expected
+    assert "the device has aten::strange" in parted.get_supxlabel()
+
+
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
     with pytest.raises(ValueError, match="no two timelines"):
