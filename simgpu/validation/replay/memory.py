@@ -61,10 +61,7 @@ class RealMemory:
         """
         needed = self.bytes_of(blocks)
         while self._leaving and (self._leaving[0][0].is_done() or self._lacks(needed)):
-            event, gone = self._leaving.popleft()
-            event.synchronize()
-            for b, buffer in gone:
-                self._keep(b, buffer)
+            self._let_one_go()
         if self._lacks(needed):
             what = f"{needed} B are asked for, {self._held} of {self._limit} B are held, and nobody will give any back"
             raise ProgramError(what)
@@ -81,6 +78,13 @@ class RealMemory:
         """Let go of blocks when the event has happened; returns their bytes."""
         self._leaving.append((event, [(b, self._buffers.pop(b)) for b in blocks]))
         return self.bytes_of(blocks)
+
+    def _let_one_go(self) -> None:
+        """Wait for the oldest release. In a function of its own, so that nothing here refers to its buffers longer."""
+        event, gone = self._leaving.popleft()
+        event.synchronize()
+        for b, buffer in gone:
+            self._keep(b, buffer)
 
     def _keep(self, block: int, buffer: torch.Tensor) -> None:
         """A block's buffer is free."""

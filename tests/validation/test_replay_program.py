@@ -1,0 +1,216 @@
+"""The folder of a policy holds all that it takes to run its program again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.experiments.compare import compare
+from simgpu.experiments.outputs import write_outputs
+from simgpu.hardware.nodes import load_node
+from simgpu.machine.run import run_program
+from simgpu.scenario.load import load_trace
+from simgpu.simulation import Result, simulate
+from simgpu.trace.chain import chain
+from simgpu.validation.replay.program import of_result, read_program
+from tests.semantics.hand_made import node as made_node
+
+#: What a policy may do to tasks, and a trace and a node with which it does.
+DONE = {
+    "nothing": ("digits-cnn-cpu", "laptop-2gb", "none"),
+    "no limit": ("digits-cnn-cpu", "laptop-2gb", "ideal"),
+    "swaps": ("digits-cnn-cpu", "laptop-2gb", "vdnn"),
+    "relaunches": ("digits-cnn-cpu", "laptop-2gb", "superneurons"),
+    "sub-batches": ("digits-cnn-cpu", "laptop-2gb", "vdnn+"),
+    "addresses": ("digits-cnn-cpu", "laptop-2gb", "modnn"),
+    "algorithms": ("vgg16-b128-v100", "v100", {"vdnn": {"algorithms": "smallest"}}),
+    "codecs on the GPU": ("photos-vgg-cpu", "v100", {"static": {"launch": "expert"}}),
+    "codecs on the host": ("photos-vgg-cpu", "v100", {"vdnn++": {"threshold": 0.1}}),
+}
+
+
+def written(folder: Path, trace: Any, node: Any, policy: Any) -> tuple[Path, Result]:
+    """The folder of a policy, and its result."""
+    found = compare(trace, node, [policy])
+    write_outputs(found, folder, about={}, timeline=["csv"])
+    (result,) = found.results.values()
+    (home,) = (path for path in folder.iterdir() if path.is_dir())
+    return home, result
+
+
+@pytest.mark.parametrize(("trace", "node", "policy"), DONE.values(), ids=DONE)
+def test_a_program_that_was_read_back_runs_as_it_did(
+    tmp_path: Path, trace: str, node: str, policy: str | Mapping[str, Any]
+):
+    home, result = written(tmp_path / "out", load_trace(trace), load_node(node), policy)
+    found = read_program(home)
+    assert (found.title, found.iteration_ns, found.pool) == (result.title, result.iteration_ns, result.pool)
+    for again in (found, of_result(result)):
+        run = run_program(again.program, again.graph, again.node, budget=again.budget, pool=again.pool)
+        assert list(run.timeline) == list(result.timeline)
+        assert run.timeline.device_memory.used.tolist() == result.timeline.device_memory.used.tolist()
+
+
+def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
+    """Else they would prove nothing."""
+    seen = {}
+    for name, (trace, node, policy) in DONE.items():
+        _, result = written(tmp_path / name, load_trace(trace), load_node(node), policy)
+        kinds = {span.kind.label for span in result.timeline}
+        seen[name] = kinds | {type(transform).__name__ for transform in result.program.transforms}
+    assert {"copy_out", "copy_in"} <= seen["swaps"]
+    assert "recompute" in seen["relaunches"]
+    assert "Split" in seen["sub-batches"]
+    assert "WithAlgorithms" in seen["algorithms"]
+    assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the GPU"]
+    assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the host"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trace = chain([10, 10, 10], [10, 10, 10], [400, 400, 400])
+    return written(tmp_path_factory.mktemp("sound") / "out", trace, made_node(), "vdnn")[0]
+
+
+@pytest.fixture
+def home(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound.parent, tmp_path / "out")
+    return tmp_path / "out" / sound.name
+
+
+def changed(path: Path, change: Callable[[Any], Any]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+#: What happened to the folder, and what is told of it.
+DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "no program": (lambda home: (home / "program.json").unlink(), "vdnn: holds no program.json; an earlier simgpu"),
+    "no tables": (lambda home: (home / "blocks.csv").unlink(), "vdnn: holds no blocks.csv; an earlier simgpu"),
+    "cut off": (
+        lambda home: (home / "program.json").write_text('{"schema":'),
+        "program.json: is no program as simgpu writes it",
+    ),
+    "another schema": (
+        lambda home: replaced(home / "tasks.json", "simgpu.tasks/1", "simgpu.tasks/9"),
+        "tasks.json: schema: 'simgpu.tasks/9' is not simgpu.tasks/1",
+    ),
+    "a number too few": (
+        lambda home: changed(home / "tasks.json", lambda tasks: tasks["device_bytes"].pop()),
+        "tasks.json: are no tasks as simgpu writes them: device_bytes has 6 numbers where the tables have 7 rows",
+    ),
+    "a negative number": (
+        lambda home: changed(home / "tasks.json", lambda tasks: tasks["durations_ns"].__setitem__(0, -1)),
+        "tasks.json: are no tasks as simgpu writes them: -1 is not a whole number >= 0",
+    ),
+    "a row too few": (
+        lambda home: replaced(home / "kernels.csv", _last_row(home / "kernels.csv"), ""),
+        "tasks.json: are no tasks as simgpu writes them: durations_ns has 6 numbers where the tables have 5 rows",
+    ),
+    "a block without a row": (
+        lambda home: replaced(home / "kernels.csv", "x1", "y1"),
+        "kernels.csv: row 2: names block 'y1', which has no row in blocks.csv",
+    ),
+    "a block twice": (
+        lambda home: replaced(home / "blocks.csv", "\nx3,", "\nx2,"),
+        "blocks.csv: row 4: 'x2' is there twice",
+    ),
+    "a bad cell": (lambda home: replaced(home / "blocks.csv", ",400,", ",4.5,"), "blocks.csv: row 2, column bytes"),
+    "tasks in another order": (
+        lambda home: changed(home / "program.json", _swap_launches),
+        "program.json: does not go with kernels.csv, blocks.csv and tasks.json: compute[",
+    ),
+    "a number of no block": (
+        lambda home: changed(home / "program.json", lambda program: program["resident"].append(99)),
+        "program.json: does not go with kernels.csv, blocks.csv and tasks.json: ",
+    ),
+    "no report": (lambda home: (home.parent / "report.json").unlink(), "vdnn: no report.json stands beside it"),
+    "another report": (
+        lambda home: replaced(home.parent / "report.json", "simgpu.report/1", "simgpu.study-report/1"),
+        "report.json: schema: 'simgpu.study-report/1' is not 'simgpu.report/1'",
+    ),
+    "another policy's report": (
+        lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].update(label="none")),
+        "report.json: tells nothing of 'vdnn'",
+    ),
+    "a report without the budget": (
+        lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].pop("budget_bytes")),
+        "report.json: results, vdnn: budget_bytes: is missing or damaged",
+    ),
+    "a report of an unknown pool": (
+        lambda home: changed(home.parent / "report.json", lambda report: report["results"][0].update(pool="lake")),
+        "report.json: results, vdnn: pool: is missing or damaged",
+    ),
+}
+
+
+def _last_row(table: Path) -> str:
+    return table.read_text().splitlines(keepends=True)[-1]
+
+
+def _swap_launches(program: dict[str, Any]) -> None:
+    code = program["segments"][0]["streams"]["compute"]
+    first, second, *_ = (each for each in code if each[0] == "Launch")
+    first[1], second[1] = second[1], first[1]
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], told: str):
+    assert read_program(home).title == "vdnn: chain on bench"
+    damage(home)
+    with pytest.raises(InputError) as caught:
+        read_program(home)
+    assert told in str(caught.value)
+    assert all(problem.file.startswith(str(home.parent)) and problem.remedy for problem in caught.value.problems)
+
+
+def test_everything_that_is_damaged_is_told_at_once(home: Path):
+    (home / "program.json").write_text("{}")
+    replaced(home / "blocks.csv", ",400,", ",4.5,")
+    with pytest.raises(InputError) as caught:
+        read_program(home)
+    assert [Path(problem.file).name for problem in caught.value.problems] == ["blocks.csv", "program.json"]
+
+
+def test_the_folder_of_a_whole_run_is_not_that_of_a_policy(home: Path):
+    with pytest.raises(InputError, match="holds a whole run, not one policy of it; give the folder of one policy"):
+        read_program(home.parent)
+    with pytest.raises(InputError, match="no such folder"):
+        read_program(home.parent / "none")
+    with pytest.raises(InputError, match="is not a folder"):
+        read_program(home / "program.json")
+
+
+@pytest.mark.parametrize(
+    ("node", "policy", "told"),
+    [
+        ("laptop-2gb", "um", "has its blocks on demand, page by page"),
+        ("titan-x-maxwell-cdma", "cdma", "whose hardware compresses; no real device does"),
+    ],
+)
+def test_what_no_real_device_does_is_refused(tmp_path: Path, node: str, policy: str, told: str):
+    home, result = written(tmp_path / "out", load_trace("digits-cnn-cpu"), load_node(node), policy)
+    for read in (lambda: read_program(home), lambda: of_result(result)):
+        with pytest.raises(InputError) as caught:
+            read()
+        assert told in str(caught.value)
+
+
+def test_programs_of_several_gpus_are_refused():
+    two = load_node("k40-x4")
+    result = simulate(load_trace("digits-cnn-cpu"), two, "none", gpus=2, exchange="gather")
+    with pytest.raises(InputError, match="is for 2 GPUs, and one device is asked to run it"):
+        of_result(result)
