@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.trace.chain import chain
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.beside import Agreement, Bar, Row, SideBySide, side_by_side
+from simgpu.validation.timelines.durations import durations
+from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.words import parting_text
 from tests.validation.made_timelines import as_if_measured, kernel
 
@@ -211,3 +215,17 @@ def test_a_timeline_that_breaks_off_is_compared_all_the_same(spans: list[Measure
     found = beside(spans, tolerance=10.0)
     assert len(found.rows) == len(SPANS)
     assert sum(row.real is not None for row in found.rows) == len(spans)
+
+
+@given(st.lists(st.integers(0, 5000), min_size=8, max_size=8))
+def test_kernels_that_last_as_measured_start_when_they_were_measured(gaps: list[int]) -> None:
+    """Whatever the gaps: each is behind its kernel, and a step as long as its timeline is not scaled."""
+    spans, at = [], 0
+    for call, (each, gap) in enumerate(zip(TRACE.kernels, gaps, strict=True)):
+        spans.append(kernel(each.op, call, at, at + each.duration_ns))
+        at += each.duration_ns + gap
+    times = durations(spans, match(spans, [each.op for each in TRACE.kernels]), spans[-1].end_ns)
+    kernels = tuple(replace(each, duration_ns=ns) for each, ns in zip(TRACE.kernels, times, strict=True))
+    found = side_by_side(spans, simgpu.simulate(replace(TRACE, kernels=kernels), NODE, "none"), tolerance=0.0)
+    assert found.first_parting is None
+    assert found.real_ns == found.simulated_ns
