@@ -100,6 +100,23 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
     return tuple(map(tuple, found))
 
 
+def ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:
+    """For each saved tensor the kernel with which the operator of backward that took it back is done with all it took.
+
+    An operator takes back all that it saved at once, and holds it while it runs; the last kernel that reads any of it
+    is as far as this is known.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> ends(graph, saved_tensors(graph).tensors)
+    (3, 2, 2)
+    """
+    last: dict[int, int] = {}
+    for tensor, kernels in zip(tensors, readers(graph, tensors), strict=True):
+        last[tensor.before] = max(last.get(tensor.before, tensor.before), *kernels[-1:], -1)
+    return tuple(last[tensor.before] for tensor in tensors)
+
+
 def _version_after(graph: TaskGraph, b: int, k: int) -> int:
     """The version of a block when kernel k has ended."""
     return sum(b in graph.writes[u] for u in graph.uses[b] if u <= k)

@@ -10,8 +10,9 @@ by blocks, not by tensors: what several operators save, or save views of, is cop
   memory for it and for those of the `prefetch` blocks saved before it that are away and not on their way; they are
   copied in, one after another, behind what compute has been given; then compute waits for its own block. What is still
   in the stash is used where it is.
-* What was copied in lives until its last use in backward. Weights and whatever else persists, blocks of less than
-  `min_bytes`, and what somebody holds to the iteration's end stay as in `none`.
+* What was copied in lives until the last operator of backward that takes something of it is done. Weights and whatever
+  else was there before the iteration, and blocks of less than `min_bytes`, stay as in `none`. What somebody else still
+  holds is copied out and in all the same, and is there twice then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, Problem
-from simgpu.graph.saved import Saved, readers, saved_tensors
+from simgpu.graph.saved import Saved, ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -50,7 +51,10 @@ class AsyncOffload(Policy):
         graph, transforms = framework(context.graph, self.name)
         found = saved_tensors(graph)
         blocks = _leaving(graph, found.tensors, self.min_bytes)
-        offload = _Offload(graph, blocks, _pushed_out(blocks, self.stash), self.prefetch)
+        until: dict[int, int] = {}
+        for tensor, end in zip(found.tensors, ends(graph, found.tensors), strict=True):
+            until[tensor.block] = max(until.get(tensor.block, end), end)
+        offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), self.prefetch)
         offload.write()
         returned = tuple(Unpacked(b.block, b.bytes, r) for b, r in zip(blocks, offload.read, strict=True))
         return offload.writer.program((*transforms, WithUnpacked(returned)), told_by(found))
@@ -63,7 +67,7 @@ def _leaving(graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int) -> li
         b = tensor.block
         if b in first:
             first[b] = first[b]._replace(before=min(first[b].before, tensor.before))
-        elif tensor.dropped is not None and graph.sizes[b] >= max(min_bytes, 1):
+        elif not graph.blocks[b].persistent and graph.sizes[b] >= max(min_bytes, 1):
             first[b] = tensor._replace(bytes=graph.copy_sizes[b])
     return list(first.values())
 
@@ -89,12 +93,13 @@ def _pushed_out(blocks: list[Saved], stash: int) -> dict[int, int]:
 class _Offload:
     """Writes the iteration. Blocks that leave are told by their number in `blocks`.
 
-    pushed: as `_pushed_out` tells. read: for each block the kernels that read what was copied in. out, back: events of
-    the ends of copies.
+    until: by position, the kernel after which backward is done with a block. pushed: as `_pushed_out` tells. read: for
+    each block the kernels that read what was copied in. out, back: events of the ends of copies.
     """
 
     graph: TaskGraph
     blocks: list[Saved]
+    until: dict[int, int]
     pushed: dict[int, int]
     prefetch: int
     out: dict[int, int] = field(default_factory=dict)
@@ -102,12 +107,12 @@ class _Offload:
 
     def __post_init__(self) -> None:
         blocks = self.blocks
-        until = {number: blocks[by].after for by, number in self.pushed.items()}
-        self.away = sorted(until)
+        let_go = {number: blocks[by].after for by, number in self.pushed.items()}
+        self.away = sorted(let_go)
         self.read: list[tuple[int, ...]] = [()] * len(blocks)
         for number, kernels in zip(self.away, readers(self.graph, [blocks[n] for n in self.away]), strict=True):
             self.read[number] = kernels
-        held = [block._replace(after=until.get(number, block.before)) for number, block in enumerate(blocks)]
+        held = [each._replace(after=let_go.get(n, self.until[each.block])) for n, each in enumerate(blocks)]
         releases = releases_beside(self.graph, held, self.read)
         self.writer = Eager(self.graph, releases)
         self.saved: defaultdict[int, list[int]] = defaultdict(list)
@@ -116,8 +121,9 @@ class _Offload:
         for number, block in enumerate(blocks):
             self.saved[block.after].append(number)
             self.taken[block.before].insert(0, number)
-            if number not in until:
-                self.stashed[releases[block.block] or 0].append(number)
+            if number not in let_go:
+                release = releases[block.block]
+                self.stashed[len(self.graph.kernels) - 1 if release is None else release].append(number)
 
     def write(self) -> None:
         """All kernels, and what is done between them."""
@@ -152,7 +158,7 @@ class _Offload:
         if wanted:
             for other in wanted:
                 writer.take((self._form(other),))
-                writer.ends_after(self._form(other), max(self.read[other], default=self.blocks[other].before))
+                writer.ends_after(self._form(other), self.until[self.blocks[other].block])
             here = writer.signal()
             for other in wanted:
                 self.back[other] = writer.copy_in(self._form(other), after=here)

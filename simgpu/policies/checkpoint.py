@@ -12,7 +12,7 @@ then backward goes on.
 * A part is a run of consecutive forward kernels. One that is interrupted, or runs twice, is several parts.
 * What was made inside stays in forward until the framework drops it. What was made again and is used by backward stays
   for as long as autograd held it in the recording; the rest as long, kernel for kernel, as it did in forward.
-* What enters a part is held by it until backward has taken the last tensor saved inside, or longer where `none` does.
+* What enters a part is held by it until backward is done with all that was saved inside, or longer where `none` does.
 * Kernels that are not known to give the same again are not run again: what they made is kept. A batch norm runs again
   with the statistics that it saved, a dropout with its mask, which both stay. PyTorch makes all that again too (with
   the random state of the first time, the running statistics moved twice), so it holds less by that, and takes longer by
@@ -30,7 +30,7 @@ from math import isqrt
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
-from simgpu.graph.saved import Saved, saved_tensors
+from simgpu.graph.saved import Saved, ends, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.eager import framework, told_by
@@ -66,7 +66,8 @@ class Checkpoint(Policy):
         regions = regions_of(graph, section_of)
         saved = saved_inside(graph, regions, section_of, found.tensors)
         parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        writing = _Checkpointing(graph, parts)
+        until = dict(zip(found.tensors, ends(graph, found.tensors), strict=True))
+        writing = _Checkpointing(graph, parts, until)
         writing.write()
         return writing.writer.program(transforms, (*told_by(found), *writing.notes))
 
@@ -106,10 +107,12 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
 
 @dataclass
 class _Checkpointing:
-    """Writes the iteration. parts: the regions and what was saved inside each."""
+    """Writes the iteration. parts: the regions and what was saved inside each. until: the kernel after which backward
+    is done with each saved tensor."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
+    until: dict[Saved, int]
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
     notes: tuple[str, ...] = ()
 
@@ -143,7 +146,7 @@ class _Checkpointing:
         graph = self.graph
         until: dict[int, int] = {}
         for region, saved in self.parts:
-            end = max(tensor.before for tensor in saved)
+            end = max(self.until[tensor] for tensor in saved)
             for k in range(region.first, region.stop):
                 for b in graph.reads[k]:
                     birth = graph.births[b]

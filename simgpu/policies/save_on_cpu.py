@@ -9,7 +9,7 @@ What becomes of device memory:
 * A block stays until the framework drops it and its last copy out has ended. What is not saved, or is held by somebody
   to the end, stays as in `none`.
 * The tensor that comes back is new memory, also where the one that was saved is still there (a weight). It lives until
-  its last use in backward; PyTorch holds it until the operator that took it is done, a kernel or so later.
+  the operator of backward that took it is done: the last kernel that reads anything of what was taken at once.
 * PyTorch copies a tensor that is not contiguous through a temporary one on the device, which is not part of this.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from simgpu.graph.saved import readers, saved_tensors
+from simgpu.graph.saved import ends, readers, saved_tensors
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.eager import framework, releases_beside, told_by
@@ -39,7 +39,7 @@ class SaveOnCpu(Policy):
         graph, transforms = framework(context.graph, self.name)
         found = saved_tensors(graph)
         tensors = [tensor for tensor in found.tensors if tensor.bytes]
-        read = readers(graph, tensors)
+        read, until = readers(graph, tensors), ends(graph, tensors)
         saved: defaultdict[int, list[int]] = defaultdict(list)
         taken: defaultdict[int, list[int]] = defaultdict(list)
         for number, tensor in enumerate(tensors):
@@ -52,7 +52,7 @@ class SaveOnCpu(Policy):
                     form = len(graph.blocks) + number
                     writer.take((form,))
                     writer.wait(writer.copy_in(form, after=writer.signal()))
-                    writer.ends_after(form, max(read[number], default=k))
+                    writer.ends_after(form, until[number])
                 writer.run(k)
             for number in saved[k]:
                 form = len(graph.blocks) + number
