@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,16 +261,28 @@ def test_keywords_reach_the_factory(tmp_path: Path) -> None:
     assert found.made["size"] == plan.size
 
 
+@pytest.mark.parametrize("is_public", [True, False])
+def test_memory_that_pytorch_keeps_is_given_back(is_public: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    accelerator = SimpleNamespace(**{"empty_host_cache": lambda: given.append("host")} if is_public else {})
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("device"))
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: given.append("host"), raising=False)
+    session.empty(SimpleNamespace(kind="cuda"))
+    assert given == ["device", "host"]
+    session.empty(SimpleNamespace(kind="cpu"))
+    assert given == ["device", "host"]
+
+
 def test_a_core_is_left_to_copies_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_cores", lambda: 4)
     before = torch.get_num_threads()
-    cpu = type("Cpu", (), {"kind": "cpu"})()
     torch.set_num_threads(8)
     try:
-        with session.a_core_for_copies(cpu):
+        with session.a_core_for_copies(SimpleNamespace(kind="cpu")):
             assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 8
-        with session.a_core_for_copies(type("Cuda", (), {"kind": "cuda"})()):
+        with session.a_core_for_copies(SimpleNamespace(kind="cuda")):
             assert torch.get_num_threads() == 8
     finally:
         torch.set_num_threads(before)

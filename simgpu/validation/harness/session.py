@@ -114,8 +114,9 @@ def empty(device: Device) -> None:
 
 
 def _empty_pinned() -> None:
-    """PyTorch keeps pinned memory too, and offers no public way to give it back."""
-    give_back = getattr(torch._C, "_host_emptyCache", None)
+    """PyTorch keeps pinned memory too. Its older releases offer no public way to give it back."""
+    public = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
+    give_back = public or getattr(torch._C, "_host_emptyCache", None)
     if give_back is not None:
         give_back()
 
