@@ -148,16 +148,13 @@ def part_lines(found: Validation) -> list[Line]:
 
 
 def beside_lines(beside: SideBySide) -> list[Line]:
-    """The rows around the place where each stream parts first, of those that part."""
+    """The rows around the places where each stream parts first, in time and in order; none of those that do not."""
     rows: list[tuple[str, ...]] = []
     for stream in beside.streams.values():
-        if stream.parting is not None:
-            at = stream.parting.position
-            rows.append((stream.stream,))
-            rows += [
-                _beside_row(row, mark=row.position == at)
-                for row in stream.rows[max(at - _AROUND, 0) : at + _AROUND + 1]
-            ]
+        marked = [row.position for row in (stream.parting, stream.parting_in_order) if row is not None]
+        near = [row for row in stream.rows if any(abs(row.position - at) <= _AROUND for at in marked)]
+        if near:
+            rows += [(stream.stream,), *(_beside_row(row, mark=row.position in marked) for row in near)]
     return _lines(("",) * len(_ROW_HEADINGS), _ROW_HEADINGS, rows, left=(4,))[1:] if rows else []
 
 
