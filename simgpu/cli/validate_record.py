@@ -20,9 +20,11 @@ from simgpu.trace.recorder.assemble import spread
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.harness import CASES, SMALL_CASES, CasePlan, Recorded, choose, record_cases
 from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP
-from simgpu.validation.measured import Case, MeasuredMachine, Method
+from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method
 
 _COUNT = click.IntRange(min=1, max=10**6)
+#: Steps that lie further apart than this, as a share of their median, tell little of how wrong a simulation is.
+_STEADY = 0.05
 #: A case stands in a row of its own, above its methods.
 _HEADINGS = ("case and method", "step", "spread", "peak", "out", "in")
 
@@ -117,6 +119,10 @@ def _show(found: Recorded, output: Path) -> None:
     told |= {f"{name} is left out: {why}" for name, why in found.left_out.items()}
     for line in sorted(told):
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
+    if unsteady := [case.name for case in found.recording.cases if not all(map(_is_steady, case.runs.values()))]:
+        again = f"--cases {','.join(unsteady)} --force"
+        what = f"Warning: steps vary by over {_STEADY:.0%}; record again with {again} while nothing else runs"
+        click.echo(f"\n{wrapped(what, before=0)}", err=True)
     if not found.recording.cases:
         remedy = "choose smaller ones with --cases or --small"
         raise InputError.single(output, "", "none of the cases could be recorded", remedy)
@@ -131,6 +137,10 @@ def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
         ("copies", f"{alone}; {both}; {format_time(copies.latency_ns)} before the first byte"),
         ("launch", f"{format_time(machine.launch_ns)} an operator, {format_time(copies.blocking_ns)} a blocking copy"),
     ]
+
+
+def _is_steady(run: MeasuredRun) -> bool:
+    return (spread(run.step_ns) or 0) <= _STEADY * run.median_ns
 
 
 def _rows(case: Case) -> list[tuple[str, ...]]:

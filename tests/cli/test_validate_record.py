@@ -61,6 +61,15 @@ def test_each_method_of_each_case_is_a_row(asked: dict[str, Any]) -> None:
     assert f"big-b1 is left out: {SHORT}" in told
 
 
+@pytest.mark.parametrize(("steps", "warns"), [((100, 102, 105), False), ((100, 102, 106), True)])
+def test_steps_that_vary_widely_are_warned_of(steps: tuple[int, ...], warns: bool, asked: dict[str, Any]) -> None:
+    once = case()
+    runs = {method: replace(run, step_ns=steps) for method, run in once.runs.items()}
+    asked["cases"] = (replace(once, runs=runs),)
+    told = " ".join(simgpu("validate", "record", "-o", "mine").stderr.split())
+    assert ("Warning: steps vary by over 5%; record again with --cases net-b4 --force" in told) is warns
+
+
 def test_where_no_case_could_be_recorded_that_is_an_error(asked: dict[str, Any]) -> None:
     asked["cases"] = ()
     done = simgpu("validate", "record", "-o", "mine")
