@@ -7,6 +7,7 @@ Lives here: the copies of a block and who waits for them. Does not live here: wh
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -42,6 +43,7 @@ class Block:
         self._storage = weakref.ref(storage)
         self._version = tensor._version
         self._is_first_copy = True
+        self._was_changed = False
         self._under_way: Event | None = None
 
     def is_of(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
@@ -66,7 +68,7 @@ class Block:
 
     def let_go(self) -> None:
         """Have compute wait for the copy to the host, and give up the device memory."""
-        self._check_unchanged()
+        self._look_for_changes()
         self._wait()
         self.here, self._is_first_copy = None, False
 
@@ -83,23 +85,26 @@ class Block:
     def use(self) -> torch.UntypedStorage:
         """The device memory with its values, for work that compute is asked for from now on.
 
-        Nobody need wait for a copy to the host that is still under way: it only reads.
+        Nobody need wait for a copy to the host that is still under way: it only reads. Raises `RuntimeError` where the
+        values were changed in place before they had left, as PyTorch does where no hooks are.
         """
         assert self.here is not None
-        self._check_unchanged()
+        self._look_for_changes()
+        if self._was_changed:
+            raise RuntimeError("a tensor that was saved for backward has been changed in place since")
         if not self._is_first_copy:
             self._wait()
         return self.here.untyped_storage()
 
     def __del__(self) -> None:
-        self._wait()
+        with suppress(Exception):  # what went wrong on a stream is told to who waits for the stream
+            self._wait()
 
     def _wait(self) -> None:
         if self._under_way is not None:
             self._device.compute.wait(self._under_way)
             self._under_way = None
 
-    def _check_unchanged(self) -> None:
-        """PyTorch itself looks for such changes only where no hooks are."""
-        if self._is_first_copy and self.here is not None and self.here._version != self._version:
-            raise RuntimeError("a tensor that was saved for backward has been changed in place since")
+    def _look_for_changes(self) -> None:
+        if self._is_first_copy and self.here is not None:
+            self._was_changed = self.here._version != self._version

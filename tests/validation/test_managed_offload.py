@@ -1,0 +1,306 @@
+"""Asynchronous offload where it is hard: slow copies, odd tensors, graphs that are used in other ways, errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+import torch
+from torch import nn
+
+from simgpu.trace.recorder.workload import Workload
+from simgpu.validation.devices.cpu import CpuDevice
+from simgpu.validation.devices.cpu_streams import CpuEvent, WorkerThread
+from simgpu.validation.managed import managed
+from simgpu.validation.managed.async_offload import AsyncOffload
+from simgpu.validation.managed.copied import Tally
+from simgpu.validation.managed.offloaded_blocks import Block
+from simgpu.validation.measured import Method
+from tests.validation.managed_workloads import chain_of, input_optimizer, one_thread, optimizer_of, workload_of
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+_ALL = {"prefetch": 1, "stash": 1, "min_bytes": 0}
+
+
+class SlowCopies(CpuDevice):
+    """Its copy streams take a millisecond longer for every copy than they need, so that compute is always ahead."""
+
+    def new_stream(self, role: str) -> WorkerThread:
+        stream = super().new_stream(role)
+        copy = stream.copy
+
+        def late(target: torch.Tensor, source: torch.Tensor) -> None:
+            stream.busy(1_000_000)
+            copy(target, source)
+
+        stream.copy = late  # type: ignore[method-assign]
+        return stream
+
+
+class NoCopies(CpuDevice):
+    """Whatever is asked of its copy streams comes after an error."""
+
+    def new_stream(self, role: str) -> WorkerThread:
+        stream, error = super().new_stream(role), CpuEvent()
+        error.reach(ConnectionError("the link is down"))
+        stream.wait(error)
+        return stream
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    opened = CpuDevice()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowCopies]:
+    opened = SlowCopies()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Memory must go without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Calls(nn.Module):
+    """A function of the input and one weight, as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight = nn.Parameter(torch.rand(8, 8))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight)
+
+
+def workload_calling(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Workload:
+    module = Calls(function)
+    return Workload(module, (torch.rand(8, 8),), (), torch.sum)
+
+
+def weights_after(
+    device: CpuDevice, workload: Workload, method: Method, settings: dict[str, int]
+) -> list[torch.Tensor]:
+    optimizer = optimizer_of(workload)
+    with managed(method, workload, device, settings) as run:
+        for _ in range(2):
+            run.step(optimizer)
+    return [weight.detach().clone() for weight in workload.module.parameters()]
+
+
+def expect_the_weights_of_plain_steps(device: CpuDevice, make: Callable[[], Workload], **settings: int) -> None:
+    plain = weights_after(device, make(), Method.PLAIN, {})
+    found = weights_after(device, make(), Method.ASYNC_OFFLOAD, _ALL | settings)
+    for expected, weight in zip(plain, found, strict=True):
+        assert expected.isfinite().all() and torch.equal(expected, weight)
+
+
+@pytest.mark.parametrize(("kind", "prefetch", "stash"), [("pictures", 0, 0), ("residual", 2, 1), ("tokens", 1, 3)])
+def test_no_value_is_used_before_its_copy_is_over(slow: SlowCopies, kind: str, prefetch: int, stash: int) -> None:
+    expect_the_weights_of_plain_steps(slow, lambda: workload_of(kind), prefetch=prefetch, stash=stash, min_bytes=1024)
+
+
+@pytest.mark.parametrize("stash", [0, 1, 2, 4])
+def test_the_oldest_block_of_a_full_stash_goes_when_its_copy_is_over(
+    slow: SlowCopies, stash: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    alive: weakref.WeakSet[Block] = weakref.WeakSet()
+    leave, let_go = Block.leave, Block.let_go
+
+    def watched_leave(block: Block, *arguments: Any) -> None:
+        held.append(sum(other.here is not None for other in alive))
+        leave(block, *arguments)
+        alive.add(block)
+
+    def watched_let_go(block: Block) -> None:
+        copy = block._under_way
+        assert copy is not None
+        assert block.number == min(other.number for other in alive if other.here is not None)
+        let_go(block)
+        assert copy.is_done() and block.here is None
+
+    monkeypatch.setattr(Block, "leave", watched_leave)
+    monkeypatch.setattr(Block, "let_go", watched_let_go)
+    workload = workload_of("pictures")
+    with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 2, "stash": stash, "min_bytes": 0}) as run:
+        run.step(optimizer_of(workload))
+    assert max(held) == stash
+
+
+def test_compute_waits_for_the_copy_of_its_own_block_alone(slow: SlowCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead: list[int] = []
+    alive: weakref.WeakSet[Block] = weakref.WeakSet()
+    fetch, use = Block.fetch, Block.use
+
+    def watched_fetch(block: Block, *arguments: Any) -> None:
+        fetch(block, *arguments)
+        alive.add(block)
+
+    def watched_use(block: Block) -> torch.UntypedStorage:
+        found = use(block)
+        assert block._under_way is None or block.is_leaving
+        ahead.append(sum(other._under_way is not None for other in alive))
+        return found
+
+    monkeypatch.setattr(Block, "fetch", watched_fetch)
+    monkeypatch.setattr(Block, "use", watched_use)
+    workload = chain_of(*(nn.Sigmoid() for _ in range(6)))
+    with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 3, "stash": 0, "min_bytes": 0}) as run:
+        run.step(input_optimizer(workload))
+    assert ahead == [3, 3, 3, 2, 1, 0]
+
+
+_ODD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x, w: (x @ w).t().exp() * (x @ w),
+    "expanded": lambda x, w: (x @ w).sum(0, keepdim=True).exp().expand(8, 8) * x.exp(),
+    "two views of one storage": lambda x, w: (y := (x @ w).sigmoid())[:3].exp().sum() * y[3:].sin().sum(),
+    "every other element": lambda x, w: ((x @ w).sigmoid()[::2, 1::2] ** 2).exp(),
+    "saved twice": lambda x, w: (y := (x @ w).sigmoid()) * y * y.sin(),
+    "empty": lambda x, w: torch.cat([(x @ w)[:0].exp(), (x @ w).exp()]),
+    "a single value": lambda x, w: (x @ w).mean().sigmoid().exp(),
+    "another type": lambda x, w: (x @ w).double().exp().float().sigmoid(),
+    "conjugated": lambda x, w: ((x @ w).exp() * (1 + 2j)).conj().mul(x.exp() * 1j).abs(),
+    "changed in place before it is saved": lambda x, w: (x @ w).mul_(2).relu_().sin(),
+    "of a part of the graph that is not used": lambda x, w: ((x @ w).exp().sin(), (x @ w).cos())[1],
+}
+
+
+@pytest.mark.parametrize("what", sorted(_ODD))
+@pytest.mark.parametrize("stash", [0, 2])
+def test_odd_tensors_come_back_as_they_were(slow: SlowCopies, what: str, stash: int) -> None:
+    expect_the_weights_of_plain_steps(slow, lambda: workload_calling(_ODD[what]), stash=stash)
+
+
+@pytest.mark.parametrize("stash", [0, 9])
+def test_a_gradient_taken_within_forward_may_be_differentiated_again(slow: SlowCopies, stash: int) -> None:
+    def penalised(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight).sigmoid().pow(3)
+        (gradient,) = torch.autograd.grad(y.sum(), weight, create_graph=True)
+        return y.sum() + gradient.square().sum()
+
+    expect_the_weights_of_plain_steps(slow, lambda: workload_calling(penalised), stash=stash)
+
+
+@pytest.mark.parametrize("stash", [0, 9])
+def test_backward_may_run_twice_through_a_graph_that_is_kept(slow: SlowCopies, stash: int) -> None:
+    module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
+    batch, offload = torch.rand(8, 8), AsyncOffload(slow, Tally(), prefetch=1, stash=stash, min_bytes=0)
+    module(batch).sum().backward()
+    once = module.weight.grad.clone()
+    module.weight.grad = None
+    with offload.step():
+        loss = module(batch).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert torch.equal(module.weight.grad, once + once)
+
+
+def test_backward_may_run_in_another_thread_as_it_does_on_a_gpu(slow: SlowCopies) -> None:
+    module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
+    batch, offload = torch.rand(8, 8), AsyncOffload(slow, Tally(), prefetch=1, stash=1, min_bytes=0)
+    module(batch).sum().backward()
+    expected, module.weight.grad = module.weight.grad, None
+    with offload.step():
+        loss = module(batch).sum()
+        backward = threading.Thread(target=loss.backward)
+        backward.start()
+        backward.join()
+    assert torch.equal(module.weight.grad, expected)
+
+
+@pytest.mark.parametrize("stash", [0, 9])
+def test_a_saved_tensor_that_is_changed_in_place_is_an_error_as_without_hooks(device: CpuDevice, stash: int) -> None:
+    def changed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        saved = (x @ weight).exp()
+        result = saved.sin()
+        saved.mul_(2)
+        return result.exp()
+
+    for method, settings in ((Method.PLAIN, {}), (Method.ASYNC_OFFLOAD, _ALL | {"stash": stash})):
+        workload = workload_calling(changed)
+        if method is Method.PLAIN or stash:
+            with pytest.raises(RuntimeError, match=r"in.?place"), managed(method, workload, device, settings) as run:
+                run.step(optimizer_of(workload))
+
+
+@pytest.mark.parametrize("stash", [0, 1, 9])
+def test_what_was_saved_again_after_a_change_is_a_block_of_its_own(device: CpuDevice, stash: int) -> None:
+    """The first saving serves a graph that nobody runs backward through; the values that count are the later ones."""
+
+    def twice(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight).detach()
+        first = y.requires_grad_().sin().mul(y)
+        with torch.no_grad():
+            y.mul_(2)
+        second = y.detach() * weight.sin()
+        del first
+        return second
+
+    expect_the_weights_of_plain_steps(device, lambda: workload_calling(twice), stash=stash)
+
+
+def test_what_a_module_makes_to_last_is_left_alone_from_the_second_step_on(device: CpuDevice) -> None:
+    table: list[torch.Tensor] = []
+
+    def masked(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if not table:
+            table.append(torch.ones(8, 8).tril())
+        return weight * table[0]
+
+    workload = workload_calling(masked)
+    with managed(Method.ASYNC_OFFLOAD, workload, device, _ALL) as run:
+        copied = []
+        for _ in range(3):
+            run.step(optimizer_of(workload))
+            copied.append(run.take_copied().bytes_out)
+    assert copied == [table[0].nbytes, 0, 0]
+
+
+def test_nothing_is_held_between_steps_and_host_buffers_are_used_again(
+    slow: SlowCopies, no_collection: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    new = slow.host_buffer
+
+    def counted(nbytes: int) -> torch.Tensor:
+        made.append(nbytes)
+        return new(nbytes)
+
+    monkeypatch.setattr(slow, "host_buffer", counted)
+    workload = workload_of("residual")
+    optimizer = optimizer_of(workload)
+    with managed(Method.ASYNC_OFFLOAD, workload, slow, {"prefetch": 2, "stash": 2, "min_bytes": 0}) as run:
+        run.step(optimizer)
+        bytes_out, buffers = run.take_copied().bytes_out, len(made)
+        assert sum(made) == bytes_out
+        held = {slow.peak_of(lambda: run.step(optimizer)).held_bytes for _ in range(3)}
+        assert len(held) == 1 and len(made) == buffers
+    assert slow.peak_of(lambda: None).held_bytes == held.pop()
+
+
+def test_an_error_on_a_copy_stream_ends_the_step() -> None:
+    device, workload = NoCopies(), workload_of("pictures")
+    with (
+        pytest.raises(ConnectionError, match="the link is down"),
+        managed(Method.ASYNC_OFFLOAD, workload, device, _ALL) as run,
+    ):
+        run.step(optimizer_of(workload))
