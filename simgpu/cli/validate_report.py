@@ -18,19 +18,20 @@ from simgpu.cli.group import BAD_INPUT, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import suggest
 from simgpu.errors import InputError
-from simgpu.validation.comparison import ComparedRun, Validation, compare_recording
+from simgpu.validation.comparison import compare_recording
 from simgpu.validation.folder import load_recording, shipped_recordings
 from simgpu.validation.measured import Method, Recording
+from simgpu.validation.outcome import ComparedRun, Validation
 from simgpu.validation.outputs import check_outputs, document, write_outputs
 from simgpu.validation.tables import (
     STAND_IN,
     Line,
     beside_lines,
     byte_lines,
+    case_lines,
     header_facts,
     part_lines,
     remarks,
-    run_lines,
     summary_facts,
 )
 from simgpu.validation.timelines.words import parting_text
@@ -112,7 +113,7 @@ def _show(screen: Screen, found: Validation, timeline: bool) -> None:
     if found.stand_in:
         screen.print(Text(wrapped(f"NOTE: {STAND_IN}", before=0), style="bold red"))
     screen.print(facts(header_facts(found)))
-    for lines in (run_lines(found), byte_lines(found), part_lines(found)):
+    for lines in (case_lines(found.cases), byte_lines(found), part_lines(found)):
         _print(screen, lines)
     if timeline:
         for run in found.runs:

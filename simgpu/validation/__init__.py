@@ -16,13 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simgpu.validation.comparison import Validation, compare_recording
+    from simgpu.validation.comparison import compare_recording
     from simgpu.validation.folder import load_recording, shipped_recordings
     from simgpu.validation.measured import Recording
+    from simgpu.validation.outcome import Validation
 
 _HOMES = {
     "Recording": "simgpu.validation.measured",
-    "Validation": "simgpu.validation.comparison",
+    "Validation": "simgpu.validation.outcome",
     "compare_recording": "simgpu.validation.comparison",
     "load_recording": "simgpu.validation.folder",
     "shipped_recordings": "simgpu.validation.folder",

@@ -154,4 +154,4 @@ def _held_text(held: int) -> str:
 
 def _distance(copies: Copies, duplex: Duplex) -> float:
     d2h, h2d = at_once(copies, duplex)
-    return abs(log(copies.both_d2h / d2h)) + abs(log(copies.both_h2d / h2d))
+    return abs(log(copies.both_d2h / max(d2h, 1))) + abs(log(copies.both_h2d / max(h2d, 1)))

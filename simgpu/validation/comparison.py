@@ -1,245 +1,21 @@
-"""Measured runs beside their simulated twins: errors of each, the mean, the worst, and the aims.
+"""Measured runs beside their simulated twins.
 
-Lives here: `compare_recording` and its answer `Validation`, plain values. Does not live here: calibration and
-simulation (`simgpu.validation.calibration`, `simgpu.validation.twins`), the words (`simgpu.validation.tables`) or the
-pictures (`simgpu.validation.figures`).
-
-What counts: the managed runs. The plain run's step is what kernels were calibrated to, so that its error is none by
-construction; it is shown and never counted. Its peak memory and bytes are not calibrated, and count.
+Lives here: `compare_recording`, which calibrates and simulates case by case. Does not live here: its answer and what
+counts in it (`simgpu.validation.outcome`), calibration (`simgpu.validation.calibration`) or twins
+(`simgpu.validation.twins`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from functools import cached_property
+from collections.abc import Callable, Collection
 from pathlib import Path
-from statistics import fmean, quantiles
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.policies.base import no_progress
-from simgpu.validation.calibration import Calibration, at_once, calibrate, duplex_of
-from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method, Recording
-from simgpu.validation.timelines.beside import SideBySide, side_by_side
-from simgpu.validation.timelines.words import parting_text
-from simgpu.validation.twins import Numbers, Twin, simulate_twin
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-
-class Quantity(StrEnum):
-    """What is compared, by its name in `Numbers`."""
-
-    STEP = "step_ns"
-    PEAK = "peak_bytes"
-    OUT = "bytes_out"
-    IN = "bytes_in"
-
-
-class Aim(NamedTuple):
-    """How far off a quantity may be: on average over the runs that count (None: not asked), and in each of them."""
-
-    mean: float | None
-    worst: float
-
-
-#: What is aimed at; bytes are told, and nothing is asked of them.
-AIMS: Mapping[Quantity, Aim] = {Quantity.STEP: Aim(0.05, 0.10), Quantity.PEAK: Aim(None, 0.02)}
-
-
-def relative_error(simulated: int, measured: int) -> float:
-    """Simulated less measured over measured; infinite where something was simulated and nothing measured.
-
-    >>> relative_error(110, 100), relative_error(0, 0), relative_error(1, 0)
-    (0.1, 0.0, inf)
-    """
-    if measured:
-        return (simulated - measured) / measured
-    return math.inf if simulated else 0.0
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """A run of a case beside its twin.
-
-    twin: None where nothing could be calibrated (`ComparedCase.why`).
-    """
-
-    case: str
-    method: Method
-    run: MeasuredRun
-    twin: Twin | None
-
-    @property
-    def measured(self) -> Numbers:
-        """What was measured."""
-        return Numbers.measured(self.run)
-
-    @property
-    def simulated(self) -> Numbers | None:
-        """What was simulated, None where the twin came to no end."""
-        return None if self.twin is None else self.twin.numbers
-
-    @property
-    def failure(self) -> str:
-        """Why nothing was simulated, in a few words; empty where it was."""
-        return "not calibrated" if self.twin is None else self.twin.failure
-
-    def error(self, quantity: Quantity) -> float | None:
-        """The relative error; None where nothing was simulated."""
-        if self.simulated is None:
-            return None
-        return relative_error(getattr(self.simulated, quantity), getattr(self.measured, quantity))
-
-    @cached_property
-    def beside(self) -> SideBySide | None:
-        """The measured timeline beside the twin's, stream by stream; None where either is missing."""
-        if self.twin is None or self.twin.result is None or not self.run.spans:
-            return None
-        return side_by_side(self.run.spans, self.twin.result)
-
-    def counts(self, quantity: Quantity) -> bool:
-        """Whether it is a prediction: all but the step of the plain run; of bytes, where there are any."""
-        if quantity is Quantity.STEP:
-            return self.method is not Method.PLAIN
-        if quantity is Quantity.PEAK:
-            return True
-        return bool(getattr(self.measured, quantity) or (self.simulated and getattr(self.simulated, quantity)))
-
-    @property
-    def spread(self) -> float | None:
-        """How far the measured steps lie apart: third less first quartile over the median; None of a single one."""
-        steps = self.run.step_ns
-        if len(steps) < 2 or not self.run.median_ns:
-            return None
-        first, _, third = quantiles(steps, method="inclusive")
-        return (third - first) / self.run.median_ns
-
-
-@dataclass(frozen=True)
-class ComparedCase:
-    """A model at a batch size: what it was simulated with, and its runs, plain first.
-
-    calibration: None where there is none, and `why` says for what reason. absent: methods that it could not be run
-    under on the device, and why not.
-    """
-
-    name: str
-    model: str
-    batch: int
-    calibration: Calibration | None
-    runs: tuple[ComparedRun, ...]
-    absent: Mapping[Method, str]
-    why: str = ""
-
-    def __getitem__(self, method: Method | str) -> ComparedRun:
-        """The run under a method; `KeyError` where there is none."""
-        for each in self.runs:
-            if each.method == method:
-                return each
-        raise KeyError(method)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Errors of a quantity over the runs that count.
-
-    compared: how many. mean, worst: of the errors without their signs, None where nothing was compared. worst_run:
-    where the worst is. failed: runs that were measured, should count, and could not be simulated.
-    """
-
-    quantity: Quantity
-    compared: int
-    mean: float | None
-    worst: float | None
-    worst_run: ComparedRun | None
-    failed: tuple[ComparedRun, ...]
-
-    @property
-    def aim(self) -> Aim | None:
-        """What is aimed at, None for a quantity of which nothing is asked."""
-        return AIMS.get(self.quantity)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the aim is met, by every run that was measured; None where nothing was compared, or asked."""
-        if self.aim is None or self.mean is None or self.worst is None:
-            return None
-        mean = self.aim.mean is None or self.mean <= self.aim.mean
-        return mean and self.worst <= self.aim.worst and not self.failed
-
-
-@dataclass(frozen=True, repr=False)
-class Validation:
-    """A recording beside its simulation. Prints as tables; `frame` has one row a run.
-
-    name: of the recording.
-    """
-
-    name: str
-    machine: MeasuredMachine
-    cases: tuple[ComparedCase, ...]
-
-    @property
-    def stand_in(self) -> bool:
-        """Whether a CPU stood in for the GPU, so that nothing here tells of any GPU."""
-        return self.machine.kind != "cuda"
-
-    @property
-    def runs(self) -> tuple[ComparedRun, ...]:
-        """All runs, case by case."""
-        return tuple(run for case in self.cases for run in case.runs)
-
-    def __getitem__(self, name: str) -> ComparedCase:
-        """A case by its name; `KeyError` for one that is not among these."""
-        for each in self.cases:
-            if each.name == name:
-                return each
-        raise KeyError(name)
-
-    @cached_property
-    def summaries(self) -> Mapping[Quantity, Summary]:
-        """Mean and worst of each quantity."""
-        return {quantity: _summary(quantity, self.runs) for quantity in Quantity}
-
-    def frame(self) -> pd.DataFrame:
-        """One row a run: case, model, batch, method, settings, failure, steps, spread, whether its step is calibrated,
-        and of each quantity what was measured, what was simulated, and the relative error."""
-        import pandas as pd
-
-        return pd.DataFrame([_row(case, run) for case in self.cases for run in case.runs])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON; of timelines, where they part."""
-        return {
-            "recording": self.name,
-            "stand_in": self.stand_in,
-            "machine": asdict(self.machine),
-            "link": _link(self),
-            "cases": [_case(case) for case in self.cases],
-            "summary": {str(quantity): _told(summary) for quantity, summary in self.summaries.items()},
-        }
-
-    def plot(self) -> Figure:
-        """Step time and peak memory of all runs, measured beside simulated."""
-        from simgpu.validation.figures import plot_validation
-
-        return plot_validation(self)
-
-    def __repr__(self) -> str:
-        from simgpu.validation.tables import validation_text
-
-        return validation_text(self)
-
-    def _repr_html_(self) -> str:
-        from simgpu.validation.tables import validation_html
-
-        return validation_html(self)
+from simgpu.validation.calibration import Calibration, calibrate
+from simgpu.validation.measured import Case, MeasuredMachine, Method, Recording
+from simgpu.validation.outcome import ComparedCase, ComparedRun, Validation
+from simgpu.validation.twins import simulate_twin
 
 
 def compare_recording(
@@ -252,8 +28,8 @@ def compare_recording(
     """Simulates the twin of every run of a recording, and compares.
 
     recording: one in memory, the name of a shipped one, or a folder. cases, methods: only these; all by default, by
-    model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a recording that cannot be
-    read, and for cases or methods that it does not have.
+    model and batch. The plain run is read in any case, since kernels are calibrated to it. Raises `InputError` for a
+    recording that cannot be read, and for cases or methods that it does not have.
     """
     if not isinstance(recording, Recording):
         from simgpu.validation.folder import load_recording
@@ -298,73 +74,3 @@ def _check(what: str, asked: Collection[str], known: Collection[str]) -> None:
     for name in asked:
         if name not in known:
             raise InputError.single("", what, f"the recording has no {what} '{name}'", did_you_mean(str(name), known))
-
-
-def _summary(quantity: Quantity, runs: Collection[ComparedRun]) -> Summary:
-    counted = [run for run in runs if run.counts(quantity)]
-    errors = [(abs(error), run) for run in counted if (error := run.error(quantity)) is not None]
-    failed = tuple(run for run in counted if run.simulated is None)
-    if not errors:
-        return Summary(quantity, 0, None, None, None, failed)
-    worst, where = max(errors, key=lambda pair: pair[0])
-    return Summary(quantity, len(errors), fmean(error for error, _ in errors), worst, where, failed)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _row(case: ComparedCase, run: ComparedRun) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "case": case.name,
-        "model": case.model,
-        "batch": case.batch,
-        "method": str(run.method),
-        "settings": ", ".join(f"{key}={value}" for key, value in run.run.settings.items()),
-        "failure": run.failure,
-        "steps": len(run.run.step_ns),
-        "spread": run.spread,
-        "calibrated": run.method is Method.PLAIN,
-    }
-    for quantity in Quantity:
-        row[f"measured_{quantity}"] = getattr(run.measured, quantity)
-        row[f"simulated_{quantity}"] = getattr(run.simulated, quantity) if run.simulated else None
-        row[f"error_{quantity}"] = run.error(quantity)
-    return row
-
-
-def _case(case: ComparedCase) -> dict[str, Any]:
-    runs = [
-        {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
-        | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else ""}
-        | {"timeline": None if run.beside is None else parting_text(run.beside)}
-        for run in case.runs
-    ]
-    return {
-        "name": case.name,
-        "held_bytes": None if case.calibration is None else case.calibration.held,
-        "calibrated": None if case.calibration is None else case.calibration.times_told,
-        "why": case.why,
-        "absent": {str(method): why for method, why in case.absent.items()},
-        "runs": runs,
-    }
-
-
-def _link(found: Validation) -> dict[str, Any]:
-    """What the model of the link is, and what it gives both ways at once."""
-    duplex = duplex_of(found.machine.copies)
-    both_d2h, both_h2d = at_once(found.machine.copies, duplex)
-    return {"duplex": str(duplex), "model_both_d2h": both_d2h, "model_both_h2d": both_h2d}
-
-
-def _told(summary: Summary) -> dict[str, Any]:
-    where = summary.worst_run
-    return {
-        "compared": summary.compared,
-        "mean": _finite(summary.mean),
-        "worst": _finite(summary.worst),
-        "worst_run": None if where is None else {"case": where.case, "method": str(where.method)},
-        "failed": [{"case": run.case, "method": str(run.method)} for run in summary.failed],
-        "aim": None if summary.aim is None else summary.aim._asdict(),
-        "met": summary.met,
-    }

@@ -1,7 +1,7 @@
 """Pictures of a validation: all runs, measured beside simulated, and the streams of one run above those of its twin.
 
 Lives here: what is drawn where. Does not live here: how streams are drawn (`simgpu.analysis.plots`), or the numbers
-(`simgpu.validation.comparison`). Loads matplotlib, so import it only where something is drawn.
+(`simgpu.validation.outcome`). Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from simgpu.analysis.plots import RunFigure, plot_timeline
 from simgpu.result import Result
 from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
-from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quantity, Validation
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
+from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Validation
 from simgpu.validation.tables import STAND_IN, error_text
 from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.words import parting_text

@@ -1,6 +1,6 @@
 """The files of a comparison of recordings: a folder that appears whole or not at all.
 
-Lives here: which file holds what. Does not live here: the numbers (`simgpu.validation.comparison`), the pictures
+Lives here: which file holds what. Does not live here: the numbers (`simgpu.validation.outcome`), the pictures
 (`simgpu.validation.figures`), or the replacing (`simgpu.whole`).
 
     report.json                         every number, as `simgpu validate report --json` prints it
@@ -19,7 +19,7 @@ from typing import Any
 from simgpu import __version__
 from simgpu.experiments.outputs import REPORT, check_folder, folder_name, folder_names, holds_other_than
 from simgpu.policies.base import no_progress
-from simgpu.validation.comparison import Validation
+from simgpu.validation.outcome import Validation
 from simgpu.whole import whole_folder
 
 SCHEMA = "simgpu.validation/1"

@@ -1,7 +1,7 @@
 """The words of a validation: where its numbers come from, rows of runs, and how far off they are.
 
 Lives here: facts, cells and lines of at most 80 columns. Does not live here: the numbers
-(`simgpu.validation.comparison`), how a terminal shows them (the command line's), or pictures
+(`simgpu.validation.outcome`), how a terminal shows them (the command line's), or pictures
 (`simgpu.validation.figures`).
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from simgpu.analysis.tables import table_html
+from simgpu.analysis.tables import table_html, table_text
 from simgpu.hardware.spec import Duplex
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
-from simgpu.validation.comparison import AIMS, ComparedCase, ComparedRun, Quantity, Summary, Validation
 from simgpu.validation.measured import MeasuredMachine, Method
+from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Summary, Validation
 from simgpu.validation.timelines.beside import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
 
 WIDTH = 80
@@ -115,10 +115,17 @@ def header_facts(found: Validation) -> list[tuple[str, str]]:
     return [(name, text) for name, text in told if text]
 
 
-def run_lines(found: Validation) -> list[Line]:
+def run_text(run: ComparedRun) -> str:
+    """All that is compared of one run, a row a quantity."""
+    rows = [(_WORDS[quantity], *_pair(run, quantity)) for quantity in Quantity]
+    told = f"{run.case}, {run.method}" + (f": {run.failure}" if run.failure else "")
+    return f"{told}\n{table_text(('', 'measured', 'twin', 'error'), rows)}"
+
+
+def case_lines(cases: Iterable[ComparedCase]) -> list[Line]:
     """Step time and peak memory of all runs, case by case."""
     rows: list[tuple[str, ...]] = []
-    for case in found.cases:
+    for case in cases:
         rows.append((case.name,))
         rows += [_run_row(run) for run in case.runs]
         rows += [(f"  {method}", "not run", *[_NONE] * 6) for method in case.absent]
@@ -204,7 +211,7 @@ def validation_text(found: Validation) -> str:
     blocks = [
         [found.name, *(wrap(f"NOTE: {STAND_IN}", WIDTH) if found.stand_in else [])],
         list(_facts_lines(header_facts(found))),
-        [line.text for line in run_lines(found)],
+        [line.text for line in case_lines(found.cases)],
         [line.text for line in byte_lines(found)],
         [line.text for line in part_lines(found)],
         list(_facts_lines(summary_facts(found))),

@@ -1,7 +1,7 @@
 """Each method's twin: the policy that does in the simulation what PyTorch does under that method.
 
 Lives here: which policy that is, and what a simulated run tells of what was measured. Does not live here: the policies
-(`simgpu.policies`), what they run on (`simgpu.validation.calibration`), or errors (`simgpu.validation.comparison`).
+(`simgpu.policies`), what they run on (`simgpu.validation.calibration`), or errors (`simgpu.validation.outcome`).
 """
 
 from __future__ import annotations

@@ -12,16 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.validation.comparison import (
-    AIMS,
-    ComparedRun,
-    Quantity,
-    Validation,
-    compare_recording,
-    relative_error,
-)
+from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Case, MeasuredRun, Method
-from simgpu.validation.tables import error_text, part_lines, remarks, run_lines, share_text, summary_facts
+from simgpu.validation.outcome import AIMS, ComparedRun, Quantity, Validation, relative_error
+from simgpu.validation.tables import case_lines, error_text, part_lines, remarks, share_text, summary_facts
 from simgpu.validation.twins import Numbers, Twin
 from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording, made_run, made_trace
 
@@ -157,7 +151,7 @@ def test_a_method_that_could_not_be_run_on_the_device_is_told(case: Case) -> Non
     fewer = {method: run for method, run in case.runs.items() if method is not Method.SAVE_ON_CPU}
     found = compare_recording(made_recording(replace(case, runs=fewer, absent={Method.SAVE_ON_CPU: "out of memory"})))
     assert len(found.runs) == 3
-    rows = [line.text.split() for line in run_lines(found)]
+    rows = [line.text.split() for line in case_lines(found.cases)]
     assert ["save_on_cpu", "not", "run", *["-"] * 6] in rows
     assert "example-b8, save_on_cpu: not run on the device: out of memory" in remarks(found)
 
@@ -256,6 +250,16 @@ def test_it_shows_itself_in_at_most_80_columns(equal: Validation) -> None:
     assert "no managed run was fitted to" in " ".join(text.split())
     html = equal._repr_html_()
     assert html.count("<tr>") == 9 and "MET" in html and "NOTE" not in html
+
+
+def test_a_case_and_a_run_show_themselves(equal: Validation) -> None:
+    case = equal["example-b8"]
+    assert [line.split()[0] for line in repr(case).splitlines()[2:]] == ["example-b8", *map(str, Method)]
+    lines = repr(case["async_offload"]).splitlines()
+    assert lines[0] == "example-b8, async_offload"
+    assert [line[:11].strip() for line in lines[2:]] == ["step time", "peak memory", "copied out", "copied in"]
+    assert all(line.endswith("equal") for line in lines[2:])
+    assert "out of memory" in repr(known((Method.CHECKPOINT, Numbers(1, 1, 0, 0), None)).runs[0])
 
 
 def test_a_cpu_is_told_of_as_one(case: Case) -> None:

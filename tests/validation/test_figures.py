@@ -13,9 +13,10 @@ from matplotlib.text import Annotation
 
 from simgpu.analysis.plots import save_figure
 from simgpu.timeline.model import SpanKind
-from simgpu.validation.comparison import Validation, compare_recording
+from simgpu.validation.comparison import compare_recording
 from simgpu.validation.figures import measured_timeline, plot_pair, plot_validation
 from simgpu.validation.measured import Case, Method
+from simgpu.validation.outcome import Validation
 from tests.validation.made_recording import MACHINE, made_case, made_recording
 
 
