@@ -1,0 +1,99 @@
+"""Regions of forward that run again: which kernels, what was saved inside, and what cannot be made again."""
+
+from __future__ import annotations
+
+import pytest
+
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.regions import Region, regions_of, rerun_of, saved_inside
+from simgpu.graph.saved import Saved
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import BlockKind
+from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
+
+KERNELS = [
+    kernel("f0", 1, "x", "u", layer="stem"),
+    kernel("f1", 1, "u w", "v ws", layer="a.1"),
+    kernel("f2", 1, "v", "v", layer="a.2"),
+    kernel("f3", 1, "v", "y", layer="a.3"),
+    kernel("f4", 1, "y", "z", layer="b.1"),
+    kernel("f5", 1, "z", "l", layer="a.1"),
+    kernel("b5", 1, "l z", "g5", layer="a.1", phase=BACKWARD),
+    kernel("b4", 1, "y g5", "g4", layer="b.1", phase=BACKWARD),
+    kernel("b3", 1, "v g4", "g3", layer="a.3", phase=BACKWARD),
+    kernel("b1", 1, "u w g3", "g1", layer="a.1", phase=BACKWARD),
+]
+BLOCKS = [
+    held("x", 1),
+    held("w", 1, kind=BlockKind.WEIGHT),
+    *(block(name, 1) for name in ("u", "v")),
+    block("ws", 5, kind=BlockKind.WORKSPACE),
+    *(block(name, 1) for name in ("y", "z", "l", "g5", "g4", "g3", "g1")),
+]
+TASKS = graph(KERNELS, BLOCKS)
+SECTIONS = {"a.1": "a", "a.2": "a", "a.3": "a", "b.1": "b"}
+A, B, AGAIN = Region("a", 1, 4), Region("b", 4, 5), Region("a", 5, 6)
+B5, B4, B3, B1 = range(6, 10)
+W, U, V, WS, Y = (TASKS.block(name) for name in ("w", "u", "v", "ws", "y"))
+
+
+def rerun(tasks: TaskGraph, saved: list[Saved], held: tuple[int, ...] = ()):
+    return rerun_of(tasks, Ancestry(tasks), A, saved, held)
+
+
+def test_a_section_that_is_interrupted_has_several_regions():
+    assert regions_of(TASKS, SECTIONS) == (A, B, AGAIN)
+    assert regions_of(TASKS, {"a.1": "a"}) == (Region("a", 1, 2), AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place"),
+    [
+        (Saved(U, 1, 0, B1, 1), 0),  # what a's first kernel reads, saved before it
+        (Saved(V, 1, 2, B3, 3), 0),
+        (Saved(Y, 1, 3, B4, 4), 1),  # made by a's last kernel, saved for b
+        (Saved(Y, 1, 3, B3, 4), 0),  # the same, saved for a
+        (Saved(W, 1, -1, B1, None), None),  # before all of forward: that is not a
+    ],
+)
+def test_whose_backward_takes_a_tensor_tells_in_which_region_it_was_saved(tensor: Saved, place: int | None) -> None:
+    found = saved_inside(TASKS, [A, B, AGAIN], SECTIONS, [tensor])
+    assert [number for number, inside in enumerate(found) if inside] == ([] if place is None else [place])
+
+
+def test_where_that_does_not_tell_it_counts_who_reads_the_block_next():
+    """As where backward's kernels have no layer."""
+    assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(Y, 1, 3, B3, 4)])[1]
+    assert saved_inside(TASKS, [A, B], {"a.1": "a", "b.1": "b"}, [Saved(V, 1, 3, B3, 4)])[0]
+
+
+def test_a_region_runs_again_up_to_the_last_save_in_place_changes_included():
+    found = rerun(TASKS, [Saved(U, 1, 0, B1, 1), Saved(V, 1, 2, B3, 3)])
+    assert found == (((1, (V, WS)), (2, (V,))), frozenset(), ())
+
+
+def test_what_is_held_all_the_same_is_not_made_again():
+    """f1 runs again, and leaves it alone; f2 would change it."""
+    found = rerun(TASKS, [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)], held=(V,))
+    assert found == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
+
+
+def test_a_kernel_that_is_not_known_to_repeat_leaves_what_it_changed():
+    """f2 changes v in place: v is kept as f2 left it, and f1 leaves it alone when it runs again."""
+    kernels = [*KERNELS[:2], kernel("f2", 1, "v", "v", layer="a.2", pure=None), *KERNELS[3:]]
+    found = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3), Saved(Y, 1, 3, B3, 4)])
+    assert found == (((1, (WS,)), (3, (Y,))), frozenset({V}), (2,))
+
+
+def test_what_enters_must_still_be_as_it_was():
+    """f3 changes u in place, which f1 has read: what f1 made is kept."""
+    kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
+    found = rerun(graph(kernels, BLOCKS), [Saved(V, 1, 2, B3, 3)])
+    assert found.kept == {V} and found.runs == ()
+
+
+def test_what_changes_something_from_outside_does_not_run_again():
+    kernels = [*KERNELS[:3], kernel("f3", 1, "v u", "y u", layer="a.3"), *KERNELS[4:]]
+    tasks = graph(kernels, BLOCKS)
+    found = rerun(tasks, [Saved(Y, 1, 3, B3, 4)])
+    assert 3 in found.left_out and Y in found.kept

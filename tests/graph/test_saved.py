@@ -1,0 +1,122 @@
+"""What autograd saves: as recorded, and derived from what backward reads; who reads it, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simgpu.graph.saved import Saved, ends, readers, saved_tensors
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor
+from tests.policies.networks import in_place, two_passes
+from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
+
+KERNELS = [
+    kernel("f1", 1, "x w", "y", layer="one"),
+    kernel("f2", 1, "y", "y", layer="act"),
+    kernel("f3", 1, "y", "z", layer="two"),
+    kernel("b3", 1, "z y", "gz", layer="two", phase=BACKWARD),
+    kernel("b2", 1, "y gz", "gy", layer="act", phase=BACKWARD),
+    kernel("b1", 1, "x w gy", "gw", layer="one", phase=BACKWARD),
+]
+BLOCKS = [
+    held("x", 1),
+    held("w", 2, kind=BlockKind.WEIGHT),
+    *(block(name, 10) for name in ("y", "z")),
+    *(block(name, 0) for name in ("gz", "gy", "gw")),
+]
+TASKS = graph(KERNELS, BLOCKS)
+X, W, Y, Z = range(4)
+F1, F2, F3, B3, B2, B1 = range(6)
+
+
+# --- recorded -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_trace_recorded_is_taken_as_it_is_but_for_what_backward_never_takes():
+    saved = (
+        SavedTensor("w", 2, None, "b1", RELEASED_AT_END),
+        SavedTensor("y", 5, "f2", "b2", "f3"),
+        SavedTensor("y", 10, "f2", dropped="f3"),
+        SavedTensor("z", 10, "f3", "b3"),
+    )
+    found = saved_tensors(graph(KERNELS, BLOCKS, saved=saved))
+    assert found.recorded
+    assert found.tensors == (Saved(W, 2, -1, B1, None), Saved(Y, 5, F2, B2, F3), Saved(Z, 10, F3, B3, F3))
+
+
+def test_who_holds_a_block_to_the_end_is_known_from_the_block_too():
+    blocks = [replace(b, release=RELEASED_AT_END) if b.id == "z" else b for b in BLOCKS]
+    found = saved_tensors(graph(KERNELS, blocks, saved=(SavedTensor("z", 10, "f3", "b3"),)))
+    assert found.tensors == (Saved(Z, 10, F3, B3, None),)
+    assert {each.dropped for each in saved_tensors(graph(KERNELS, blocks)).tensors if each.block == Z} == {None}
+
+
+def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
+    kernels = [kernel("f0", 1, "x", "v"), kernel("f1", 1, "v c", "y"), kernel("b1", 1, "y c", "g", phase=BACKWARD)]
+    blocks = [held("x", 1), block("c", 4, born="f1"), *(block(name, 1) for name in ("v", "y", "g"))]
+    found = saved_tensors(graph(kernels, blocks, saved=(SavedTensor("c", 4, "f0", "b1", "f1"),)))
+    assert found.tensors[0].after == 1
+    assert next(each.after for each in saved_tensors(graph(kernels, blocks)).tensors if each.block == 1) == 1
+
+
+# --- derived ------------------------------------------------------------------------------------------------
+
+
+def test_operators_save_what_they_read_before_they_run_and_what_they_make_after():
+    """y is saved by the activation that changed it, and by the layer that reads it then: both just before f3."""
+    found = saved_tensors(TASKS)
+    assert not found.recorded
+    assert found.tensors == (
+        Saved(X, 1, -1, B1, None),
+        Saved(W, 2, -1, B1, None),
+        Saved(Y, 10, F2, B2, F3),
+        Saved(Y, 10, F2, B3, F3),
+        Saved(Z, 10, F3, B3, F3),
+    )
+
+
+def test_a_kernel_without_a_layer_saved_after_the_last_use_in_forward_before_it():
+    """Of the first pass nothing is saved in the second, whose layers are not told."""
+    tasks = TaskGraph.of(two_passes())
+    assert all(each.after < each.before for each in saved_tensors(tasks).tensors)
+    again = [each for each in saved_tensors(tasks).tensors if tasks.blocks[each.block].id.endswith("-again")]
+    assert again and all(tasks.kernels[each.after].id.endswith("-again") for each in again)
+
+
+def test_what_is_changed_in_place_after_its_layer_ran_is_saved_as_changed():
+    tasks = TaskGraph.of(in_place())
+    a = tasks.block("a")
+    changed = max(k for k in tasks.uses[a] if a in tasks.writes[k])
+    assert {each.after for each in saved_tensors(tasks).tensors if each.block == a} == {changed}
+
+
+# --- readers ------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_reads_what_was_taken_back_last_in_the_version_it_reads():
+    tensors = [
+        Saved(Y, 10, F1, B3, F3),  # before it was changed: nobody reads that
+        Saved(Y, 10, F2, B3, F3),
+        Saved(Y, 10, F2, B2, F3),
+        Saved(X, 1, -1, B1, None),
+    ]
+    assert readers(TASKS, tensors) == ((), (B3,), (B2,), (B1,))
+
+
+def test_a_kernel_reads_all_that_was_taken_back_at_once():
+    views = [Saved(Y, 4, F2, B3, F3), Saved(Y, 6, F2, B3, F3)]
+    assert readers(TASKS, views) == ((B3, B2), (B3, B2))
+
+
+def test_who_changes_a_block_reads_the_block_itself():
+    kernels = [*KERNELS[:3], kernel("b3", 1, "z y", "y", layer="two", phase=BACKWARD), *KERNELS[4:5], KERNELS[5]]
+    blocks = [*BLOCKS[:4], held("gz", 0), *BLOCKS[5:]]
+    tasks = graph(kernels, blocks)
+    assert readers(tasks, [Saved(Y, 10, F2, B3, F3)]) == ((),)
+
+
+def test_an_operator_holds_all_that_it_took_until_it_is_done_with_any_of_it():
+    taken = [Saved(W, 2, -1, B3, None), Saved(Y, 10, F2, B3, F3), Saved(Z, 10, F3, B3, F3), Saved(X, 1, -1, B2, None)]
+    assert readers(TASKS, taken) == ((B1,), (B3, B2), (B3,), (B1,))
+    assert ends(TASKS, taken) == (B1, B1, B1, B1)
+    assert ends(TASKS, taken[1:]) == (B2, B2, B1)

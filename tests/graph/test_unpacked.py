@@ -1,0 +1,35 @@
+"""Saved tensors as blocks of their own: who reads them, in which version, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from simgpu.errors import ProgramError
+from simgpu.graph.encodings import EncodedForm
+from simgpu.graph.unpacked import Unpacked, WithUnpacked, with_unpacked
+from tests.graph.test_saved import B1, B2, B3, BLOCKS, F3, TASKS, W, X, Y
+
+
+def test_readers_read_them_in_place_of_the_block_in_its_version():
+    more = with_unpacked(TASKS, [Unpacked(Y, 4, (B3,)), Unpacked(Y, 7, (B3, B2)), Unpacked(W, 2, (B1,))])
+    assert [block.id for block in more.blocks[len(BLOCKS) :]] == ["y:saved", "y:saved2", "w:saved"]
+    assert more.sizes[len(BLOCKS) :] == more.copy_sizes[len(BLOCKS) :] == (4, 7, 2)
+    assert more.kernels[B3].reads == ("z", "y:saved", "y:saved2")
+    assert more.read_versions[B3] == (1, 2, 2)
+    assert more.kernels[B2].reads == ("y:saved2", "gz") and more.kernels[B1].reads == ("x", "w:saved", "gy")
+    assert more.encoded[len(BLOCKS) + 2] == EncodedForm(W, 0, 0)
+
+
+def test_the_rest_is_as_it_was():
+    more = WithUnpacked((Unpacked(Y, 4, (B3,)), Unpacked(X, 1, ()))).apply(TASKS)
+    assert more.durations == TASKS.durations and more.sizes[: len(BLOCKS)] == TASKS.sizes
+    assert [k for k in range(6) if more.kernels[k] != TASKS.kernels[k]] == [B3]
+    assert more.read_versions[F3] == TASKS.read_versions[F3] and more.last_version[: len(BLOCKS)] == TASKS.last_version
+    assert TASKS.kernels[B3].reads == ("z", "y")
+
+
+@pytest.mark.parametrize("reader", [1, 5])
+def test_only_kernels_that_just_read_the_block_can_read_them(reader: int) -> None:
+    """f2 changes y in place, b1 does not touch it."""
+    with pytest.raises(ProgramError, match="does not just read block y"):
+        with_unpacked(TASKS, [Unpacked(Y, 4, (reader,))])

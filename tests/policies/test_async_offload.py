@@ -1,0 +1,198 @@
+"""Asynchronous offload with a stash and prefetching: small chains by hand, larger ones by what must hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.scenario.load import load_trace
+from simgpu.trace.chain import chain
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
+from tests.policies.twins import peak, run, work
+from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace
+
+#: Four layers of 10 ns each way; x2, x3 and x4 leave, x1 is the batch. A byte takes a nanosecond.
+FOUR = chain([10] * 4, [10] * 4, [4] * 4)
+SLOW = chain([10] * 4, [10] * 4, [15] * 4)
+
+
+def copies(trace: Trace, **parameters: object) -> list[tuple[str, int, int]]:
+    found = work(run(trace, "async_offload", min_bytes=1, **parameters))
+    return [each for each in found if ":" in each[0]]
+
+
+# --- by hand ------------------------------------------------------------------------------------------------
+
+
+def test_without_prefetching_backward_waits_for_every_copy():
+    """What is in the stash when backward begins (x4) is used where it is, and not copied in."""
+    assert copies(FOUR, prefetch=0, stash=1) == [
+        ("out:x2:saved", 10, 14),
+        ("out:x3:saved", 20, 24),
+        ("out:x4:saved", 30, 34),
+        ("in:x3:saved", 50, 54),
+        ("in:x2:saved", 64, 68),
+    ]
+    assert run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=1).iteration_ns == 80 + 2 * 4
+
+
+def test_with_prefetching_copies_are_hidden():
+    """Where x4 is taken back, x3 is fetched; where x3 is, x2."""
+    assert copies(FOUR, prefetch=1, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 50, 54)]
+    assert run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1).iteration_ns == 80
+
+
+def test_further_ahead_they_are_fetched_at_once_one_after_another():
+    assert copies(FOUR, prefetch=2, stash=1)[3:] == [("in:x3:saved", 40, 44), ("in:x2:saved", 44, 48)]
+
+
+def test_compute_waits_for_the_oldest_copy_when_the_stash_is_full():
+    """x2 is out at 25, so F3 begins then; x3 at 40, and F4 then. x4 is used from the stash."""
+    result = run(SLOW, "async_offload", min_bytes=1, prefetch=0, stash=1)
+    starts = {name: start for name, start, _ in work(result)}
+    assert [starts[f"F{n}"] for n in range(1, 5)] == [0, 10, 25, 40]
+    assert copies(SLOW, prefetch=0, stash=1)[:3] == [
+        ("out:x2:saved", 10, 25),
+        ("out:x3:saved", 25, 40),
+        ("out:x4:saved", 40, 55),
+    ]
+    assert result.iteration_ns == 120
+
+
+def test_without_a_stash_compute_waits_for_every_copy_out():
+    result = run(SLOW, "async_offload", min_bytes=1, prefetch=0, stash=0)
+    assert result.iteration_ns == 80 + 3 * 15 + 3 * 15
+
+
+def test_what_is_left_in_the_stash_is_let_go_when_its_copy_has_ended():
+    """x4 is being copied until 90, and backward is done with it at 50. Nothing is fetched: all fits the stash."""
+    slower = chain([10] * 4, [10] * 4, [4, 4, 4, 60])
+    result = run(slower, "async_offload", min_bytes=1, prefetch=2, stash=3)
+    assert [each for each in work(result) if each[0].startswith("in:")] == []
+    starts = {name: start for name, start, _ in work(result)}
+    assert starts["B4"] == 40 and starts["B3"] == 90
+
+
+def test_memory_by_hand():
+    """F3 has the batch, x3 and x4; B4 the batch, x4 and x3 that is being fetched."""
+    assert peak(run(FOUR, "none")) == 16
+    assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=0, stash=0)) == 12
+    assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=1, stash=1)) == 12
+    assert peak(run(FOUR, "async_offload", min_bytes=1, prefetch=2, stash=1)) == 16
+
+
+# --- what leaves --------------------------------------------------------------------------------------------
+
+
+def shared(release: str = "mix-back") -> Trace:
+    """`y` is saved by two operators and as two views; `w` is a weight, `s` is small."""
+    saved = (
+        SavedTensor("w", 40, after=None, before="first-back", dropped=RELEASED_AT_END),
+        SavedTensor("y", 60, after="first", before="mix-back", dropped="mix"),
+        SavedTensor("y", 40, after="first", before="mix-back", dropped="mix"),
+        SavedTensor("s", 3, after="first", before="mix-back", dropped="mix"),
+        SavedTensor("y", 100, after="mix", before="last-back", dropped="mix"),
+        SavedTensor("z", 50, after="mix", before="last-back", dropped="last"),
+        SavedTensor("u", 50, after="last", before="last-back", dropped="last"),
+    )
+    return trace(
+        [
+            kernel("first", 10, "w", "y s"),
+            kernel("mix", 10, "y s", "z"),
+            kernel("last", 10, "z", "u"),
+            kernel("last-back", 10, "u z y", "gz", phase=BACKWARD),
+            kernel("mix-back", 10, "y s gz", "gy", phase=BACKWARD),
+            kernel("first-back", 10, "w gy", "gw", phase=BACKWARD),
+        ],
+        [
+            held("w", 40, kind=BlockKind.WEIGHT),
+            block("y", 100, release=release),
+            block("s", 3, release="mix-back"),
+            block("z", 50, release="last-back"),
+            block("u", 50, release="last-back"),
+            *(block(name, 0, release="first-back") for name in ("gz", "gy", "gw")),
+        ],
+        saved=saved,
+    )
+
+
+def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay():
+    """It is taken back where its first tensor is, and lives until the last operator that takes one is done."""
+    result = run(shared(), "async_offload", min_bytes=4, prefetch=0, stash=0)
+    assert [each for each in work(result) if ":" in each[0]] == [
+        ("out:y:saved", 10, 110),
+        ("out:z:saved", 120, 170),
+        ("out:u:saved", 180, 230),
+        ("in:u:saved", 230, 280),
+        ("in:z:saved", 280, 330),
+        ("in:y:saved", 330, 430),
+    ]
+    assert peak(result) == 40 + 100 + 3 + 50 + 50
+
+
+def test_what_somebody_holds_to_the_end_is_there_twice():
+    tasks = shared(RELEASED_AT_END)
+    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, prefetch=0, stash=0)
+    assert peak(result) == 40 + 100 + 3 + 50 + 50 + 100
+
+
+def test_what_somebody_holds_to_the_end_may_lie_in_the_stash():
+    tasks = shared(RELEASED_AT_END)
+    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
+    assert result.iteration_ns >= 60 and result.metrics.bytes_in == 0 and result.metrics.bytes_out == 200
+
+
+def test_the_floor_for_bytes_counts_whole_blocks():
+    assert [run(FOUR, "async_offload", min_bytes=n).metrics.bytes_out for n in (4, 5)] == [12, 0]
+
+
+# --- in general ---------------------------------------------------------------------------------------------
+
+numbers = st.integers(1, 60)
+layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=layers, prefetch=st.integers(0, 4), stash=st.integers(0, 4), latency=st.integers(0, 5))
+def test_chains(made: list[tuple[int, int, int]], prefetch: int, stash: int, latency: int) -> None:
+    """Every feature map leaves, all but the last `stash` come back, nothing is slower than save_on_cpu, and a faster
+    link makes nothing slower."""
+    forward, backward, sizes = map(list, zip(*made, strict=True))
+    tasks = chain(forward, backward, sizes)
+    settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}
+    slow, fast = (run(tasks, "async_offload", bandwidth=b * 10**9, latency=latency, **settings_) for b in (1, 3))
+    assert slow.metrics.bytes_out == sum(sizes[1:])
+    assert slow.metrics.bytes_in == sum(sizes[1 : max(len(sizes) - stash, 1)])
+    assert slow.ideal_ns <= fast.iteration_ns <= slow.iteration_ns
+    assert slow.iteration_ns <= run(tasks, "save_on_cpu", latency=latency).iteration_ns
+    if stash == 0 and prefetch == 0:
+        assert slow.iteration_ns == slow.ideal_ns + 2 * sum(size + latency for size in sizes[1:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(made=layers)
+def test_a_stash_for_all_of_them_keeps_all(made: list[tuple[int, int, int]]) -> None:
+    forward, backward, sizes = map(list, zip(*made, strict=True))
+    result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
+    assert result.metrics.bytes_in == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
+
+
+def test_negative_parameters_are_refused_all_at_once():
+    with pytest.raises(InputError) as caught:
+        run(FOUR, "async_offload", prefetch=-1, stash=-2, min_bytes=-3)
+    assert [p.place for p in caught.value.problems] == [f"parameters.{n}" for n in ("prefetch", "stash", "min_bytes")]
+
+
+def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+    result = run(load_trace("resnet20-cifar-cpu"), "async_offload", bandwidth=12 * 10**9, latency=5000)
+    metrics = result.metrics
+    assert (result.iteration_ns, peak(result), metrics.bytes_out, metrics.bytes_in) == GOLDEN
+
+
+GOLDEN = (110_130_863, 16_209_176, 41_943_040, 39_845_888)

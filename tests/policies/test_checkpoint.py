@@ -1,0 +1,210 @@
+"""Activation checkpointing: what runs again, when, and what memory that leaves, by hand and by closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.scenario.load import load_trace
+from simgpu.trace.chain import chain
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
+from tests.policies.twins import parts, peak, run, run_again, used, work
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
+
+#: x1 (10 B, the input) to x6 (60 B); layers a.1 to a.3 and b.1 to b.3.
+SIX = parts([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 60], [3, 3])
+
+
+# --- what runs again, and when ------------------------------------------------------------------------------
+
+
+def test_a_part_runs_again_when_backward_first_takes_what_was_saved_inside():
+    """Up to the last kernel before the last tensor saved inside: F3 makes what b saves, F6 the loss, which is saved."""
+    found = [name for name, _, _ in work(run(SIX, "checkpoint", blocks=["a", "b"]))]
+    forward, again = ["F1", "F2", "F3", "F4", "F5", "F6"], ["again:F4", "again:F5", "again:F6"]
+    assert found == [*forward, *again, "B6", "B5", "B4", "again:F1", "again:F2", "B3", "B2", "B1"]
+
+
+def test_it_takes_the_time_of_what_runs_again():
+    result = run(SIX, "checkpoint", blocks=["a", "b"])
+    assert result.iteration_ns == result.ideal_ns + (4 + 5 + 6) + (1 + 2)
+
+
+def test_memory_by_hand():
+    """None holds x1 .. x6 when forward ends. With both parts checkpointed the most is x1, x4, x5 and x6: in forward at
+    F5, and again when b has run again."""
+    assert peak(run(SIX, "none")) == 10 + 20 + 30 + 40 + 50 + 60
+    assert peak(run(SIX, "checkpoint", blocks=["a", "b"])) == 10 + 40 + 50 + 60
+    assert peak(run(SIX, "checkpoint", blocks=["a"])) == 10 + 40 + 50 + 60
+    assert peak(run(SIX, "checkpoint", blocks=["b"])) == 10 + 20 + 30 + 40 + 50 + 60
+
+
+def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
+    """The sum needs neither of its inputs in backward, so the recording drops x when the part has read it; but the
+    part holds it, to run again."""
+    tasks = trace(
+        [
+            kernel("make", 1, "w", "x", layer="stem"),
+            kernel("double", 1, "x", "y", layer="a.1"),
+            kernel("use", 1, "y", "z", layer="a.2"),
+            kernel("head", 1, "z", "l", layer="head"),
+            kernel("head-back", 1, "l z", "gz", layer="head", phase=BACKWARD),
+            kernel("use-back", 1, "y gz", "gy", layer="a.2", phase=BACKWARD),
+            kernel("double-back", 1, "gy", "gx", layer="a.1", phase=BACKWARD),
+        ],
+        [
+            held("w", 1, kind=BlockKind.WEIGHT),
+            block("x", 100, release="double"),
+            block("y", 1000, release="use-back"),
+            *(block(name, 0) for name in ("z", "l", "gz", "gy", "gx")),
+        ],
+    )
+    result = run(tasks, "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == ["double"]
+    end = next(end for name, _, end in work(result) if name == "use-back")
+    assert used(result, end - 1) == 1 + 100 + 1000
+    assert used(result, end) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_chains_cut_anyhow(data: st.DataObject) -> None:
+    """What runs again of each part: all its layers but the last, the very last layer for the loss that it saves too."""
+    lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    count = sum(lengths)
+    numbers = st.lists(st.integers(1, 50), min_size=count, max_size=count)
+    forward, backward, sizes = data.draw(numbers), data.draw(numbers), data.draw(numbers)
+    made = parts(forward, backward, sizes, lengths)
+    chosen = data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1))
+    result = run(made, "checkpoint", blocks=["abcdefgh"[n] for n in sorted(chosen)])
+    again = 0
+    for n in chosen:
+        first = sum(lengths[:n])
+        again += sum(forward[first : first + lengths[n] - (n < len(lengths) - 1)])
+    assert result.iteration_ns == sum(forward) + sum(backward) + again
+    assert peak(result) <= peak(run(made, "none"))
+
+
+# --- sections -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "again"),
+    [
+        (1, []),  # checkpoint_sequential leaves the last section alone
+        (2, ["F1", "F2"]),
+        (3, ["F3", "F1"]),
+        (4, []),  # layers of one kernel each, whose input alone is saved
+        (6, []),
+        (0, ["F1", "F2"]),  # the root of 6, of which the whole part is 2
+    ],
+)
+def test_a_number_of_sections_cuts_as_checkpoint_sequential_does(sections: int, again: list[str]) -> None:
+    result = run(SIX, "checkpoint", blocks=sections)
+    assert run_again(result.program, SIX) == again
+
+
+def test_one_section_is_a_plain_framework():
+    result, plain = run(SIX, "checkpoint", blocks=1), run(SIX, "none")
+    assert (result.iteration_ns, peak(result)) == (plain.iteration_ns, peak(plain))
+
+
+# --- what cannot run again ----------------------------------------------------------------------------------
+
+
+def normalized(pure: bool | None, *, saves: bool) -> Trace:
+    """A part of a product and a norm in one layer each, the norm with statistics that its backward reads or not."""
+    stats = " s" if saves else ""
+    return trace(
+        [
+            kernel("product", 5, "x w", "y", layer="a.product"),
+            kernel("norm", 7, "y m", f"z m{stats}", layer="a.norm", op="batch_norm", pure=pure),
+            kernel("change", 2, "z", "z", layer="a.relu"),
+            kernel("head", 3, "z", "l", layer="head"),
+            kernel("head-back", 3, "l z", "gz", layer="head", phase=BACKWARD),
+            kernel("change-back", 2, "z gz", "gz", layer="a.relu", phase=BACKWARD),
+            kernel("norm-back", 7, f"y gz{stats}", "gy", layer="a.norm", phase=BACKWARD),
+            kernel("product-back", 5, "x gy", "gw", layer="a.product", phase=BACKWARD),
+            kernel("step", 1, "w gw", "w", phase=OPTIMIZER, pure=False),
+        ],
+        [
+            held("x", 1),
+            held("w", 2, kind=BlockKind.WEIGHT),
+            held("m", 4),
+            block("y", 1000),
+            block("z", 2000),
+            *([block("s", 8)] if saves else []),
+            *(block(name, 0) for name in ("l", "gz", "gy", "gw")),
+        ],
+    )
+
+
+def test_a_norm_runs_again_with_the_statistics_that_it_saved():
+    tasks = normalized(False, saves=True)
+    result = run(tasks, "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == ["product", "norm", "change"]
+    assert not [note for note in result.notes if "not run again" in note]
+
+
+def test_what_is_not_known_to_give_the_same_is_kept_and_a_note_tells():
+    """PyTorch would run the norm and the change in place again all the same."""
+    tasks = normalized(False, saves=False)
+    result = run(tasks, "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == ["product"]
+    assert [note for note in result.notes if note.startswith("2 kernels of 9 ns are not run again (batch_norm, op)")]
+    assert result.iteration_ns == result.ideal_ns + 5
+
+
+def test_what_somebody_holds_to_the_end_is_not_made_again():
+    tasks = normalized(True, saves=False)
+    held_on = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
+    # Pure, as it is called here, the norm changes `m` all the same, and would find it changed.
+    result = run(replace(tasks, blocks=held_on), "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == []
+
+
+# --- parameters ---------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_no_modules_or_lie_in_one_another_are_refused_all_at_once():
+    with pytest.raises(InputError) as caught:
+        run(SIX, "checkpoint", blocks=["a", "a.1", "bb", "b", "b"])
+    message = str(caught.value)
+    assert "'a.1' lies in 'a'" in message and "is 'bb' or lies in it" in message and "'b' is there twice" in message
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("sections", [-1, 7])
+def test_more_sections_than_layers_are_refused(sections: int) -> None:
+    with pytest.raises(InputError, match=r"sections of 6 layers.*0 to 6"):
+        run(SIX, "checkpoint", blocks=sections)
+
+
+def test_lists_and_tuples_are_the_same():
+    assert run(SIX, "checkpoint", blocks=["a"]).program == run(SIX, "checkpoint", blocks=("a",)).program
+
+
+def test_a_trace_without_layers_has_derived_ones():
+    made = chain([1, 2, 3, 4], [1, 2, 3, 4], [10, 20, 30, 40])
+    bare = replace(made, kernels=tuple(replace(k, layer=None) for k in made.kernels))
+    assert run(bare, "checkpoint", blocks=2).iteration_ns > 20
+
+
+# --- a recording --------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+    """Its three stages of three blocks each; 18 updates of counters of batches are left out."""
+    tasks = load_trace("resnet20-cifar-cpu")
+    blocks = [f"stage{stage}_{number}" for stage in (1, 2, 3) for number in (1, 2, 3)]
+    result = run(tasks, "checkpoint", blocks=blocks)
+    again = run_again(result.program, tasks)
+    assert result.iteration_ns == tasks.compute_ns + sum(k.duration_ns * again.count(k.id) for k in tasks.kernels)
+    assert (result.iteration_ns, peak(result), len(again)) == GOLDEN
+
+
+GOLDEN = (151_268_445, 24_551_576, 65)

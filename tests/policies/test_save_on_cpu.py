@@ -1,0 +1,169 @@
+"""Synchronous offload of every saved tensor: times, bytes and memory by closed forms and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.graph.saved import saved_tensors
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.nodes import load_node
+from simgpu.memory.transfer import copy_ns
+from simgpu.program.text import from_json, listing, to_json
+from simgpu.scenario.load import load_trace
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
+from tests.policies.twins import peak, run, used, work
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
+
+numbers = st.integers(1, 60)
+layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(made=layers, bandwidth=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]), latency=st.integers(0, 9))
+def test_nothing_overlaps(made: list[tuple[int, int, int]], bandwidth: int, latency: int) -> None:
+    """An iteration is compute and, one after another, a copy of every input of a layer out and back."""
+    forward, backward, sizes = map(list, zip(*made, strict=True))
+    result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)
+    copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
+    assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
+    assert result.metrics.bytes_out == result.metrics.bytes_in == sum(sizes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.integers(1, 100), min_size=2, max_size=7))
+def test_memory_of_a_chain(sizes: list[int]) -> None:
+    """Beside the input a kernel of forward has what it reads and what it makes, one of backward what was copied in."""
+    result = run(chain([1] * len(sizes), [1] * len(sizes), sizes), "save_on_cpu")
+    forward = [sizes[1], *(a + b for a, b in pairwise([*sizes[1:], 0]))]
+    assert peak(result) == sizes[0] + max(*forward, *sizes)
+
+
+def attention() -> Trace:
+    """A product makes `qkv`, of which three views are saved at once; `y` is saved by two operators, `w` as it is. All
+    that forward made is dropped as soon as forward has used it."""
+    saved = (
+        SavedTensor("w", 24, after=None, before="product-back", dropped=RELEASED_AT_END),
+        *(SavedTensor("qkv", 40, after="product", before="attend-back", dropped="attend") for _ in range(3)),
+        SavedTensor("y", 50, after="attend", before="attend-back", dropped="scale"),
+        SavedTensor("y", 50, after="attend", before="scale-back", dropped="scale"),
+        SavedTensor("y", 50, after="scale", dropped="scale"),
+    )
+    return trace(
+        [
+            kernel("product", 10, "x w", "qkv"),
+            kernel("attend", 10, "qkv", "y"),
+            kernel("scale", 10, "y", "l"),
+            kernel("scale-back", 10, "l y", "gy", phase=BACKWARD),
+            kernel("attend-back", 10, "qkv y gy", "g", phase=BACKWARD),
+            kernel("sum-back", 10, "g", "g2", phase=BACKWARD),
+            kernel("product-back", 10, "w g2", "gw", phase=BACKWARD),
+            kernel("step", 10, "w gw", "w", phase=OPTIMIZER, pure=False),
+        ],
+        [
+            held("x", 1),
+            held("w", 24, kind=BlockKind.WEIGHT),
+            block("qkv", 120, release="attend-back"),
+            block("y", 50, release="attend-back"),
+            *(block(name, 0, release="step") for name in ("l", "gy", "g", "g2", "gw")),
+        ],
+        saved=saved,
+    )
+
+
+def test_each_saved_tensor_is_copied_by_itself_views_by_their_own_bytes():
+    """What backward never takes back is not among them."""
+    result = run(attention(), "save_on_cpu")
+    assert [each for each in work(result) if ":" in each[0]] == [
+        ("out:w:saved", 0, 24),
+        ("out:qkv:saved", 34, 74),
+        ("out:qkv:saved2", 74, 114),
+        ("out:qkv:saved3", 114, 154),
+        ("out:y:saved", 164, 214),
+        ("out:y:saved2", 214, 264),
+        ("in:y:saved2", 274, 324),
+        ("in:qkv:saved", 334, 374),
+        ("in:qkv:saved2", 374, 414),
+        ("in:qkv:saved3", 414, 454),
+        ("in:y:saved", 454, 504),
+        ("in:w:saved", 524, 548),
+    ]
+    assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)
+
+
+def test_what_comes_back_is_memory_beside_what_is_still_there():
+    """The most is held at `attend back`: x, w, the three views and y. A weight is there twice at `product back`."""
+    result = run(attention(), "save_on_cpu")
+    assert peak(result) == 1 + 24 + 120 + 50
+    start = next(start for name, start, _ in work(result) if name == "product-back")
+    assert used(result, start) == 1 + 24 + 24
+    assert result.timeline.host_memory.used.max() == 24 + 120 + 100
+
+
+def test_what_somebody_holds_to_the_end_stays_beside():
+    tasks = attention()
+    blocks = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
+    saved = tuple(replace(s, dropped=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
+    result = run(replace(tasks, blocks=blocks, saved=saved), "save_on_cpu")
+    assert peak(result) == 1 + 24 + 120 + 50 + 50
+    assert result.iteration_ns == 80 + 2 * (24 + 120 + 100)
+
+
+def test_the_listing_reads_like_what_happens():
+    tasks = chain([5], [7], [100])
+    assert listing(run(tasks, "save_on_cpu").program, TaskGraph.of(tasks)).splitlines()[2:] == [
+        "  compute",
+        "    signal 0",
+        "    await 1",
+        "    acquire x2",
+        "    launch F1",
+        "    acquire x1:saved",
+        "    signal 2",
+        "    await 3",
+        "    acquire g1",
+        "    launch B1",
+        "    release x2 g1 x1:saved",
+        "  d2h",
+        "    await 0",
+        "    acquire host x1:saved",
+        "    copy out x1 as x1:saved",
+        "    signal 1",
+        "  h2d",
+        "    await 2",
+        "    copy in x1:saved",
+        "    release host x1:saved",
+        "    signal 3",
+    ]
+
+
+def test_a_program_reads_back_as_it_was_written():
+    program = run(attention(), "save_on_cpu").program
+    assert from_json(to_json(program)) == program
+
+
+def test_notes_tell_whether_the_recording_tells_what_is_saved():
+    for tasks, told in ((chain([5], [7], [9]), False), (attention(), True)):
+        notes = run(tasks, "save_on_cpu").notes
+        assert any(note.startswith("which tensors autograd saves is not in the recording") for note in notes) != told
+
+
+def test_gpus_that_train_together_are_refused():
+    with pytest.raises(InputError, match="on one GPU, not on several"):
+        simulate(load_trace("vgg11-cifar-cpu"), load_node("k40-x4"), "save_on_cpu", gpus=2)
+
+
+def test_a_recorded_network_to_the_nanosecond_and_the_byte():
+    tasks = load_trace("resnet20-cifar-cpu")
+    result = run(tasks, "save_on_cpu", bandwidth=12 * 10**9, latency=5000)
+    saved = [tensor for tensor in saved_tensors(TaskGraph.of(tasks)).tensors if tensor.bytes]
+    assert result.metrics.bytes_out == result.metrics.bytes_in == sum(tensor.bytes for tensor in saved)
+    copies = sum(copy_ns(tensor.bytes, 12 * 10**9, 5000) for tensor in saved)
+    assert result.iteration_ns == tasks.compute_ns + 2 * copies
+    assert (result.iteration_ns, peak(result), result.metrics.bytes_out) == (124_110_609, 12_033_048, 73_317_508)

@@ -1,0 +1,64 @@
+"""What the tests of PyTorch's twins share: runs at one byte a nanosecond, and chains cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simgpu.program.instructions import Launch, Program
+from simgpu.simulation import Result, simulate
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.semantics.hand_made import node
+
+WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_OUT, SpanKind.COPY_IN)
+
+
+def run(trace: Trace, policy: str, *, bandwidth: int = 10**9, latency: int = 0, **parameters: object) -> Result:
+    """A run with plenty of memory; verified, as every run is."""
+    where = node(10**15, out=bandwidth, back=bandwidth, latency=latency)
+    return simulate(trace, where, policy, parameters=parameters)
+
+
+def work(result: Result) -> list[tuple[str, int, int]]:
+    """Name, start and end of every kernel and copy of the second iteration, from its start; ``in:`` and ``out:`` tell
+    copies, ``again:`` what runs again."""
+    prefix = {SpanKind.COPY_OUT: "out:", SpanKind.COPY_IN: "in:", SpanKind.RECOMPUTE: "again:"}
+    begin = result.timeline.iteration_ends_ns[0]
+    found = [
+        (prefix.get(span.kind, "") + span.name, span.start_ns - begin, span.end_ns - begin)
+        for span in result.timeline
+        if span.kind in WORK and span.iteration == 1
+    ]
+    return sorted(found, key=lambda each: each[1:])
+
+
+def run_again(program: Program, trace: Trace) -> list[str]:
+    """The kernels that run again, in order."""
+    return [
+        trace.kernels[instruction.kernel].id
+        for segment in program.segments
+        for code in segment.streams.values()
+        for instruction in code
+        if isinstance(instruction, Launch) and instruction.recompute
+    ]
+
+
+def peak(result: Result) -> int:
+    """The most device memory in use at once, bytes."""
+    return int(result.timeline.device_memory.used.max())
+
+
+def used(result: Result, moment: int) -> int:
+    """Device memory in use at a moment of the second iteration, ns from its start."""
+    memory = result.timeline.device_memory
+    place = memory.time_ns.searchsorted(moment + result.timeline.iteration_ends_ns[0], side="right")
+    return int(memory.used[place - 1])
+
+
+def parts(forward: Sequence[int], backward: Sequence[int], sizes: Sequence[int], lengths: Sequence[int]) -> Trace:
+    """A chain cut into parts ``a``, ``b`` and so on of so many layers each; a layer is called ``a.1``, ``a.2``, ..."""
+    tags = [f"{name}.{n}" for name, length in zip("abcdefgh", lengths, strict=False) for n in range(1, length + 1)]
+    made = chain(forward, backward, sizes)
+    return replace(made, kernels=tuple(replace(k, layer=tags[int(k.id[1:]) - 1]) for k in made.kernels))

@@ -1,0 +1,147 @@
+"""Programs of a framework that runs one operator after another, and copies that the host keeps as forms of a block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.machine.run import run_program
+from simgpu.policies.plain import plain_framework
+from simgpu.program.eager import Eager
+from simgpu.program.instructions import (
+    COMPUTE,
+    D2H,
+    Await,
+    CopyOut,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+)
+from simgpu.program.text import from_json, listing, to_json
+from simgpu.program.verify import verify
+from simgpu.scenario.load import load_trace
+from simgpu.timeline.streams import StreamId
+from simgpu.trace.chain import chain
+from tests.policies.networks import NETWORKS
+from tests.semantics.hand_made import BACKWARD, block, graph, kernel, node, times
+
+TRACES = {**NETWORKS, "resnet20": lambda: load_trace("resnet20-cifar-cpu")}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_with_nothing_between_kernels_it_is_the_plain_framework(name: str) -> None:
+    graph = TaskGraph.of(TRACES[name]())
+    writer = Eager(graph, graph.recorded_releases)
+    for k in range(len(graph.kernels)):
+        writer.run(k)
+        writer.let_go(k)
+    assert writer.program() == plain_framework(graph)
+    assert writer.program().notes == plain_framework(graph).notes
+
+
+#: x2 (20 B) leaves after F1, of which 12 B are saved, and is read by B2 again; F2 reads it where it is.
+GRAPH = TaskGraph.of(chain([10, 10], [10, 10], [5, 20]))
+X2, F2, B2 = GRAPH.block("x2"), 1, 2
+FORM = len(GRAPH.blocks)
+SAVED = WithUnpacked((Unpacked(X2, 12, (B2,)),))
+
+
+def offloaded() -> Program:
+    releases = list(GRAPH.needed_releases)
+    releases[X2] = F2
+    writer = Eager(GRAPH, releases)
+    for k in range(4):
+        if k == B2:
+            writer.take((FORM,))
+            writer.wait(writer.copy_in(FORM, after=writer.signal()))
+            writer.ends_after(FORM, B2)
+        writer.run(k)
+        if k == 0:
+            left = writer.copy_out(X2, FORM, after=writer.signal())
+        if k == F2:
+            writer.wait(left)
+        writer.let_go(k)
+    return writer.program((SAVED,))
+
+
+def test_a_copy_is_of_the_size_of_the_form_that_the_host_keeps():
+    """12 ns at a byte a nanosecond: out beside F2, which takes 10; in before B2."""
+    program = offloaded()
+    verify(program, GRAPH)
+    result = run_program(program, GRAPH, node(), budget=10**6, iterations=2)
+    assert times(result) == {
+        "F1": (0, 10), "out:x2:saved": (10, 22), "F2": (10, 20),
+        "in:x2:saved": (22, 34), "B2": (34, 44), "B1": (44, 54),
+    }  # fmt: skip
+    assert result.timeline.host_memory.used.max() == 12
+    assert result.timeline.device_memory.used.max() == 5 + 20
+
+
+def test_its_text_tells_as_what_the_host_keeps_it_and_reads_back():
+    program = offloaded()
+    assert "    copy out x2 as x2:saved" in listing(program, GRAPH).splitlines()
+    assert from_json(to_json(program)) == program
+    assert '["CopyOut",1]' in to_json(changed(D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}))
+
+
+def test_a_form_in_another_version_than_its_readers_read_is_refused():
+    """y leaves before it is changed in place, and backward reads it as changed."""
+    tasks = graph(
+        [kernel("make", 1, "", "y"), kernel("change", 1, "y", "y"), kernel("use", 1, "y", "g", phase=BACKWARD)],
+        [block("y", 8), block("g", 1)],
+    )
+    for after, fault in ((0, "kernel use finds a wrong version of block y:saved"), (1, "")):
+        writer = Eager(tasks, [1, 2])
+        for k in range(3):
+            if k == 2:
+                writer.take((2,))
+                writer.wait(writer.copy_in(2, after=writer.signal()))
+                writer.ends_after(2, 2)
+            writer.run(k)
+            if k == after:
+                writer.wait(writer.copy_out(0, 2, after=writer.signal()))
+            writer.let_go(k)
+        program = writer.program((WithUnpacked((Unpacked(0, 8, (2,)),)),))
+        if fault:
+            with pytest.raises(ProgramError, match=fault):
+                verify(program, tasks)
+        else:
+            verify(program, tasks)
+
+
+def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]) -> Program:
+    """The program with some instructions of a stream replaced."""
+    program = offloaded()
+    code = dict(program.segments[0].streams)
+    code[stream] = tuple(new for old in code[stream] for new in change.get(old, (old,)))
+    return replace(program, segments=(Segment(code),))
+
+
+@pytest.mark.parametrize(
+    ("stream", "change", "words"),
+    [
+        # The copy out runs beside the kernel that makes the block.
+        (D2H, {Await(0): ()}, "block x2 may not hold its value in device memory yet"),
+        # Memory is given back while the copy may still read it.
+        (COMPUTE, {Await(1): ()}, "block x2 holds no device memory"),
+        # The host keeps it as itself, for which it has no memory.
+        (D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}, "block x2 holds no host memory"),
+        # Nobody waits for the copy in.
+        (COMPUTE, {Await(3): ()}, "block x2:saved"),
+        # A form of another block.
+        (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "names what the graph does not have"),
+        (COMPUTE, {Launch(B2): (Release((FORM,)), Launch(B2))}, "block x2:saved holds no"),
+    ],
+)
+def test_what_breaks_such_a_program_is_refused(
+    stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]], words: str
+) -> None:
+    with pytest.raises(ProgramError) as caught:
+        verify(changed(stream, change), GRAPH)
+    assert words in str(caught.value)
