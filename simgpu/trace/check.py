@@ -1,7 +1,8 @@
 """What makes a trace valid, told as problems: names, numbers, words and how the tables refer to each other.
 
 Lives here: `check_trace` and the checks of single values. Does not live here: the checks that follow execution order
-(`simgpu.trace.order`) or files (`simgpu.trace.folder`, which runs these same checks with rows and columns).
+(`simgpu.trace.order`), those of saved tensors (`simgpu.trace.check_saved`) or files (`simgpu.trace.folder`, which runs
+these same checks with rows and columns).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     ...     print(problem)
     trace: kernels[0].reads: kernel 'k0' names block 'x', which has no row; add it to the blocks
     """
+    from simgpu.trace.check_saved import check_saved
     from simgpu.trace.order import check_order
 
     found = Findings(at or _own_places(trace))
@@ -53,6 +55,9 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_blocks(trace, found)
     _check_tables(trace, found)
     check_order(trace, found)
+    for index, tensor in enumerate(trace.saved):
+        _check_counts(found, "saved", index, tensor, ("bytes",))
+    check_saved(trace, found)
     return found.problems
 
 

@@ -24,6 +24,7 @@ from simgpu.trace.model import (
     CompressedSize,
     Kernel,
     Phase,
+    SavedTensor,
     SparsitySample,
 )
 from simgpu.units import parse_bytes, parse_time
@@ -275,5 +276,17 @@ ACCESSES: Table[Access] = Table(
         _number("entries", "entries"),
         _number("stride", "entries", blank=1),
         _number("first", "entries", blank=0),
+    ),
+)
+
+SAVED: Table[SavedTensor] = Table(
+    "saved.csv",
+    SavedTensor,
+    (
+        _text("block"),
+        _number("bytes", "bytes"),
+        _text("after", blank=None),
+        _text("before", blank=None),
+        _text("dropped", blank=None),
     ),
 )

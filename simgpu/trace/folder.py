@@ -1,4 +1,4 @@
-"""A trace on disk: a folder with trace.yaml, kernels.csv, blocks.csv and up to four optional tables.
+"""A trace on disk: a folder with trace.yaml, kernels.csv, blocks.csv and optional tables.
 
 Lives here: reading a folder with all its problems told at once, and writing one that appears whole or not at all.
 Does not live here: cells and columns (`columns`, `tables`), trace.yaml (`header`), what makes a trace valid (`check`).
@@ -13,7 +13,7 @@ from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.trace.check import Place, check_trace
-from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SPARSITY, Table
+from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.free_memory import require_memory
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
@@ -27,6 +27,7 @@ _TABLES: dict[str, Table[Any]] = {
     "sparsity": SPARSITY,
     "compressibility": COMPRESSIBILITY,
     "accesses": ACCESSES,
+    "saved": SAVED,
 }
 #: Takes the place of an unreadable trace.yaml, so that the tables are still checked; never returned.
 _STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
@@ -74,6 +75,7 @@ def read_trace(path: str | Path) -> Trace:
             sparsity=tuple(tables["sparsity"].rows),
             compressibility=tuple(tables["compressibility"].rows),
             accesses=tuple(tables["accesses"].rows),
+            saved=tuple(tables["saved"].rows),
             name=folder.resolve().name,
         )
         problems += check_trace(trace, _places(folder, tables, header.places))

@@ -77,7 +77,7 @@ def test_a_tuple_names_inputs_labels_and_loss_and_batch_is_passed(my_models: str
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("vgg12", "did you mean 'vgg11'"),
+        ("vgg111", "did you mean 'vgg11'"),
         ("no_such_package.models:make", "there is no module 'no_such_package'"),
         ("recorder_test_models:imags", "did you mean 'images'"),
         ("recorder_test_models:NUMBER", "'NUMBER' is not callable but a int"),

@@ -23,7 +23,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
-from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Trace
+from simgpu.trace.model import Block, BlockKind, Kernel, Origin, SavedTensor, Trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
 from simgpu.trace.recorder.modelled.session import ModelledSession
 from simgpu.trace.timemodel.operation import Operation
@@ -80,8 +80,8 @@ def as_a_cpu_has_it(factory: Any, batch: int, optimizer: Any = "sgd") -> Trace:
     return session.run()
 
 
-def graph(trace: Trace) -> tuple[list[Kernel], tuple[Block, ...]]:
-    return [replace(kernel, duration_ns=0) for kernel in trace.kernels], trace.blocks
+def graph(trace: Trace) -> tuple[list[Kernel], tuple[Block, ...], tuple[SavedTensor, ...]]:
+    return [replace(kernel, duration_ns=0) for kernel in trace.kernels], trace.blocks, trace.saved
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN_MODELS))
@@ -282,7 +282,7 @@ def test_what_else_is_wrong_is_told_as_in_a_recording() -> None:
     with pytest.raises(InputError, match="a training iteration raised RuntimeError"):
         modelled(lambda: (nn.Linear(4, 2), torch.ones(3, 5), (), summed), 3)
     with pytest.raises(InputError, match="did you mean 'vgg11'"):
-        modelled("vgg12", 3)
+        modelled("vgg111", 3)
 
 
 def test_what_asks_for_a_run_is_refused_beside_a_gpu() -> None:

@@ -69,6 +69,14 @@ def test_the_frameworks_own_peak_holds_all_that_was_recorded(trace: Trace) -> No
     assert trace.info.framework_peak_bytes >= kept + max(live_bytes(replace(trace, blocks=tuple(no_scratch))))
 
 
+def test_what_autograd_saves_is_told_with_its_way_through_the_iteration(trace: Trace) -> None:
+    place = {kernel.id: number for number, kernel in enumerate(trace.kernels)}
+    assert {"input", *(f"conv{stage}_1:convolution" for stage in range(1, 6))} <= {row.block for row in trace.saved}
+    for row in trace.saved:
+        assert row.before is not None and row.dropped is not None
+        assert row.dropped == "end" or place[row.dropped] < place[row.before]
+
+
 def test_convolutions_are_measured_under_every_setting_of_cudnn(trace: Trace) -> None:
     convolving = [kernel.id for kernel in trace.kernels if kernel.op.startswith("aten::convolution")]
     names = ["default", "benchmark", "deterministic", "without-cudnn"]

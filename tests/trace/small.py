@@ -19,6 +19,7 @@ from simgpu.trace.model import (
     Kernel,
     Origin,
     Phase,
+    SavedTensor,
     SparsitySample,
     Trace,
     TraceInfo,
@@ -48,6 +49,12 @@ SMALL = Trace(
     accesses=(
         Access("k4", "x", False, AccessOrder.RANDOM, 1, 9),
         Access("k4", "g", True, AccessOrder.STRIDED, 4, 1, 2),
+    ),
+    saved=(
+        SavedTensor("x", 8, None, "k4", RELEASED_AT_END),
+        SavedTensor("y", 64, "k2", "k4", "k3"),
+        SavedTensor("y", 32, "k2", None, "k3"),
+        SavedTensor("s", 16, "k3", "k4"),
     ),
     name="small",
 )
@@ -90,7 +97,26 @@ def traces(draw: st.DrawFn) -> Trace:
         kernels.append(draw(_kernel(name, tuple(reads), tuple(writes), starts[index])))
     used = {name for kernel in kernels for name in (*kernel.reads, *kernel.writes)}
     blocks = [b if b.persistent or b.born is not None or b.id in used else replace(b, persistent=True) for b in blocks]
-    return Trace(draw(_infos()), tuple(kernels), tuple(blocks), *draw(_tables(kernel_ids, block_ids)))
+    saved = draw(_saved(kernels, blocks))
+    return Trace(draw(_infos()), tuple(kernels), tuple(blocks), *draw(_tables(kernel_ids, block_ids)), saved=saved)
+
+
+@st.composite
+def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple[SavedTensor, ...]:
+    """Tensors saved no earlier than their block is there, and taken back and dropped, if at all, no earlier either."""
+    ids = [kernel.id for kernel in kernels]
+    there = {b.id: -1 for b in blocks if b.persistent or b.born is not None}
+    for index, kernel in enumerate(kernels):
+        for name in kernel.writes:
+            there.setdefault(name, index)
+    saved = []
+    for name in draw(st.lists(st.sampled_from(list(there)), unique=True)) if there else []:
+        after = draw(st.integers(there[name], len(ids) - 1))
+        dropped = draw(st.sampled_from([None, RELEASED_AT_END, *ids[max(after, 0) :]]))
+        for _ in range(draw(st.integers(1, 2))):
+            before = draw(st.sampled_from([None, *ids[after + 1 :]]))
+            saved.append(SavedTensor(name, draw(_COUNTS), ids[after] if after >= 0 else None, before, dropped))
+    return tuple(saved)
 
 
 @st.composite

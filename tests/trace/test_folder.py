@@ -76,6 +76,20 @@ def test_where_walks_begin_comes_back_and_is_0_where_it_is_blank(tmp_path):
     assert [access.first for access in read_trace(folder).accesses] == [0, 0]
 
 
+def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_such_file(tmp_path):
+    folder = small_folder(tmp_path)
+    assert (folder / "saved.csv").read_text().splitlines() == [
+        "block,bytes,after,before,dropped",
+        "x,8,,k4,end",
+        "y,64,k2,k4,k3",
+        "y,32,k2,,k3",
+        "s,16,k3,k4,",
+    ]
+    write_trace(replace(SMALL, saved=()), tmp_path / "without")
+    assert not (tmp_path / "without" / "saved.csv").exists()
+    assert read_trace(tmp_path / "without").saved == ()
+
+
 @settings(max_examples=150, deadline=None)
 @given(traces())
 def test_every_valid_trace_comes_back(trace: Trace):
@@ -183,6 +197,17 @@ MISTAKES = {
         ("4,1,2,0", "4,1,2,1", "row 3, column first", "entry 1 is not in block 'g', which has 1 of 128 bytes"),
         ("4,1,2,0", "4,1,2,-1", "row 3, column first", "'-1' is negative"),
     ],
+    "saved.csv": [
+        ("x,8", "q,8", "row 2, column block", "'q' is not a block of this trace"),
+        ("x,8", "x,-8", "row 2, column bytes", "'-8' is negative"),
+        ("y,64,k2", "y,64,q2", "row 3, column after", "'q2' is not a kernel of this trace"),
+        ("y,64,k2,k4", "y,64,k2,q4", "row 3, column before", "'q4' is not a kernel of this trace"),
+        ("x,8,,k4,end", "x,8,,k4,never", "row 2, column dropped", "name a kernel that has a row in kernels, or 'end'"),
+        ("y,64,k2", "y,64,", "row 3, column after", "block 'y' is saved before any kernel has written it"),
+        ("y,64,k2,k4", "y,64,k2,k2", "row 3, column before", "kernel 'k2' takes it back, and runs no later than 'k2'"),
+        ("s,16,k3,k4,", "s,16,k3,k4,k2", "row 5, column dropped", "it is dropped at kernel 'k2', and saved later"),
+        ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column dropped", "block 'y' is dropped at 'k4', and in a row above"),
+    ],
     "trace.yaml": [
         ("simgpu.trace/1", "simgpu.trace/2", "", "'simgpu.trace/2' is another version; this simgpu reads version 1"),
         ("device: a bench", "device:\ta bench", "", "found character '\\t'"),
@@ -233,7 +258,7 @@ def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
     rows = ["k1,a,forward,1,c,a", "k2,b,forward,1,a,b", "k3,c,forward,1,b,c", "k4,d,forward,1,c,d"]
     (folder / "kernels.csv").write_text(header + "\n".join(rows) + "\n")
     (folder / "blocks.csv").write_text("id,bytes,kind\na,1,other\nb,1,other\nc,1,other\nd,1,other\n")
-    for name in ("algorithms", "sparsity", "compressibility", "accesses"):
+    for name in ("algorithms", "sparsity", "compressibility", "accesses", "saved"):
         (folder / f"{name}.csv").unlink()
     (problem,) = problems_of(folder)
     assert problem.startswith("kernels.csv: row 2, column reads: a cycle")
@@ -285,7 +310,7 @@ def test_zero_kernels(tmp_path):
     folder = small_folder(tmp_path)
     for file in ("kernels.csv", "blocks.csv"):
         edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
-    for name in ("algorithms", "sparsity", "compressibility", "accesses"):
+    for name in ("algorithms", "sparsity", "compressibility", "accesses", "saved"):
         (folder / f"{name}.csv").unlink()
     edit(folder, "trace.yaml", lambda text: text.replace("kernels: 5", "kernels: 0").replace("blocks: 7", "blocks: 0"))
     assert problems_of(folder) == ["kernels.csv: no kernels; a trace has at least one kernel"]

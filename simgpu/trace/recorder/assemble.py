@@ -14,11 +14,12 @@ from simgpu.trace.model import (
     Block,
     CompressedSize,
     Kernel,
+    SavedTensor,
     SparsitySample,
     Trace,
     TraceInfo,
 )
-from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, ValueNote
+from simgpu.trace.recorder.notes import AlgorithmNote, BlockNote, KernelNote, SavedNote, ValueNote
 
 
 def assemble(
@@ -28,6 +29,7 @@ def assemble(
     durations: Sequence[Sequence[int]],
     epochs: Sequence[Mapping[int, ValueNote]] = (),
     algorithms: Sequence[AlgorithmNote] = (),
+    saved: Sequence[SavedNote] = (),
 ) -> Trace:
     """The trace of the noted kernels and blocks.
 
@@ -35,7 +37,7 @@ def assemble(
     repetitions, the lower of the two middle ones where their number is even, and their `spread`.
     epochs: for each epoch of a training run, from 0, what was seen of blocks, by their position in `blocks`; left out,
     what was seen in the recorded iteration stands as epoch 0.
-    algorithms: other ways to run convolutions.
+    algorithms: other ways to run convolutions. saved: what autograd saved, of blocks by their position in `blocks`.
     """
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
@@ -86,6 +88,7 @@ def assemble(
             for number, epoch, seen in _seen(blocks, epochs)
             for row in _sizes(blocks[number], seen)
         ),
+        saved=tuple(_saved(note, note.block, names, ids) for note in saved if note.block is not None),
         name=info.model,
     )
 
@@ -106,6 +109,13 @@ def _sizes(block: BlockNote, seen: ValueNote) -> Iterator[tuple[str, str, int, i
     for codec, layout, size in seen.sizes:
         yield codec, layout, block.bytes, size, 1
     yield from seen.entries
+
+
+def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str]) -> SavedTensor:
+    """Numbers of kernels that had run become the kernel that ran last, and the one that ran next."""
+    before = None if note.before is None or note.before == len(ids) else ids[note.before]
+    dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
+    return SavedTensor(names[number], note.bytes, ids[note.after - 1] if note.after else None, before, dropped)
 
 
 def spread(times: Sequence[int]) -> int | None:

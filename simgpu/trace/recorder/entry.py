@@ -61,7 +61,7 @@ def record(
     batch: samples in the iteration.
     device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     repetitions: iterations that are timed; each kernel gets its median and the spread between quartiles. One more is
-        run for everything else.
+        run for everything else but what autograd saves, which another pass forward and backward tells.
     warmup: iterations run first, at least one, so that optimizer state exists.
     seed: of weights, data and dropout; torch's own random state is put back afterwards.
     optimizer: a name in `BUILT_IN_OPTIMIZERS`, ``"module.path:factory"`` (``"torch.optim:Adadelta"``), or a callable;
@@ -104,6 +104,9 @@ def record(
     nanoseconds: around the operator's call by the host's monotonic clock on a CPU, between events recorded around it
     on the stream of a GPU. Garbage collection is off meanwhile, so what only a collection would free lives to the
     end.
+
+    The tensors that autograd saves in forward are rows of the trace's saved tensors
+    (`simgpu.trace.model.SavedTensor`), where PyTorch lets its hooks see them.
 
     A block's bytes are what its storage asked for. PyTorch's CUDA allocator counts more: it rounds up to 512 bytes,
     and may hand out up to 1 MiB more where over 1 MiB is asked for.

@@ -46,6 +46,15 @@ def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor
     return output, workload.loss(output, *workload.labels)
 
 
+def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
+    """Forward, loss and backward; returns the module's output and the loss."""
+    output, loss = run_forward(workload, watcher)
+    watcher.begin(Phase.BACKWARD)
+    watcher.differentiate(loss.grad_fn)
+    loss.backward()
+    return output, loss
+
+
 def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> torch.Tensor:
     """Forward, loss, backward, optimizer step, and then letting the gradients go.
 
@@ -53,10 +62,7 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
     loop that calls it first in the next iteration frees the same memory before any kernel runs. Output and loss are
     held to the end, as a loop's variables are. Returns the loss.
     """
-    _output, loss = run_forward(workload, watcher)
-    watcher.begin(Phase.BACKWARD)
-    watcher.differentiate(loss.grad_fn)
-    loss.backward()
+    _output, loss = run_gradients(workload, watcher)
     watcher.begin(Phase.OPTIMIZER)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from simgpu.trace.model import BlockKind, Phase
 
@@ -74,6 +74,22 @@ class ValueNote(NamedTuple):
     entries: Entries = ()
 
 
+@dataclass(slots=True)
+class SavedNote:
+    """A tensor that autograd saved: `block` is a number in the ledger, None while no kernel has touched that memory.
+
+    bytes: of the tensor itself. after: how many kernels had run when it was saved; before: how many when backward took
+    it back, None where it did not. dropped: position of the kernel after whose end nobody but autograd held the block;
+    "end" where somebody does to the iteration's end, None where that could not be seen.
+    """
+
+    block: int | None
+    bytes: int
+    after: int
+    before: int | None = None
+    dropped: int | Literal["end"] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class AlgorithmNote:
     """One way to run the convolution that is operator `call` of the iteration: nanoseconds and bytes."""
@@ -89,6 +105,9 @@ def made_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
 
     A pass over the forward part alone meets the first of them, in the same order, whatever state the optimizer has.
     """
-    return [
-        number for number, block in enumerate(blocks) if not block.persistent and block.kind is not BlockKind.WORKSPACE
-    ]
+    return [number for number in without_workspaces(blocks) if not blocks[number].persistent]
+
+
+def without_workspaces(blocks: Sequence[BlockNote]) -> list[int]:
+    """Numbers of the blocks that tensors show: all but workspaces."""
+    return [number for number, block in enumerate(blocks) if block.kind is not BlockKind.WORKSPACE]

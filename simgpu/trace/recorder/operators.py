@@ -59,18 +59,29 @@ def operator_name(func: Any) -> str:
     return str(func._schema.name)
 
 
-def operator_purity(func: Any) -> bool | None:
+def operator_purity(func: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool | None:
     """Whether running an operator again gives the same values; None for one that PyTorch does not vouch for.
 
-    PyTorch tags its own operators that draw random numbers; the others have no state.
+    PyTorch tags its own operators that draw random numbers; the others have no state. Fused attention is tagged for
+    its dropout: called without any, it draws nothing.
 
     >>> operator_purity(torch.ops.aten.bernoulli_.float), operator_purity(torch.ops.aten.gelu.default)
     (False, True)
     """
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    if draws and not _is_without_dropout(func, args, kwargs or {}):
         return False
     known = purity(operator_name(func))
     return True if known is None and func.namespace == "aten" else known
+
+
+def _is_without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator has a share to drop, and was told, or left to its default of, zero."""
+    argument = next((argument for argument in func._schema.arguments if argument.name == "dropout_p"), None)
+    if argument is None:
+        return False
+    given = _value_of("dropout_p", func, args, kwargs)
+    return bool((argument.default_value if given is None else given) == 0)
 
 
 def access(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Access:

@@ -25,6 +25,7 @@ from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.maps import Maps, Measure, kept_in
 from simgpu.trace.recorder.notes import BlockNote, KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.trace.recorder.saved import note_saved
 from simgpu.trace.recorder.scratch import framework_peak
 from simgpu.trace.recorder.snapshots import Snapshots, spread_over
 from simgpu.trace.recorder.timing import Signature, expect_same, time_iteration
@@ -93,7 +94,8 @@ class Session:
                 )
                 info = self._info(device, workload, optimizer, training, peak)
                 epochs = training.seen_of(blocks) if training else ()
-                trace = assemble(info, kernels, blocks, durations, epochs, choices)
+                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.say)
+                trace = assemble(info, kernels, blocks, durations, epochs, choices, saved)
                 values.maps.name_files(blocks, trace.blocks)
                 if dump is not None:
                     self._dump(workload, optimizer, device, dump, trace, calls)

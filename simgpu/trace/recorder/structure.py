@@ -90,7 +90,8 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return returned
         done = self._on_device(access(func, args, named, returned))
         if not self._is_view(done):
-            self._note(func, layer, done, scratch, _flops(func, args, named, returned))
+            pure = operator_purity(func, args, named)
+            self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned))
         return returned
 
     def _current_layer(self) -> str | None:
@@ -129,7 +130,9 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         known = {_storage_key(tensor) for tensor in done.read}
         return all(_storage_key(tensor) in known for _, tensor in done.results)
 
-    def _note(self, func: Any, layer: str | None, done: Access, scratch: int, flops: int | None) -> None:
+    def _note(
+        self, func: Any, layer: str | None, done: Access, scratch: int, pure: bool | None, flops: int | None
+    ) -> None:
         op = operator_name(func)
         reads = dict.fromkeys(self._ledger.block_read(tensor, layer) for tensor in done.read + done.changed)
         written = [(0, tensor) for tensor in done.overwritten + done.changed]
@@ -146,7 +149,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             if self._phase is Phase.FORWARD:
                 self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
-        pure = False if lasting else operator_purity(func)
+        pure = False if lasting else pure
         sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads))
         call = len(self.signatures) - 1
         self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))

@@ -6,10 +6,8 @@ here: a single step (`iteration`), what is looked at (`structure`), or the recor
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +17,7 @@ from simgpu.trace.recorder.contents import Values
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, Watcher, run_forward, run_iteration
 from simgpu.trace.recorder.notes import BlockNote, ValueNote, made_in_iteration
+from simgpu.trace.recorder.put_back import as_it_was, state_as_it_was
 from simgpu.trace.recorder.timing import Signature, expect_same
 from simgpu.trace.recorder.watching import watch
 from simgpu.trace.recorder.workload import Workload
@@ -111,7 +110,7 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
 def _right(workload: Workload, device: torch.device) -> float | None:
     """The share of labels that are the place of the highest score, over all batches and without dropout."""
     found = total = 0
-    with _as_it_was(workload.module, device), torch.no_grad():
+    with as_it_was(workload.module, device), torch.no_grad():
         workload.module.eval()
         try:
             for step in workload.steps(device):
@@ -146,9 +145,9 @@ def _seen(
 ) -> tuple[list[ValueNote], list[Signature]]:
     """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
     is_whole = values.entries is not None
-    with _state_as_it_was(optimizer), _as_it_was(workload.module, device):
+    with state_as_it_was(optimizer), as_it_was(workload.module, device):
         if is_whole and not optimizer.state:
-            with _as_it_was(workload.module, device):
+            with as_it_was(workload.module, device):
                 run_iteration(workload, optimizer, NoWatcher())
         run = _whole if is_whole else _forward
         structure, ledger = watch(
@@ -167,24 +166,3 @@ def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> 
     held = run_forward(workload, watcher)
     watcher.finish()
     del held
-
-
-@contextmanager
-def _as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts the module's weights, its buffers (running statistics) and torch's random state back afterwards."""
-    tensors = [*module.parameters(), *module.buffers()]
-    saved = [tensor.detach().clone() for tensor in tensors]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
-        for tensor, was in zip(tensors, saved, strict=True):
-            tensor.copy_(was)
-
-
-@contextmanager
-def _state_as_it_was(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Puts the optimizer's state back afterwards."""
-    saved = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
-    yield
-    optimizer.state.clear()
-    optimizer.state.update(saved)

@@ -15,7 +15,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.compressibility.entries import entries_of
 from simgpu.trace.compressibility.entries import rescaled as rescaled_entries
-from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, Trace
+from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, SavedTensor, Trace
 from simgpu.trace.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.trace.timemodel.operation import Operation
 from simgpu.trace.timemodel.prices import Priced, Prices
@@ -75,6 +75,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
         compressibility=compressibility,
         accesses=tuple(_visited(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
+        saved=tuple(_saved(rescaler, tensor, trace.block_by_id[tensor.block]) for tensor in trace.saved),
     )
 
 
@@ -84,6 +85,11 @@ def _visited(rescaler: Rescaler, access: Access, block: Block) -> Access:
     last = max(entries_of(replace(block, bytes=size)) - 1, 0)
     first = min(scaled(access.first, size, block.bytes), last)
     return replace(access, entries=max(1, scaled(access.entries, size, block.bytes)), first=first)
+
+
+def _saved(rescaler: Rescaler, tensor: SavedTensor, block: Block) -> SavedTensor:
+    """The same share of its block, which it may also repeat."""
+    return replace(tensor, bytes=scaled(tensor.bytes, rescaler.size(block), block.bytes))
 
 
 @cache

@@ -28,6 +28,7 @@ from simgpu.trace.recorder.modelled.pricing import WorkPass, algorithms, duratio
 from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
+from simgpu.trace.recorder.saved import note_saved
 from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_collection, own_random_state
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
@@ -76,6 +77,16 @@ class ModelledSession:
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
+                saved = note_saved(
+                    self.name,
+                    workload,
+                    optimizer,
+                    _CPU,
+                    structure.signatures,
+                    ledger.blocks,
+                    self.say,
+                    self._on_host(optimizer),
+                )
             dtype = main_dtype(workload)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
         choices = [
@@ -84,7 +95,7 @@ class ModelledSession:
             for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
         ]
         times = durations(prices, kernels, blocks, work.calls)
-        return assemble(self._info(dtype, kernels, work), kernels, blocks, [times], algorithms=choices)
+        return assemble(self._info(dtype, kernels, work), kernels, blocks, [times], algorithms=choices, saved=saved)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         """One iteration, so that the optimizer's state exists."""
@@ -99,13 +110,16 @@ class ModelledSession:
         self, workload: Workload, optimizer: torch.optim.Optimizer, work: WorkPass
     ) -> tuple[StructurePass, Ledger]:
         parameters = dict(workload.module.named_parameters())
-        ledger = Ledger(_CPU, host=step_counts(optimizer) if self.as_on_gpu else ())
+        ledger = Ledger(_CPU, host=self._on_host(optimizer))
         with LayerTracker(workload.module) as tracker:
             enter_persistent(ledger, workload, optimizer, tracker)
             structure = StructurePass(ledger, tracker, parameters, work, has_values=False)
             with work, structure:
                 run_iteration(workload, optimizer, structure)
         return structure, ledger
+
+    def _on_host(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        return step_counts(optimizer) if self.as_on_gpu else []
 
     def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})

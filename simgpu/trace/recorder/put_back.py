@@ -1,0 +1,36 @@
+"""What a pass that only looks must leave as it found it.
+
+Lives here: putting weights, buffers, random numbers and an optimizer's state back. Does not live here: who looks
+(`training`, `saved`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts the module's weights, its buffers (running statistics) and torch's random state back afterwards."""
+    tensors = [*module.parameters(), *module.buffers()]
+    saved = [tensor.detach().clone() for tensor in tensors]
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, was in zip(tensors, saved, strict=True):
+                tensor.copy_(was)
+
+
+@contextmanager
+def state_as_it_was(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Puts the optimizer's state back afterwards."""
+    saved = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
+    yield
+    optimizer.state.clear()
+    optimizer.state.update(saved)
