@@ -169,6 +169,27 @@ def test_compute_waits_for_the_copy_of_its_own_block_alone(slow: SlowCopies, mon
     assert ahead == [3, 3, 3, 2, 1, 0]
 
 
+def test_a_block_that_nobody_needs_any_more_goes_when_its_copy_is_over(
+    slow: SlowCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Any] = []
+    leave = Block.leave
+
+    def watched_leave(block: Block, *arguments: Any) -> None:
+        leave(block, *arguments)
+        copies.append(block._under_way)
+
+    monkeypatch.setattr(Block, "leave", watched_leave)
+    batch = torch.rand(8, 8)
+    offload = AsyncOffload(slow, Tally(), prefetch=1, stash=9, min_bytes=0)
+    module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
+    with offload.step():
+        result = module(batch)
+        assert len(copies) == 2
+        del result
+        assert all(copy.is_done() for copy in copies)
+
+
 _ODD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "transposed": lambda x, w: (x @ w).t().exp() * (x @ w),
     "expanded": lambda x, w: (x @ w).sum(0, keepdim=True).exp().expand(8, 8) * x.exp(),
