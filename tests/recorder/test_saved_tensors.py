@@ -276,3 +276,15 @@ def test_saved_tensors_come_back_from_a_folder_and_grow_with_the_batch(tmp_path:
     assert check_trace(doubled) == []
     again = record(SMALLER["gpt2-small"], batch=4, repetitions=1, warmup=1)
     assert doubled.saved == again.saved
+
+
+def test_where_nothing_runs_it_is_told_for_the_forms_of_a_gpu() -> None:
+    trace = record(SMALLER["gpt2-small"], batch=2, gpu="2080ti")
+    assert check_trace(trace) == []
+    (first, _) = [kernel for kernel in trace.kernels if kernel.op.endswith("_efficient_attention")]
+    assert first.pure is True
+    # Queries, keys and values before it runs, then its result and what its backward needs of the softmax.
+    (qkv,) = {name for name in first.reads if name.endswith("qkv:addmm")}
+    assert [row.bytes for row in trace.saved if row.block == qkv] == [2 * 16 * 32 * 4] * 3
+    after = [row for row in trace.saved if row.after == first.id and row.block in first.writes]
+    assert {row.block for row in after} >= set(first.writes[:2])

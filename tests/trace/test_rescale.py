@@ -16,7 +16,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.importers import Told, import_trace
-from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, SavedTensor, Trace, TraceInfo
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
 from simgpu.trace.zoo.modelled import build_trace
 
@@ -52,6 +52,23 @@ def test_there_and_back_again(name: str) -> None:
     assert [block.bytes for block in back.blocks] == [block.bytes for block in trace.blocks]
     for was, now in zip(trace.kernels, back.kernels, strict=True):
         assert abs(was.duration_ns - now.duration_ns) <= 1
+
+
+def test_a_saved_tensor_grows_with_its_block_of_which_it_may_be_a_part_or_a_repetition() -> None:
+    saved = (
+        SavedTensor("x1", 100, "F1", "B2", "F2"),
+        SavedTensor("x1", 25, "F1", None, "F2"),
+        SavedTensor("x2", 600, "F2", "B2"),
+    )
+    trace = replace(chain([5, 7], [10, 14], [100, 200]), saved=saved)
+    other = trace.at_batch(3 * trace.info.batch)
+    assert other.saved == tuple(replace(tensor, bytes=3 * tensor.bytes) for tensor in saved)
+    assert check_trace(other) == []
+    # A weight stays, and so does what is saved of it.
+    shipped = simgpu.load_trace("resnet20-cifar-cpu")
+    weight = next(block for block in shipped.blocks if block.kind is BlockKind.WEIGHT)
+    of_weight = SavedTensor(weight.id, weight.bytes, None, shipped.kernels[-1].id)
+    assert replace(shipped, saved=(of_weight,)).at_batch(64).saved == (of_weight,)
 
 
 V100 = "v100"
