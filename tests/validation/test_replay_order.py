@@ -16,18 +16,19 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, run_program
 from simgpu.memory.pool import aligned
 from simgpu.policies.registry import make_policy
-from simgpu.program.instructions import Acquire, Await, Program, Release, Signal, Space
+from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Segment, Signal, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation import simulate
 from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from simgpu.validation.replay.order import WORK, Step, issue_order
 from tests.semantics.hand_made import node as made_node
 from tests.semantics.networks import moved, networks
 from tests.semantics.random_traces import nodes, placements, traces
 
-many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 pools = st.sampled_from(["counting", "addressed"])
 
 
@@ -144,6 +145,26 @@ def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
     asked = next(place for place, each in enumerate(first) if isinstance(each, Acquire) and x3 in each.blocks)
     assert released < asked
     assert not any(isinstance(each, Acquire) for each in first[released:asked])
+
+
+def test_work_that_takes_no_time_ends_after_what_else_begins_at_that_instant():
+    """Two kernels of 0 ns stand before one request, one before the other, which is therefore the first of the two."""
+    graph = TaskGraph.of(chain([0, 0], [0, 0], [10, 20]))
+    x1, x2 = graph.block("x1"), graph.block("x2")
+    program = Program(
+        (
+            Segment(
+                {
+                    StreamId(0, "compute"): (Launch(0), Launch(1), Acquire((x1,)), Release((x1,))),
+                    StreamId(0, "compute", 1): (Launch(2), Acquire((x2,)), Launch(3), Release((x2,))),
+                }
+            ),
+        )
+    )
+    steps, timeline = ordered(program, graph, made_node(), 1000, "counting")
+    uses_memory_as_the_machine_did(steps, program, graph, timeline, 1)
+    asked = [step.instruction.blocks for step in steps if isinstance(step.instruction, Acquire)]
+    assert asked[:2] == [(x2,), (x1,)]
 
 
 def test_a_timeline_of_another_budget_shows_as_a_standstill():

@@ -1,0 +1,136 @@
+"""Programs really run on the CPU build: threads for streams, real copies between real buffers."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+from simgpu.errors import InputError
+from simgpu.experiments.compare import compare
+from simgpu.experiments.outputs import write_outputs
+from simgpu.hardware.spec import NodeSpec
+from simgpu.simulation import simulate
+from simgpu.trace.chain import chain
+from simgpu.units import BYTE_UNITS, TIME_UNITS
+from simgpu.validation.devices import open_device
+from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine
+from simgpu.validation.replay.program import of_result, read_program
+from simgpu.validation.replay.running import WARM_UP, node_of, replay, replay_on
+from simgpu.validation.timelines.beside import Agreement
+from tests.cli.cli_helpers import simgpu
+from tests.semantics.hand_made import node as made_node
+
+MS, MIB, GB = TIME_UNITS["ms"], BYTE_UNITS["MiB"], 10**9
+#: Five layers of blocks that take the CPU about a millisecond to copy, and kernels that take longer.
+TRACE = chain([3 * MS] * 5, [4 * MS] * 5, [4 * MIB] * 5)
+#: As if it had been measured: what is held to it is the order, not the time.
+MACHINE = MeasuredMachine(
+    "a made-up CPU", "cpu", 2**34, 1, 2, Copies(4 * GB, 4 * GB, 4 * GB, 4 * GB, 5000, 9000), 1000, "", "2026-01-31"
+)
+
+
+def node(memory: int) -> NodeSpec:
+    return made_node(memory, out=12 * GB, back=12 * GB)
+
+
+@pytest.mark.parametrize(("policy", "budget"), [("none", 30), ("vdnn", 14), ("superneurons", 14), ("ideal", 14)])
+def test_the_device_does_what_the_machine_says(policy: str, budget: int):
+    """Memory of these programs follows from their events alone, however long anything takes."""
+    program = of_result(simulate(TRACE, node(budget * MIB), policy))
+    device = open_device("cpu")
+    try:
+        with device.watch_copies() as copies:
+            found = replay_on(program, device, MACHINE, repetitions=2)
+    finally:
+        device.close()
+    assert found.beside.streams
+    assert all(row.agreement is Agreement.SAME for row in found.beside.rows)
+    assert (found.measured.bytes_out, found.measured.bytes_in) == (found.simulated.bytes_out, found.simulated.bytes_in)
+    assert found.measured.peak_bytes == found.simulated.peak_bytes
+    assert found.measured.peak_bytes <= found.allocated_bytes <= found.limit_bytes
+    iterations = WARM_UP + 2 + 1
+    seen = {kind: sum(copy.bytes for copy in copies if copy.kind is kind) for kind in MeasuredKind}
+    assert seen[MeasuredKind.COPY_OUT] == iterations * found.simulated.bytes_out
+    assert seen[MeasuredKind.COPY_IN] == iterations * found.simulated.bytes_in
+    assert len(found.measured.iterations_ns) == len(found.simulated.iterations_ns) == 2
+
+
+def test_kernels_last_as_long_as_they_should_and_copies_keep_out_of_their_way():
+    """A busy loop may last longer on a machine that has other things to do, never shorter."""
+    found = replay(of_result(simulate(TRACE, node(14 * MIB), "vdnn")), device="cpu", repetitions=1)
+    for stream in found.beside.streams.values():
+        real = [row.real for row in stream.rows if row.real is not None]
+        assert all(one.end_ns <= other.start_ns for one, other in pairwise(real))
+    for row in found.beside.streams["compute"].rows:
+        assert row.real is not None
+        assert row.simulated is not None
+        assert row.real.end_ns - row.real.start_ns >= row.simulated.end_ns - row.simulated.start_ns
+    starts = {row.real.name: row.real.start_ns for row in found.beside.streams["compute"].rows if row.real is not None}
+    ends = {row.real.name: row.real.end_ns for row in found.beside.streams["h2d"].rows if row.real is not None}
+    assert ends["x1"] <= starts["B1"]
+    assert found.machine.kind == "cpu"
+
+
+def test_the_program_is_simulated_again_on_the_link_that_was_measured():
+    program = of_result(simulate(TRACE, node(14 * MIB), "vdnn"))
+    measured = node_of(program, MACHINE)
+    assert (measured.link.d2h_bandwidth, measured.link.latency_ns, measured.gpu.memory) == (4 * GB, 5000, 14 * MIB)
+    slow = Copies(MIB, MIB, MIB // 2, MIB // 2, 0, 0)
+    assert node_of(program, MeasuredMachine("slow", "cpu", 1, 1, 1, slow, 0, "", "")).link.duplex.value == "half"
+
+
+def test_blocks_larger_than_the_machine_are_told_before_anything_is_allocated():
+    huge = chain([1], [1], [2**50])
+    program = of_result(simulate(huge, node(2**51), "none"))
+    with pytest.raises(InputError, match=r"memory: 1024 TiB stand for device memory, .* and this machine has"):
+        replay(program, device="cpu", repetitions=1)
+
+
+def written(folder: Path) -> Path:
+    found = compare(TRACE, node(14 * MIB), ["vdnn"])
+    write_outputs(found, folder, about={}, timeline=["csv"])
+    return folder / "vdnn"
+
+
+def test_from_a_folder_to_a_table_and_a_file(tmp_path: Path):
+    home, file = written(tmp_path / "run"), tmp_path / "replay.json"
+    done = simgpu("validate", "replay", home, "--device", "cpu", "--repetitions", "2", "-o", file, "-q")
+    assert done.exit_code == 0, done.stderr
+    for told in ("NOTE: ", "vdnn: chain on bench", "compared with", "peak memory", "equal", "d2h", "first parting"):
+        assert told in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if str(file) not in line) <= 80
+    document = json.loads(file.read_text())
+    assert document["schema"] == "simgpu.replay/1"
+    assert document["measured"]["bytes_out"] == document["simulated"]["bytes_out"] == 4 * 4 * MIB
+    assert document["measured"]["peak_bytes"] == document["simulated"]["peak_bytes"] == 8 * MIB
+    assert document["program"]["iteration_ns"] == read_program(home).iteration_ns
+    assert {place["agreement"] for stream in document["streams"].values() for place in stream["spans"]} == {"same"}
+
+
+def test_the_document_on_the_screen(tmp_path: Path):
+    done = simgpu("validate", "replay", written(tmp_path / "run"), "--device", "cpu", "--repetitions", "1", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["measured"]["iterations_ns"]) == 1
+
+
+def test_without_a_gpu_the_cpu_has_to_be_asked_for(tmp_path: Path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = simgpu("validate", "replay", written(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert "'cuda': PyTorch sees 0 CUDA devices; give cpu, or a device that is there" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path):
+    home = written(tmp_path / "run")
+    for output, told in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.json", "its folder does not exist")):
+        done = simgpu("validate", "replay", home, "--device", "cpu", "-o", output)
+        assert done.exit_code == 2
+        assert told in done.stderr
