@@ -20,7 +20,7 @@ from simgpu.memory.pool import aligned
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Decode, Encode, Launch, Program
 from simgpu.program.lowering import lower
-from simgpu.program.placement import Placement
+from simgpu.program.placement import Placement, Swap
 from simgpu.simulation import simulate
 from simgpu.trace.chain import chain
 from simgpu.validation.measured import MeasuredKind
@@ -165,6 +165,15 @@ def test_policies_on_chains(layers: list[tuple[int, int, int]], policy: str, spa
     check_conflicts(done, result.graph)
     check_copies(done)
     check_outcome(result.program, result.graph, node, budget, found)
+
+
+@given(st.integers(0, 2**32))
+def test_memory_that_a_stream_takes_is_free_on_the_device_by_then(seed: int):
+    """No event tells compute that x1 has left: only the host, which waits before it allocates x3."""
+    graph = TaskGraph.of(chain([10, 10, 10], [10, 10, 10], [400, 400, 400]))
+    program = lower(graph, Placement((Swap(graph.block("x1"), after=0, before=5, fetch_with=5),)))
+    _, _, found = issued(program, graph, made_node(), 800, seed)
+    assert found.peak_bytes == 800
 
 
 @given(st.integers(0, 2**32))
