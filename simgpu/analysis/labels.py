@@ -13,12 +13,19 @@ if TYPE_CHECKING:
 
 
 def policy_label(policy: Policy) -> str:
-    """The policy's name, and the parameters that are not its defaults.
+    """The policy's name, and the parameters that are not its defaults, lists as files have them.
 
     >>> from simgpu.policies.vdnn import Vdnn
     >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
     ('vdnn(mode=conv)', 'vdnn')
+    >>> from simgpu.policies.checkpoint import Checkpoint
+    >>> policy_label(Checkpoint(("layer1.0", "layer1.1")))
+    'checkpoint(blocks=[layer1.0, layer1.1])'
     """
     defaults = {field.name: field.default for field in fields(policy)}
-    told = ", ".join(f"{name}={value}" for name, value in policy.parameters.items() if value != defaults[name])
+    told = ", ".join(f"{name}={_text(value)}" for name, value in policy.parameters.items() if value != defaults[name])
     return f"{policy.name}({told})" if told else policy.name
+
+
+def _text(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)

@@ -242,7 +242,7 @@ class _Teller:
 
 
 def block_words(graph: TaskGraph, number: int) -> str:
-    """What a block is: its kind and layer, or those of the block that it is an encoded form of.
+    """What a block is: its kind and layer, or those of the block that it is a form of, encoded or just saved.
 
     >>> from simgpu.trace.chain import chain
     >>> block_words(TaskGraph.of(chain([5], [7], [100])), 0)
@@ -250,7 +250,10 @@ def block_words(graph: TaskGraph, number: int) -> str:
     """
     block = _plain(graph, number)
     what = " of ".join(filter(None, (block.kind.value.replace("_", " "), block.layer)))
-    return f"encoded {what}" if number in graph.encoded else what
+    if number not in graph.encoded:
+        return what
+    _, *costs = graph.encoded[number]
+    return f"encoded {what}" if any(costs) else f"saved {what}"
 
 
 def _plain(graph: TaskGraph, number: int) -> Block:

@@ -67,13 +67,20 @@ def with_unpacked(graph: TaskGraph, tensors: Sequence[Unpacked]) -> TaskGraph:
         name = f"{original.id}:saved" + (str(count[block]) if count[block] > 1 else "")
         encoded[len(blocks)] = EncodedForm(block, 0, 0)
         blocks.append(Block(name, size, BlockKind.OTHER, layer=original.layer))
-    kernels, versions = list(graph.kernels), list(graph.read_versions)
+    kernels = list(graph.kernels)
     for k in sorted({k for k, _ in instead}):
-        read = [
-            (new, version)
-            for b, version in zip(graph.reads[k], graph.read_versions[k], strict=True)
-            for new in instead.get((k, b), (b,))
-        ]
-        kernels[k] = replace(kernels[k], reads=tuple(blocks[b].id for b, _ in read))
-        versions[k] = tuple(version for _, version in read)
-    return replace(rebuilt(graph, kernels, blocks), encoded=encoded, read_versions=tuple(versions))
+        read = (new for b in graph.reads[k] for new in instead.get((k, b), (b,)))
+        kernels[k] = replace(kernels[k], reads=tuple(blocks[b].id for b in read))
+    return in_versions(replace(rebuilt(graph, kernels, blocks), encoded=encoded))
+
+
+def in_versions(graph: TaskGraph) -> TaskGraph:
+    """The graph with forms of blocks read in the version that the block has by then; no kernel writes a form."""
+    forms = graph.encoded
+    version = [0] * len(graph.sizes)
+    found = []
+    for k, reads in enumerate(graph.reads):
+        found.append(tuple(version[forms[b].block if b in forms else b] for b in reads))
+        for b in graph.writes[k]:
+            version[b] += 1
+    return replace(graph, read_versions=tuple(found))

@@ -6,6 +6,7 @@ import pytest
 
 from simgpu.errors import ProgramError
 from simgpu.graph.encodings import EncodedForm
+from simgpu.graph.tasks_file import tasks_from_json, tasks_to_json
 from simgpu.graph.unpacked import Unpacked, WithUnpacked, with_unpacked
 from tests.graph.test_saved import B1, B2, B3, BLOCKS, F3, TASKS, W, X, Y
 
@@ -33,3 +34,9 @@ def test_only_kernels_that_just_read_the_block_can_read_them(reader: int) -> Non
     """f2 changes y in place, b1 does not touch it."""
     with pytest.raises(ProgramError, match="does not just read block y"):
         with_unpacked(TASKS, [Unpacked(Y, 4, (reader,))])
+
+
+def test_the_tables_of_a_run_tell_which_versions_are_read():
+    more = with_unpacked(TASKS, [Unpacked(Y, 4, (B3, B2)), Unpacked(W, 2, (B1,))])
+    again = tasks_from_json(tasks_to_json(more), more.trace)
+    assert again.read_versions == more.read_versions and again.encoded == more.encoded

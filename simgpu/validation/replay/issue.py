@@ -139,10 +139,10 @@ class _Issuer:
                 self._busy(step, graph.encoded[into].encode_ns, "encode", graph.blocks[into].id)
             case Decode(_, source):
                 self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
-            case CopyOut(b):
-                self._copy(step, MeasuredKind.COPY_OUT, b)
+            case CopyOut() as copy:
+                self._copy(step, MeasuredKind.COPY_OUT, copy.block, copy.kept_as)
             case CopyIn(b):
-                self._copy(step, MeasuredKind.COPY_IN, b)
+                self._copy(step, MeasuredKind.COPY_IN, b, b)
             case Signal(event):
                 self.events[event].append(stream.record())
             case Await(event):
@@ -198,12 +198,13 @@ class _Issuer:
             if self.launched[step.stream] % self.launches[step.stream] == 0:
                 self.ends[step.iteration].append(stream.record())
 
-    def _copy(self, step: Step, kind: MeasuredKind, b: int) -> None:
-        size = self.graph.copy_sizes[b]
-        there, here = self.memories[Space.HOST][b], self.memories[Space.DEVICE][b][:size]
+    def _copy(self, step: Step, kind: MeasuredKind, b: int, kept: int) -> None:
+        """Between block b on the device and what the host keeps it as."""
+        size = self.graph.copy_sizes[kept]
+        there, here = self.memories[Space.HOST][kept], self.memories[Space.DEVICE][b][:size]
         target, source = (there, here) if kind is MeasuredKind.COPY_OUT else (here, there)
         stream = self.streams[step.stream]
-        self._between(step, kind, self.graph.blocks[b].id, "", size, lambda: stream.copy(target, source))
+        self._between(step, kind, self.graph.blocks[kept].id, "", size, lambda: stream.copy(target, source))
         if step.iteration == self.last:
             self.copied[kind] += target.nbytes
 

@@ -125,13 +125,15 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
     if compressing:
         problems.append(f"is for node {found.node.name}, whose hardware compresses; no real device does")
     copied = {
-        instruction.block
+        (instruction.block, instruction.kept_as if isinstance(instruction, CopyOut) else instruction.block)
         for segment in program.segments
         for code in segment.streams.values()
         for instruction in code
         if isinstance(instruction, CopyOut | CopyIn)
     }
-    larger = [b for b in sorted(copied) if b < len(graph.sizes) and graph.copy_sizes[b] > graph.sizes[b]]
+    larger = [
+        b for b, kept in sorted(copied) if max(b, kept) < len(graph.sizes) and graph.copy_sizes[kept] > graph.sizes[b]
+    ]
     if larger and not compressing:
         problems.append(f"copies more of block {graph.blocks[larger[0]].id} than it takes on the device")
     if problems:

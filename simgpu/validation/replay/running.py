@@ -116,7 +116,7 @@ def _opened(name: str) -> Iterator[Device]:
 def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
     """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program."""
     copied = {
-        instruction.block
+        instruction.kept_as if isinstance(instruction, CopyOut) else instruction.block
         for segment in found.program.segments
         for code in segment.streams.values()
         for instruction in code
