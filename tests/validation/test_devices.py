@@ -16,13 +16,13 @@ import torch
 from simgpu.errors import InputError
 from simgpu.trace.recorder import record
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.workload import find_factory, make_workload
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent
 from simgpu.validation.devices.storages import StorageSet
 from simgpu.validation.measured import MeasuredKind
 from tests.recorder.live_bytes import live_bytes
+from tests.validation.managed_workloads import BLOCKS, optimizer_of, workload_of
 
 _MIB = 2**20
 
@@ -223,13 +223,14 @@ def test_what_an_operator_takes_and_gives_back_is_no_peak_on_a_cpu(cpu: CpuDevic
         assert peak.peak_bytes - peak.held_bytes == result
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet20", "transformer"])
-def test_peak_of_an_iteration_is_that_of_its_trace_to_the_byte(cpu: CpuDevice, name: str) -> None:
-    trace = record(name, batch=2, repetitions=1, warmup=1)
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+def test_peak_of_an_iteration_is_that_of_its_trace_to_the_byte(cpu: CpuDevice, kind: str) -> None:
+    batch = workload_of(kind).inputs[0].shape[0]
+    trace = record(lambda: workload_of(kind), batch=batch, repetitions=1, warmup=1, optimizer="sgd")
     gc.collect()
     before = cpu.peak_of(lambda: None).held_bytes
-    workload = make_workload(name, find_factory(name), 2).to(cpu.torch_device)
-    optimizer = torch.optim.SGD(workload.module.parameters(), lr=0.01, momentum=0.9)
+    workload = workload_of(kind)
+    optimizer = optimizer_of(workload)
     run_iteration(workload, optimizer, NoWatcher())
     peak = cpu.peak_of(lambda: run_iteration(workload, optimizer, NoWatcher()))
     assert peak.held_bytes - before == sum(block.bytes for block in trace.blocks if block.persistent)
