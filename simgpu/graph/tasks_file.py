@@ -27,17 +27,14 @@ def tasks_to_json(graph: TaskGraph) -> str:
     """What the tasks of a graph cost, as JSON: one number a kernel or block, in order.
 
     `durations_ns` of kernels; `device_bytes` that a block takes on the device, `copy_bytes` that a copy of it moves and
-    the host holds; `encoded`: which blocks are forms of others, as [form, block, encode_ns, decode_ns];
-    `read_versions`: of kernels that read forms of blocks in place of them, as [kernel, versions of what it reads].
+    the host holds; `encoded`: which blocks are forms of others, as [form, block, encode_ns, decode_ns].
     """
-    plain = TaskGraph.of(graph.trace).read_versions
     document = {
         "schema": SCHEMA,
         "durations_ns": graph.durations,
         "device_bytes": graph.sizes,
         "copy_bytes": graph.copy_sizes,
         "encoded": [[form, *costs] for form, costs in sorted(graph.encoded.items())],
-        "read_versions": [[k, found] for k, found in enumerate(graph.read_versions) if found != plain[k]],
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
 
@@ -57,30 +54,22 @@ def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
         document = json.loads(text)
         if document["schema"] != SCHEMA:
             raise InputError.single("tasks", "schema", f"{document['schema']!r} is not {SCHEMA}", _AGAIN)
-        encoded = {form: EncodedForm(*costs) for form, *costs in document["encoded"]}
         blocks = len(trace.blocks)
+        encoded = {
+            _within(form, blocks): EncodedForm(_within(of, blocks), *_whole(times))
+            for form, of, *times in document["encoded"]
+        }
         graph = replace(
             TaskGraph.of(trace),
             durations=_numbers(document, "durations_ns", len(trace.kernels)),
             sizes=_numbers(document, "device_bytes", blocks),
             copy_sizes=_numbers(document, "copy_bytes", blocks),
-            encoded={_within(form, blocks): costs for form, costs in encoded.items() if _whole([*costs])},
-            read_versions=_versions(graph, document["read_versions"]),
+            encoded=encoded,
         )
         return in_versions(graph)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"are no tasks as simgpu writes them: {error}"
         raise InputError.single("tasks", "", what, _AGAIN) from error
-
-
-def _versions(graph: TaskGraph, told: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
-    """The versions that kernels read, where they do not follow from the tables as told."""
-    versions = list(graph.read_versions)
-    for k, found in told:
-        if k not in range(len(versions)) or len(found) != len(versions[k]):
-            raise ValueError(f"the versions that kernel number {k!r} reads are not those of its blocks")
-        versions[k] = _whole(found)
-    return tuple(versions)
 
 
 def _numbers(document: dict[str, Any], name: str, count: int) -> tuple[int, ...]:

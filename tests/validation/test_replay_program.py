@@ -26,6 +26,7 @@ DONE = {
     "nothing": ("digits-cnn-cpu", "laptop-2gb", "none"),
     "no limit": ("digits-cnn-cpu", "laptop-2gb", "ideal"),
     "swaps": ("digits-cnn-cpu", "laptop-2gb", "vdnn"),
+    "saved tensors": ("digits-cnn-cpu", "laptop-2gb", "save_on_cpu"),
     "relaunches": ("digits-cnn-cpu", "laptop-2gb", "superneurons"),
     "sub-batches": ("digits-cnn-cpu", "laptop-2gb", "vdnn+"),
     "addresses": ("digits-cnn-cpu", "laptop-2gb", "modnn"),
@@ -65,6 +66,7 @@ def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
         kinds = {span.kind.label for span in result.timeline}
         seen[name] = kinds | {type(transform).__name__ for transform in result.program.transforms}
     assert {"copy_out", "copy_in"} <= seen["swaps"]
+    assert {"copy_out", "WithUnpacked"} <= seen["saved tensors"]
     assert "recompute" in seen["relaunches"]
     assert "Split" in seen["sub-batches"]
     assert "WithAlgorithms" in seen["algorithms"]
@@ -115,6 +117,10 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "a negative number": (
         lambda home: changed(home / "tasks.json", lambda tasks: tasks["durations_ns"].__setitem__(0, -1)),
         "tasks.json: are no tasks as simgpu writes them: -1 is not a whole number >= 0",
+    ),
+    "a form of no block": (
+        lambda home: changed(home / "tasks.json", lambda tasks: tasks["encoded"].append([0, 99, 1, 1])),
+        "tasks.json: are no tasks as simgpu writes them: 99 is the number of no block",
     ),
     "a row too few": (
         lambda home: replaced(home / "kernels.csv", _last_row(home / "kernels.csv"), ""),
