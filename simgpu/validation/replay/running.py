@@ -21,6 +21,7 @@ from simgpu.machine.run import POOLS, run_program
 from simgpu.program.instructions import CopyIn, CopyOut
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
+from simgpu.units import BYTE_UNITS
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.measured import MeasuredMachine
@@ -34,6 +35,8 @@ DEFAULT_REPETITIONS = 20
 #: Iterations before those that count: memory and clocks of the device come up in them.
 WARM_UP = 3
 _COPIES = 10
+#: Bytes of the largest copy that is measured, at least.
+_LEAST = 64 * BYTE_UNITS["MiB"]
 
 
 def replay(
@@ -114,7 +117,10 @@ def _opened(name: str) -> Iterator[Device]:
 
 
 def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
-    """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program."""
+    """Which copies to measure: small ones, for the latency, up to one as large as the largest of the program.
+
+    One that does not fit into a processor's cache is always among them, else a CPU would tell the speed of its cache.
+    """
     copied = {
         instruction.kept_as if isinstance(instruction, CopyOut) else instruction.block
         for segment in found.program.segments
@@ -122,9 +128,9 @@ def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
         for instruction in code
         if isinstance(instruction, CopyOut | CopyIn)
     }
-    largest = max((found.graph.copy_sizes[b] for b in copied), default=0)
+    largest = max([_LEAST, *(found.graph.copy_sizes[b] for b in copied)])
     enough = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))
-    return DEFAULT_SIZES[: max(enough + 1, 3)]
+    return DEFAULT_SIZES[: enough + 1]
 
 
 def _measured(issued: Issued) -> Side:
