@@ -51,7 +51,7 @@ def record_cases(
     device: ``cuda``, ``cuda:N`` or ``cpu``. repetitions: timed steps. warmup: steps before them, at least one. seed: of
     weights and data. force: measure the machine again and make the cases anew. say: told what is being done.
 
-    On a CPU, PyTorch uses all cores but one meanwhile, which is left to copies.
+    What is changed of the process meanwhile on a CPU is told by `simgpu.validation.harness.conditions.conditions`.
 
     A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
     trace does is left out.
@@ -70,10 +70,11 @@ def record_cases(
     refuse_foreign(target, strangers)
     there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
-        from simgpu.validation.harness.session import CaseSession, a_core_for_copies
+        from simgpu.validation.harness.conditions import conditions
+        from simgpu.validation.harness.session import CaseSession
 
-        with a_core_for_copies(opened):
-            machine = _machine(target, opened, force, say)
+        with conditions(opened) as settings:
+            machine = _machine(target, opened, settings, force, say)
             cases, left_out = [], {}
             for plan in plans:
                 if plan.name in there:
@@ -143,18 +144,20 @@ def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, se
     )
 
 
-def _machine(folder: Path, device: Device, force: bool, say: Callable[[str], None]) -> MeasuredMachine:
+def _machine(
+    folder: Path, device: Device, settings: Mapping[str, str], force: bool, say: Callable[[str], None]
+) -> MeasuredMachine:
     """As it was measured before, or now; raises `InputError` where the folder is of another one."""
-    from simgpu.validation.harness.machine import measure_machine, settings, versions
+    from simgpu.validation.harness.machine import measure_machine, versions
 
     file = folder / MACHINE_FILE
     before = read_machine(file) if file.exists() else None
     if before is not None:
-        _require_same(file, before, {"device": device.name, **versions(device), **settings(device)})
+        _require_same(file, before, {"device": device.name, **versions(device), **settings})
         if not force:
             return before
     say("measuring copies and launches")
-    machine = measure_machine(device)
+    machine = measure_machine(device, settings=settings)
     write_machine(machine, folder)
     return machine
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import datetime
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 from typing import Any
-
-import torch
 
 from simgpu import __version__
 from simgpu.trace.recorder.environment import processor_name
@@ -40,11 +38,13 @@ def measure_machine(
     sizes: Sequence[int] = DEFAULT_SIZES,
     repetitions: int = DEFAULT_REPETITIONS,
     date: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> MeasuredMachine:
     """The machine, measured now.
 
     sizes: bytes of copies, two different ones at least; the largest tells bandwidths, all of them the latency.
-    repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out.
+    repetitions: of which the median counts. date: ISO 8601 day to write down, today if left out. settings: to write
+    down, of `simgpu.validation.harness.conditions`.
 
     Memory for two copies of the largest size is taken on the device and on the host.
     """
@@ -65,7 +65,7 @@ def measure_machine(
         host=processor_name(),
         date=date if date is not None else datetime.date.today().isoformat(),
         versions=versions(device),
-        settings=settings(device),
+        settings=dict(settings or {}),
     )
 
 
@@ -148,22 +148,6 @@ def launch_ns(device: Device, repetitions: int) -> int:
 def versions(device: Device) -> dict[str, str]:
     """What the device tells, and who runs on it."""
     return {**device.facts().versions, "python": platform.python_version(), "simgpu": __version__}
-
-
-def settings(device: Device) -> dict[str, str]:
-    """Of PyTorch, where they decide how fast it is. None is changed but the threads of a CPU."""
-    if device.kind == "cpu":
-        return {"threads": str(torch.get_num_threads())}
-    return {
-        "products of float32": torch.get_float32_matmul_precision(),
-        "TF32 in convolutions": _on(torch.backends.cudnn.allow_tf32),
-        "cuDNN benchmark": _on(torch.backends.cudnn.benchmark),
-        "deterministic algorithms": _on(torch.are_deterministic_algorithms_enabled()),
-    }
-
-
-def _on(flag: bool) -> str:
-    return "on" if flag else "off"
 
 
 def _memory(device: Device, way: Way, size: int) -> tuple[Any, Any]:

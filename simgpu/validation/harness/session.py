@@ -7,9 +7,7 @@ live here: what is asked for (`simgpu.validation.harness.entry`), or a run's ste
 from __future__ import annotations
 
 import gc
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +21,7 @@ from simgpu.trace.recorder.session import own_random_state
 from simgpu.trace.recorder.workload import find_factory, make_workload
 from simgpu.validation.devices import Device
 from simgpu.validation.harness.cases import CasePlan
+from simgpu.validation.harness.conditions import give_back_freed
 from simgpu.validation.harness.shortage import shortage
 from simgpu.validation.harness.steps import run_method
 from simgpu.validation.measured import Case, MeasuredRun, Method
@@ -108,6 +107,7 @@ class CaseSession:
 def empty(device: Device) -> None:
     """Give back what nobody refers to any more, so that no run finds memory cut up by the one before."""
     gc.collect()
+    give_back_freed()
     if device.kind == "cuda":
         torch.cuda.empty_cache()
         _empty_pinned()
@@ -119,22 +119,3 @@ def _empty_pinned() -> None:
     give_back = public or getattr(torch._C, "_host_emptyCache", None)
     if give_back is not None:
         give_back()
-
-
-@contextmanager
-def a_core_for_copies(device: Device) -> Iterator[None]:
-    """On a CPU, PyTorch's operators leave one core to the threads that stand for copy engines."""
-    if device.kind != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, _cores() - 1)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _cores() -> int:
-    """Those this program may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
