@@ -11,8 +11,8 @@ by blocks, not by tensors: what several operators save, or save views of, is cop
   copied in, one after another, behind what compute has been given; then compute waits for its own block. What is still
   in the stash is used where it is.
 * What was copied in lives until the last operator of backward that takes something of it is done. Weights and whatever
-  else was there before the iteration, and blocks of less than `min_bytes`, stay as in `none`. What somebody else still
-  holds is copied out and in all the same, and is there twice then.
+  else was there before the iteration, blocks of less than `min_bytes`, and those that are changed in place after they
+  were saved, stay as in `none`. What somebody else still holds is copied out and in all the same, and is there twice.
 """
 
 from __future__ import annotations
@@ -67,9 +67,16 @@ def _leaving(graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int) -> li
         b = tensor.block
         if b in first:
             first[b] = first[b]._replace(before=min(first[b].before, tensor.before))
-        elif not graph.blocks[b].persistent and graph.sizes[b] >= max(min_bytes, 1):
+        elif _may_leave(graph, tensor, min_bytes):
             first[b] = tensor._replace(bytes=graph.copy_sizes[b])
     return list(first.values())
+
+
+def _may_leave(graph: TaskGraph, tensor: Saved, min_bytes: int) -> bool:
+    b = tensor.block
+    # PyTorch refuses to use what was changed in place since it was saved.
+    changed = any(k > tensor.after and b in graph.writes[k] for k in graph.uses[b])
+    return not graph.blocks[b].persistent and graph.sizes[b] >= max(min_bytes, 1) and not changed
 
 
 def _pushed_out(blocks: list[Saved], stash: int) -> dict[int, int]:

@@ -129,9 +129,13 @@ class _Checkpointing:
             start = min(tensor.before for tensor in saved)
             first = self._first_lives(region, saved, start, entering)
             rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
+            read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
                 if b not in rerun.kept:
                     releases[b] = until
+                elif b in read:
+                    recorded = releases[b]
+                    releases[b] = None if recorded is None else max(recorded, start)
             left_out += rerun.left_out
             self.reruns[start].insert(0, (region, rerun))
         self.writer = Eager(graph, releases)

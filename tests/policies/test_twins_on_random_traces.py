@@ -1,0 +1,50 @@
+"""PyTorch's twins on traces drawn at random: whatever a recording may hold, their programs are legal and run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.registry import make_policy
+from simgpu.program.verify import verify
+from simgpu.trace.model import Phase, Trace
+from tests.policies.contract import PLENTY, context_of
+from tests.policies.twins import run, run_again
+from tests.semantics.random_traces import repeatable_traces, traces
+
+TWINS = [
+    ("checkpoint", st.builds(dict)),
+    ("save_on_cpu", st.builds(dict)),
+    (
+        "async_offload",
+        st.fixed_dictionaries({"prefetch": st.integers(0, 3), "stash": st.integers(0, 3), "min_bytes": st.just(1)}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "parameters"), TWINS, ids=[name for name, _ in TWINS])
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+@given(data=st.data())
+def test_their_programs_are_legal_and_come_to_an_end(policy: str, parameters: object, data: st.DataObject) -> None:
+    trace: Trace = data.draw(traces(max_kernels=10))
+    given_ = data.draw(parameters)  # type: ignore[arg-type]
+    verify(make_policy(policy, given_).plan(context_of(trace, PLENTY)), TaskGraph.of(trace))
+    result = run(trace, policy, **given_)
+    assert result.iteration_ns >= result.ideal_ns and result.steady
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+@given(data=st.data())
+def test_any_sections_of_what_may_mostly_run_again(data: st.DataObject) -> None:
+    """An iteration takes its kernels, and those that run again, one after another."""
+    trace: Trace = data.draw(repeatable_traces())
+    count = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)
+    names = [f"L{n}" for n in range(count)]
+    blocks = data.draw(st.one_of(st.integers(0, count), st.lists(st.sampled_from(names), min_size=1, unique=True)))
+    verify(make_policy("checkpoint", {"blocks": blocks}).plan(context_of(trace, PLENTY)), TaskGraph.of(trace))
+    result = run(trace, "checkpoint", blocks=blocks)
+    again = run_again(result.program, trace)
+    assert result.iteration_ns == result.ideal_ns + sum(k.duration_ns * again.count(k.id) for k in trace.kernels)
+    assert result.steady
