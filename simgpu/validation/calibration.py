@@ -12,8 +12,11 @@ What is calibrated, and to what:
 * Copies have the bandwidths that were measured one way at a time. Whether both ways at once are in each other's way is
   one of two things in the model of a link: not at all, or they share the larger bandwidth. The one that is nearer to
   what was measured with both ways busy is taken, and the text says which.
-* A copy that nobody waits for has the latency that was measured; one that the host waits for takes what a blocking copy
-  of next to nothing took, and then its bytes.
+* A copy that nobody waits for has the latency that was measured. One that the host waits for takes what a blocking copy
+  of next to nothing took, and then its bytes. Behind it a GPU has nothing to do until the host has launched the next
+  kernel, which takes one launch. PyTorch's `save_on_cpu` waits for copies out alone and queues those in; as a link has
+  one latency for both ways, and there are as many of the one as of the other, each is given the mean of both: the sum
+  is right, its place within the step is not. On a CPU the host is the device, and waits for both.
 * Device memory that is held when a step begins, beyond the persistent blocks of the trace, is held all the time.
 """
 
@@ -70,7 +73,7 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
     >>> [kernel.duration_ns for kernel in found.trace.kernels], found.held
     ([10, 21], 512)
     >>> found.node.link.latency_ns, found.blocking_node.link.latency_ns, found.node.link.duplex.value
-    (10, 80, 'full')
+    (10, 47, 'full')
     """
     times, times_told, unmatched = _durations(trace, plain)
     held = plain.held_bytes - persistent_bytes(trace, machine.alignment)
@@ -86,12 +89,26 @@ def calibrate(machine: MeasuredMachine, trace: Trace, plain: MeasuredRun) -> Cal
             algorithms=(),
         ),
         node=node,
-        blocking_node=replace(node, link=replace(node.link, latency_ns=machine.copies.blocking_ns)),
+        blocking_node=replace(node, link=replace(node.link, latency_ns=blocking_latency(machine))),
         held=held,
         times_told=times_told,
         held_told=_held_text(held),
         unmatched=unmatched,
     )
+
+
+def blocking_latency(machine: MeasuredMachine) -> int:
+    """Nanoseconds that each copy of `save_on_cpu` takes beside its bytes, where copies out and in take the same.
+
+    >>> copies = Copies(d2h=25, h2d=24, both_d2h=20, both_h2d=19, latency_ns=2_000, blocking_ns=14_000)
+    >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 4_000, "a CPU", "2026-01-31")
+    >>> blocking_latency(machine), blocking_latency(replace(machine, kind="cpu"))
+    (10000, 14000)
+    """
+    copies = machine.copies
+    if machine.kind == "cpu":
+        return copies.blocking_ns
+    return (copies.blocking_ns + machine.launch_ns + copies.latency_ns) // 2
 
 
 def duplex_of(copies: Copies) -> Duplex:

@@ -13,7 +13,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import Duplex
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind
-from simgpu.validation.calibration import at_once, calibrate, duplex_of, persistent_bytes
+from simgpu.validation.calibration import at_once, blocking_latency, calibrate, duplex_of, persistent_bytes
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredRun, MeasuredSpan, Method
 from tests.validation.made_recording import COPIES, MACHINE, MIB, made_case, made_recording, made_trace
@@ -83,7 +83,7 @@ def test_the_link_is_the_measured_one_and_waits_as_long_as_was_measured():
     found = calibrate(MACHINE, made_trace(), plain(1000))
     link = found.node.link
     assert (link.d2h_bandwidth, link.h2d_bandwidth, link.latency_ns) == (COPIES.d2h, COPIES.h2d, COPIES.latency_ns)
-    assert found.blocking_node == replace(found.node, link=replace(link, latency_ns=COPIES.blocking_ns))
+    assert found.blocking_node == replace(found.node, link=replace(link, latency_ns=blocking_latency(MACHINE)))
     gpu = found.node.gpu
     assert (gpu.memory, gpu.alignment, gpu.copy_engines) == (MACHINE.memory, MACHINE.alignment, MACHINE.copy_engines)
 

@@ -44,16 +44,27 @@ def test_what_is_held_all_the_time_is_in_the_peak_and_changes_nothing_else(metho
     assert more == less._replace(peak_bytes=less.peak_bytes + 5 * MIB)
 
 
-def test_save_on_cpu_waits_for_each_copy_as_long_as_a_blocking_copy_takes():
+def test_save_on_cpu_waits_for_copies_out_to_return_and_for_the_next_launch_and_for_the_bytes_of_all():
     found = simulate_twin(calibration(), Method.SAVE_ON_CPU, {})
     assert found.result is not None and found.numbers is not None
     start, _ = found.result.timeline.window(-1)
     rates = {SpanKind.COPY_OUT: COPIES.d2h, SpanKind.COPY_IN: COPIES.h2d}
     copies = [each for each in found.result.timeline if each.kind in rates and each.start_ns >= start]
     assert {each.kind for each in copies} == set(rates)
-    waits = [COPIES.blocking_ns + stream_ns(each.bytes, rates[each.kind]) for each in copies]
-    assert [each.end_ns - each.start_ns for each in copies] == waits
-    assert found.numbers.step_ns == made_trace().compute_ns + sum(waits)
+    bytes_alone = sum(stream_ns(each.bytes, rates[each.kind]) for each in copies)
+    count = sum(each.kind is SpanKind.COPY_OUT for each in copies)
+    assert 2 * count == len(copies)
+    waits = count * (COPIES.blocking_ns + MACHINE.launch_ns + COPIES.latency_ns)
+    assert found.numbers.step_ns == made_trace().compute_ns + bytes_alone + waits
+
+
+def test_on_a_cpu_the_host_waits_for_copies_both_ways():
+    both, device = (simulate_twin(calibration(kind=kind), Method.SAVE_ON_CPU, {}) for kind in ("cpu", "cuda"))
+    assert both.numbers is not None and device.numbers is not None and both.result is not None
+    start, _ = both.result.timeline.window(-1)
+    copies = [each for each in both.result.timeline if each.start_ns >= start and each.bytes]
+    less = COPIES.blocking_ns - (COPIES.blocking_ns + MACHINE.launch_ns + COPIES.latency_ns) // 2
+    assert both.numbers.step_ns - device.numbers.step_ns == len(copies) * less
 
 
 def test_async_offload_copies_have_the_latency_of_a_copy_that_nobody_waits_for():
