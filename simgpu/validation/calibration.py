@@ -14,9 +14,10 @@ What is calibrated, and to what:
   what was measured with both ways busy is taken, and the text says which.
 * A copy that nobody waits for has the latency that was measured. One that the host waits for takes what a blocking copy
   of next to nothing took, and then its bytes. Behind it a GPU has nothing to do until the host has launched the next
-  kernel, which takes one launch. PyTorch's `save_on_cpu` waits for copies out alone and queues those in; as a link has
-  one latency for both ways, and there are as many of the one as of the other, each is given the mean of both: the sum
-  is right, its place within the step is not. On a CPU the host is the device, and waits for both.
+  kernel, which takes one launch. PyTorch's `save_on_cpu` queues copies in, and the host waits for copies out in some
+  versions (`MeasuredMachine.saving_waits`). As a link has one latency for both ways, and there are as many of the one
+  as of the other, each is then given the mean of both: the sum is right, its place within the step is not. On a CPU the
+  host is the device, and waits for both.
 * Device memory that is held when a step begins, beyond the persistent blocks of the trace, is held all the time.
 """
 
@@ -104,10 +105,14 @@ def blocking_latency(machine: MeasuredMachine) -> int:
     >>> machine = MeasuredMachine("a GPU", "cuda", 2**30, 512, 2, copies, 4_000, "a CPU", "2026-01-31")
     >>> blocking_latency(machine), blocking_latency(replace(machine, kind="cpu"))
     (10000, 14000)
+    >>> blocking_latency(replace(machine, saving_waits=False))
+    2000
     """
     copies = machine.copies
     if machine.kind == "cpu":
         return copies.blocking_ns
+    if not machine.saving_waits:
+        return copies.latency_ns
     return (copies.blocking_ns + machine.launch_ns + copies.latency_ns) // 2
 
 

@@ -55,6 +55,7 @@ class MachineFile(FileModel):
     alignment: Alignment
     copy_engines: Annotated[int, Field(ge=1)]
     launch: TimeOrZero
+    saving_waits: bool
     host: Text
     date: Annotated[str, AfterValidator(_day)]
     copies: CopiesSection
@@ -79,6 +80,7 @@ def read_machine(path: Path) -> MeasuredMachine:
         read.date,
         read.versions,
         read.settings,
+        read.saving_waits,
     )
 
 
@@ -93,6 +95,7 @@ def machine_text(machine: MeasuredMachine) -> str:
         "alignment": _size(machine.alignment),
         "copy_engines": machine.copy_engines,
         "launch": f"{machine.launch_ns} ns",
+        "saving_waits": machine.saving_waits,
         "host": machine.host,
         "date": machine.date,
         "copies": {

@@ -49,7 +49,7 @@ class MeasuredMachine:
     framework's allocator rounds up. copy_engines: how many, 2 where it does not tell. launch_ns: host time from one
     kernel launch to the next. versions: of driver, CUDA, PyTorch, Python and simgpu, as far as there are any.
     date: ISO 8601 day. host: its processor. settings: of the framework, where they decide how fast it is: threads,
-    TF32.
+    TF32. saving_waits: whether the host waits for each copy out of PyTorch's `save_on_cpu`; it does in older versions.
     """
 
     device: str
@@ -63,6 +63,7 @@ class MeasuredMachine:
     date: str
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    saving_waits: bool = True
 
 
 class MeasuredKind(StrEnum):

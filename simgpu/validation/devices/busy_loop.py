@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-#: Fits a core's own cache, so that two loops do not wait for each other at the memory: some ten microseconds of copying.
+#: Fits a core's own cache, so that two loops do not wait at the memory: some ten microseconds of copying.
 _CHUNK = 256 * 1024
 _CALIBRATION_ROUNDS = 20
 

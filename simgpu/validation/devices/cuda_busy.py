@@ -16,6 +16,8 @@ _CYCLES = (0, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000)
 #: Loops one behind the other in each timing, so that what lies between two of them counts as part of them.
 _IN_A_ROW = 10
 _ROUNDS = 5
+#: Rounds of the longest that come first and do not count, some half a second: an idle GPU takes so long to clock up.
+_WARM_UP = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,14 @@ class SpinRate:
 def calibrate(spin_ns: Callable[[int, int], int]) -> SpinRate:
     """Measure the rate. spin_ns: nanoseconds that the device takes for kernels of so many cycles, so many in a row.
 
-    The longest come first, so that the clock is up when the others are timed. Of several rounds the median counts.
+    Rounds that do not count come first, and then the longest, so that the clock is up when the others are timed. Of
+    several rounds the median counts.
 
     >>> calibrate(lambda cycles, count: count * (2000 + cycles // 2))
     SpinRate(fixed_ns=2000.0, cycles_per_ns=2.0)
     """
+    for _ in range(_WARM_UP):
+        spin_ns(max(_CYCLES), _IN_A_ROW)
     points = []
     for cycles in sorted(_CYCLES, reverse=True):
         rounds = [spin_ns(cycles, _IN_A_ROW) for _ in range(_ROUNDS)]

@@ -20,6 +20,7 @@ from simgpu.trace.recorder.environment import processor_name
 from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, Way, measure
 from simgpu.units import TIME_UNITS
 from simgpu.validation.devices import Device, Stream
+from simgpu.validation.managed.save_on_cpu import host_waits_for_saving
 from simgpu.validation.measured import Copies, MeasuredMachine
 
 DEFAULT_REPETITIONS = 20
@@ -66,6 +67,7 @@ def measure_machine(
         date=date if date is not None else datetime.date.today().isoformat(),
         versions=versions(device),
         settings=dict(settings or {}),
+        saving_waits=host_waits_for_saving(device),
     )
 
 

@@ -5,6 +5,7 @@ Lives here: both, with their bytes counted. Does not live here: asynchronous off
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -16,6 +17,10 @@ from simgpu.validation.devices import Device
 from simgpu.validation.managed.copied import Tally
 from simgpu.validation.managed.host_buffers import HostBuffer, HostBuffers
 
+#: A device that is busy for so long is waited for, or not, beyond doubt.
+_BUSY_NS = 50_000_000
+_PROBE_BYTES = 2**20
+
 
 def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractContextManager[object]]:
     """What makes the hooks for each step: PyTorch's own where it copies anything, else `_OnCpu`'s."""
@@ -23,6 +28,24 @@ def save_on_cpu_hooks(device: Device, tally: Tally) -> Callable[[], AbstractCont
         return lambda: _counting(save_on_cpu(pin_memory=True), device, tally)
     hooks = _OnCpu(device, tally)
     return lambda: saved_tensors_hooks(hooks.pack, hooks.unpack)
+
+
+def host_waits_for_saving(device: Device) -> bool:
+    """Whether the host waits for every copy out, found by saving a tensor behind a device that is busy.
+
+    PyTorch's `save_on_cpu` did so with pinned memory, too, until it began to queue these copies.
+    """
+    if device.kind != "cuda":
+        return True
+    hooks, tensor = save_on_cpu(pin_memory=True), device.empty(_PROBE_BYTES)
+    hooks.pack_hook(tensor)  # from now on PyTorch has the pinned memory at hand
+    device.synchronize()
+    device.compute.busy(_BUSY_NS)
+    begin = time.perf_counter_ns()
+    hooks.pack_hook(tensor)
+    took = time.perf_counter_ns() - begin
+    device.synchronize()
+    return took > _BUSY_NS // 2
 
 
 def _counting(hooks: saved_tensors_hooks, device: Device, tally: Tally) -> saved_tensors_hooks:
