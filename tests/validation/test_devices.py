@@ -19,6 +19,7 @@ from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent
+from simgpu.validation.devices.cuda_busy import SpinRate, calibrate
 from simgpu.validation.devices.storages import StorageSet
 from simgpu.validation.measured import MeasuredKind
 from tests.recorder.live_bytes import live_bytes
@@ -335,6 +336,19 @@ def test_a_cuda_stream_spins_for_as_long_as_asked_by_its_calibration(stand_in: C
     begin = side.record()
     side.busy(503_000)
     assert side.record().ns_since(begin) == pytest.approx(503_000, abs=5)
+
+
+def test_a_busy_loop_is_calibrated_with_the_clock_that_a_gpu_has_when_it_is_busy() -> None:
+    """Here an idle GPU has a third of it, and all of it after 0.4 s of work."""
+    worked_ns = 0
+
+    def spin_ns(cycles: int, count: int) -> int:
+        nonlocal worked_ns
+        took = count * (2_000 + (cycles // 2 if worked_ns > 400_000_000 else cycles * 3 // 2))
+        worked_ns += took
+        return took
+
+    assert calibrate(spin_ns) == SpinRate(fixed_ns=2_000.0, cycles_per_ns=2.0)
 
 
 def test_cuda_streams_wait_on_the_device_and_not_on_the_host(stand_in: CudaStandIn) -> None:

@@ -26,7 +26,7 @@ from simgpu.validation.timelines.durations import durations
 from simgpu.validation.timelines.matching import match
 from simgpu.validation.timelines.profile import spans_of_profile
 from simgpu.validation.timelines.profiled import profiled_step, write_profile
-from simgpu.validation.timelines.recording import record_timeline
+from simgpu.validation.timelines.recording import get_going, record_timeline
 
 BATCH = 4
 
@@ -204,6 +204,25 @@ def test_without_a_gpu_the_profiler_s_way_says_so(device: Device, mlp: Model) ->
         pytest.raises(InputError, match="has no GPU kernels"),
     ):
         profiled_step(device, lambda: plain.step(mlp.optimizer), set(mlp.ops))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch sees a CUDA device")
+def test_a_device_whose_kernels_nobody_sees_is_refused_before_anything_is_timed(device: Device) -> None:
+    get_going(device)
+    device.kind = "cuda"
+    with (
+        pytest.warns(UserWarning, match="CUDA is not available"),
+        pytest.raises(InputError, match="profiler saw no kernel that ran there: has no GPU kernels"),
+    ):
+        get_going(device)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
+def test_on_a_gpu_the_profiler_sees_a_kernel_and_again() -> None:
+    device = open_device("cuda")
+    for _ in range(2):
+        get_going(device)
+    device.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")

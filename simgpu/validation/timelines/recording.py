@@ -1,12 +1,14 @@
 """What a device did in one step, whichever kind of device it is.
 
-Lives here: which way a device is watched. Does not live here: the ways (`profiled`, `dispatched`).
+Lives here: which way a device is watched, and being sure of it before anything is timed. Does not live here: the ways
+(`profiled`, `dispatched`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from simgpu.errors import InputError
 from simgpu.validation.devices import Device
 from simgpu.validation.measured import MeasuredSpan
 
@@ -25,3 +27,23 @@ def record_timeline(device: Device, step: Callable[[], object], words: Collectio
     from simgpu.validation.timelines.dispatched import dispatched_step
 
     return dispatched_step(device, step, words)
+
+
+def get_going(device: Device) -> None:
+    """Watch a GPU once, before anything on it is timed; nothing to do on a CPU.
+
+    What PyTorch's profiler loads for a GPU (CUPTI) stays in the process and makes launches slower from then on, unless
+    the environment variable ``TEARDOWN_CUPTI`` is 1. So steps that are timed before the first timeline would be faster
+    than those after it. Raises `InputError` where the profiler sees no kernel of the GPU, before hours are spent.
+    """
+    if device.kind != "cuda":
+        return
+    from simgpu.validation.timelines.profiled import profiled_step
+
+    tensor = device.empty(4)
+    try:
+        profiled_step(device, lambda: tensor.add_(1), ())
+    except InputError as error:
+        what = f"PyTorch's profiler saw no kernel that ran there: {error.problems[0].what}"
+        remedy = "end what else watches the GPU (nsys, ncu, dcgmi), and see that PyTorch finds CUPTI"
+        raise InputError.single(device.name, "kernel timeline", what, remedy) from None
