@@ -12,6 +12,9 @@ from simgpu.errors import InputError
 from simgpu.validation.devices import Device
 from simgpu.validation.measured import MeasuredSpan
 
+#: Of the step that tries the profiler.
+_LAUNCHES = 64
+
 
 def record_timeline(device: Device, step: Callable[[], object], words: Collection[str]) -> tuple[MeasuredSpan, ...]:
     """What the streams of a device did in one step, in nanoseconds from the start of the first span.
@@ -41,8 +44,13 @@ def get_going(device: Device) -> None:
     from simgpu.validation.timelines.profiled import profiled_step
 
     tensor = device.empty(4)
+
+    def step() -> None:
+        for _ in range(_LAUNCHES):
+            tensor.add_(1)
+
     try:
-        profiled_step(device, lambda: tensor.add_(1), ())
+        profiled_step(device, step, ())
     except InputError as error:
         what = f"PyTorch's profiler saw no kernel that ran there: {error.problems[0].what}"
         remedy = "end what else watches the GPU (nsys, ncu, dcgmi), and see that PyTorch finds CUPTI"
