@@ -2,8 +2,8 @@
 
 Where two branches of the backward pass meet, autograd adds the second gradient into the first one's memory if nothing
 else holds that. While operators are intercepted it does not: it makes a third tensor and lets the first go.
-Lives here: knowing such sums (`mark_meetings`, `may_sum`) and undoing the difference (`fold_sums`). Does not live
-here: the interception (`structure`).
+Lives here: knowing such sums (`mark_meetings`, `may_sum`, `fits_in_first`) and undoing the difference (`fold_sums`).
+Does not live here: the interception (`structure`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ def may_sum(node: Any, is_own_result: bool) -> bool:
     """
     meeting = node.metadata.get(_KEY, _Meeting.NONE)
     return bool(meeting >= (_Meeting.OWN if is_own_result else _Meeting.OTHERS))
+
+
+def fits_in_first(operands: Sequence[Any]) -> bool:
+    """Whether autograd may add the second of two gradients into the first one's memory, if nobody else needs that.
+
+    A view's memory is held by what it is a view of, too: the gradient of a linear layer's weight, which is a product
+    transposed, is a view, so that the gradient of a tied embedding is a third tensor. The same gradient twice is held
+    twice. (``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``.)
+    """
+    first, second = operands
+    return not first._is_view() and first.untyped_storage()._cdata != second.untyped_storage()._cdata
 
 
 def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tuple[list[KernelNote], list[BlockNote]]:

@@ -6,7 +6,7 @@ Lives here: turning operator calls into kernels, blocks and measured sparsity. D
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.recorder.contents import Values
-from simgpu.trace.recorder.gradient_sums import mark_meetings, may_sum
+from simgpu.trace.recorder.gradient_sums import fits_in_first, mark_meetings, may_sum
 from simgpu.trace.recorder.layers import LOSS, LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
 from simgpu.trace.recorder.notes import KernelNote
@@ -106,9 +106,12 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._layer = (self._tracker.layer_of(node) if node is not None else None) or self._layer
         return self._layer
 
-    def _may_sum(self, reads: tuple[int, ...]) -> bool:
+    def _may_sum(self, reads: tuple[int, ...], operands: Sequence[torch.Tensor]) -> bool:
+        """Whether this is a sum of gradients that is made in place when nobody watches."""
         node = torch._C._current_autograd_node()
-        if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None or not reads:
+        if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None:
+            return False
+        if len(operands) != 2 or not fits_in_first(operands):
             return False
         return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
 
@@ -150,7 +153,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
                 self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
         pure = False if lasting else pure
-        sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads))
+        sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads), done.read)
         call = len(self.signatures) - 1
         self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))
         self._ledger.kernels = len(self.kernels)
