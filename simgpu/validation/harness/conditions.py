@@ -57,6 +57,7 @@ def _of_pytorch() -> dict[str, str]:
         "products of float32": torch.get_float32_matmul_precision(),
         "TF32 in convolutions": _on(torch.backends.cudnn.allow_tf32),
         "cuDNN benchmark": _on(torch.backends.cudnn.benchmark),
+        "PyTorch's profiler": "loaded before anything is timed",
         "deterministic algorithms": _on(torch.are_deterministic_algorithms_enabled()),
     }
 

@@ -7,19 +7,19 @@ is done. Does not live here: running one (`simgpu.validation.harness.session`).
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.experiments.outputs import check_folder
 from simgpu.validation.devices import Device, open_device
-from simgpu.validation.folder import read_case, strangers, write_case, write_machine
+from simgpu.validation.folder import case_folders, read_case, strangers, write_case, write_machine
 from simgpu.validation.harness.cases import CasePlan
 from simgpu.validation.machine_file import FILE as MACHINE_FILE
 from simgpu.validation.machine_file import read_machine
 from simgpu.validation.measured import Case, MeasuredMachine, Recording
-from simgpu.whole import refuse_foreign
 
 DEFAULT_REPETITIONS = 20
 DEFAULT_WARMUP = 5
@@ -56,8 +56,9 @@ def record_cases(
     A method that finds too little memory for a case is told in `simgpu.validation.measured.Case.absent`; a case whose
     trace does is left out.
 
-    Raises `InputError` for wrong arguments, a device that is not there, a folder that holds another machine's
-    recording or cases made in another way, and where a model cannot be run; `MissingExtraError` without PyTorch.
+    Raises `InputError` for wrong arguments, a device that is not there, a folder that cannot be written, or holds
+    another machine's recording or cases made in another way, and where a model cannot be run; `MissingExtraError`
+    without PyTorch.
 
     >>> record_cases("mine", [], repetitions=0)
     Traceback (most recent call last):
@@ -67,13 +68,16 @@ def record_cases(
     _check_counts({"repetitions": repetitions, "warmup": warmup}, seed)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("running models on a device", "torch", "record")
-    refuse_foreign(target, strangers)
+    check_folder(target, strangers)
+    _check_machine(target, () if not force else [plan.name for plan in plans])
     there = {} if force else _cases_there(target, plans, repetitions, warmup, seed)
     with _opened(device) as opened:
         from simgpu.validation.harness.conditions import conditions
         from simgpu.validation.harness.session import CaseSession
+        from simgpu.validation.timelines.recording import get_going
 
         with conditions(opened) as settings:
+            get_going(opened)
             machine = _machine(target, opened, settings, force, say)
             cases, left_out = [], {}
             for plan in plans:
@@ -88,6 +92,16 @@ def record_cases(
                 write_case(found, target)
                 cases.append(found)
     return Recorded(Recording(target.resolve().name, machine, tuple(cases)), left_out)
+
+
+def _check_machine(folder: Path, anew: Collection[str]) -> None:
+    """`InputError` where cases stay that were recorded on nobody knows which machine. anew: cases that do not stay."""
+    if not folder.is_dir() or (folder / MACHINE_FILE).exists():
+        return
+    for place in case_folders(folder):
+        if place.name not in anew:
+            what = f"holds the case {place.name}, and no {MACHINE_FILE} that tells of its machine"
+            raise InputError.single(folder, "", what, f"put {MACHINE_FILE} back, or choose another folder")
 
 
 def _check_counts(counts: Mapping[str, object], seed: object) -> None:

@@ -47,6 +47,7 @@ def free_on(device: Device) -> int:
         return free_on_host()
     import torch
 
+    torch.cuda.empty_cache()  # else what the link was measured with counts as taken
     free: int = torch.cuda.mem_get_info(device.torch_device)[0]
     return free
 
