@@ -153,5 +153,11 @@ def _json_of(path: Path) -> dict[str, Any]:
         raise InputError.single(path, "", "is not a mapping of keys to values", "record the case again")
     given = document.get("schema")
     if given != SCHEMA:
+        kind, _, version = SCHEMA.rpartition("/")
+        if isinstance(given, str) and given.rpartition("/")[0] == kind:
+            what = f"{given!r} is another version; this simgpu reads version {version}"
+            raise InputError.single(
+                path, "schema", what, "read it with the simgpu that wrote it, or record the case again"
+            )
         raise InputError.single(path, "schema", f"{given!r} is not the schema expected here", f"write {SCHEMA!r}")
     return document

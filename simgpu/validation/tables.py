@@ -60,6 +60,8 @@ def error_text(error: float | None) -> str:
 
     >>> error_text(0.0123), error_text(-0.0004), error_text(0.0), error_text(-1e-6), error_text(None)
     ('+1.2%', '-0.04%', 'equal', '<0.01%', '-')
+    >>> error_text(0.9994), error_text(-1.0), error_text(1.5234)
+    ('+99.9%', '-100%', '+152%')
     """
     if error is None:
         return _NONE
@@ -86,7 +88,8 @@ def share_text(share: float | None) -> str:
 def _per_cent(share: float, sign: str) -> str:
     if abs(share) < 0.00005:
         return "<0.01%"
-    return f"{share:{sign}.{2 if abs(share) < 0.001 else 1}%}"
+    digits = 2 if abs(share) < 0.001 else 1 if abs(share) < 0.9995 else 0
+    return f"{share:{sign}.{digits}%}"
 
 
 def header_facts(found: Validation) -> list[tuple[str, str]]:
@@ -173,9 +176,10 @@ def summary_facts(found: Validation) -> list[tuple[str, str]]:
 def summary_text(summary: Summary) -> str:
     """Mean and worst, over how many runs, and whether that is what was aimed at."""
     if summary.worst_run is None:
-        left_out = f": {len(summary.failed)} measured runs have no twin" if summary.failed else ""
+        count = len(summary.failed)
+        left_out = f": {count} measured {'run has' if count == 1 else 'runs have'} no twin" if count else ""
         return f"nothing to compare{left_out}"
-    runs = "managed runs" if summary.quantity is Quantity.STEP else "runs"
+    runs = f"{'managed ' if summary.quantity is Quantity.STEP else ''}run{'' if summary.compared == 1 else 's'}"
     where = "" if not summary.worst else f" ({summary.worst_run.case}, {summary.worst_run.method})"
     text = f"mean {share_text(summary.mean)}, worst {share_text(summary.worst)}{where}, of {summary.compared} {runs}"
     if summary.failed:
@@ -295,8 +299,25 @@ def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:
     starts = (_NONE if event is None else format_time(event.start_ns) for event in (real, simulated))
     later = _NONE if row.offset_ns is None else format_time(row.offset_ns)
     names = [_event(event) for event in (real, simulated) if event is not None]
-    what = names[-1] if row.agreement is Agreement.SAME else _PARTED[row.agreement].format(*names)
-    return f"{'>' if mark else ' '} {row.position}", *starts, later, what[:_WHAT]
+    if row.agreement is Agreement.SAME:
+        what = _shortened(names[-1], _WHAT)
+    else:
+        words = _PARTED[row.agreement]
+        room = (_WHAT - len(words.format("", ""))) // len(names)
+        what = words.format(*(_shortened(name, room) for name in names))
+    return f"{'>' if mark else ' '} {row.position}", *starts, later, what
+
+
+def _shortened(text: str, room: int) -> str:
+    """Without its middle where it is too long: how many bytes a copy moves stands at the end.
+
+    >>> _shortened("copy_in stage3.pool:max_pool2d:saved 512 KiB", 30)
+    'copy_in stage3...saved 512 KiB'
+    """
+    if len(text) <= room:
+        return text
+    tail = (room - 3) // 2
+    return f"{text[: room - 3 - tail]}...{text[-tail:]}"
 
 
 def _event(event: Event) -> str:

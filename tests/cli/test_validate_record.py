@@ -91,6 +91,15 @@ def test_an_unknown_case_is_told_with_what_was_meant() -> None:
     assert "no case is called 'vgg16-b46'; did you mean 'vgg16-b64'?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"), [(("gpt-small-b4",), "add --small"), (("vgg16-b32", "--small"), "leave --small out")]
+)
+def test_a_case_of_the_other_set_is_told_to_be_one(words: tuple[str, ...], remedy: str) -> None:
+    done = simgpu("validate", "record", "-o", "mine", "--cases", *words)
+    assert done.exit_code == 2
+    assert f"no case is called '{words[0]}'" in done.stderr and remedy in done.stderr
+
+
 def test_help_lists_every_case() -> None:
     shown = simgpu("validate", "record", "--help").stdout
     for plan in (*CASES, *SMALL_CASES):

@@ -15,7 +15,16 @@ from simgpu.errors import InputError
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Case, MeasuredRun, Method
 from simgpu.validation.outcome import AIMS, ComparedRun, Quantity, Validation, relative_error
-from simgpu.validation.tables import case_lines, error_text, part_lines, remarks, share_text, summary_facts
+from simgpu.validation.tables import (
+    beside_lines,
+    case_lines,
+    error_text,
+    part_lines,
+    remarks,
+    share_text,
+    summary_facts,
+)
+from simgpu.validation.timelines.beside import Agreement, Event, Row, SideBySide, StreamBeside
 from simgpu.validation.twins import Numbers, Twin
 from tests.validation.made_recording import MACHINE, MIB, made_case, made_recording, made_run, made_trace
 
@@ -250,6 +259,35 @@ def test_it_shows_itself_in_at_most_80_columns(equal: Validation) -> None:
     assert "no managed run was fitted to" in " ".join(text.split())
     html = equal._repr_html_()
     assert html.count("<tr>") == 9 and "MET" in html and "NOTE" not in html
+
+
+def test_errors_of_more_than_all_that_was_measured_still_fit_in_80_columns() -> None:
+    for simulated, error in ((1, "-100%"), (432_100_000, "+250%")):
+        numbers = Numbers(123_400_000, 393 * MIB + 1, 0, 0), Numbers(simulated, 393 * MIB, 0, 0)
+        lines = [line.text for line in case_lines(known((Method.ASYNC_OFFLOAD, *numbers)).cases)]
+        assert error in lines[-1] and max(map(len, lines)) <= 80
+
+
+def test_one_run_is_told_as_one() -> None:
+    good = Numbers(100, 100, 0, 0)
+    assert "of 1 managed run;" in dict(summary_facts(known((Method.CHECKPOINT, good, good))))["step time"]
+    none = dict(summary_facts(known((Method.CHECKPOINT, good, None))))["step time"]
+    assert none == "nothing to compare: 1 measured run has no twin"
+
+
+def test_a_row_of_a_timeline_without_room_for_a_name_still_tells_its_bytes() -> None:
+    event = Event("copy_in", "", "stage3.pool:max_pool2d_with_indices:saved", 10**8, 2 * 10**8, 512 * 1024)
+    rows = (
+        Row("h2d", 0, Agreement.SAME, event, event),
+        Row("h2d", 1, Agreement.OTHER, event, event._replace(bytes=4)),
+        Row("h2d", 2, Agreement.ONLY_REAL, event, None),
+    )
+    lines = [line.text for line in beside_lines(SideBySide({"h2d": StreamBeside("h2d", rows, 5)}, 9, 9, 5))]
+    assert max(map(len, lines)) <= 80
+    same, other, alone = lines[-3:]
+    assert "copy_in stage3.pool" in same and same.endswith("saved 512 KiB") and "..." in same
+    assert "KiB, simulated copy_i" in other and other.endswith(" 4 B")
+    assert "only measured: copy_in" in alone and alone.endswith("512 KiB")
 
 
 def test_a_case_and_a_run_show_themselves(equal: Validation) -> None:

@@ -200,7 +200,10 @@ def cut(name: str) -> Callable[[Path], None]:
         (lambda place: (place / "runs.json").unlink(), "runs.json: no such file"),
         (cut("runs.json"), "is not JSON"),
         (lambda place: (place / "runs.json").write_text("[]"), "is not a mapping"),
-        (edit_runs(lambda read: read.update(schema="simgpu.runs/9")), "'simgpu.runs/9' is not the schema"),
+        (
+            edit_runs(lambda read: read.update(schema="simgpu.runs/9")),
+            "'simgpu.runs/9' is another version; this simgpu reads version 1",
+        ),
         (edit_runs(lambda read: read.update(modle="net")), "modle: unknown key; did you mean 'model'?"),
         (edit_runs(lambda read: read.pop("made")), "made: is missing"),
         (edit_runs(lambda read: read.update(batch="4")), "batch: '4' is not a whole number"),

@@ -155,6 +155,25 @@ def test_cases_of_another_machine_are_not_mixed_with_it(
         record(tmp_path, PLAN, force=force)
 
 
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("force", [False, True])
+def test_cases_of_an_unknown_machine_are_not_mixed_with_this_one(
+    made: tuple[Path, Recorded], tmp_path: Path, force: bool
+) -> None:
+    write_recording(made[1].recording, tmp_path / "mine")
+    (tmp_path / "mine" / "machine.yaml").unlink()
+    with pytest.raises(InputError, match=r"holds the case little-b4, and no machine\.yaml that tells of its machine"):
+        record(tmp_path / "mine", replace(PLAN, model="other"), force=force)
+    assert not (tmp_path / "mine" / "machine.yaml").exists()
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="file is not a folder"):
+        record(tmp_path / "file" / "mine", PLAN)
+
+
 def test_force_records_again(made: tuple[Path, Recorded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made[1].recording.cases[0]
     again = replace(first, made={**first.made, "seed": 7})

@@ -102,10 +102,19 @@ def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, .
     """
     known = [plan.name for plan in plans]
     problems = [
-        Problem("", "cases", f"no case is called {name!r}", did_you_mean(name, known))
+        Problem("", "cases", f"no case is called {name!r}", _instead(name, known))
         for name in names
         if name not in known
     ]
     if problems:
         raise InputError(problems)
     return tuple(plan for plan in plans if not names or plan.name in names)
+
+
+def _instead(name: str, known: Sequence[str]) -> str:
+    """What to write instead of a name of none of the known cases; the other set may have it."""
+    if any(plan.name == name for plan in SMALL_CASES):
+        return "it is one of the small cases: add --small"
+    if any(plan.name == name for plan in CASES):
+        return "it is none of the small cases: leave --small out"
+    return did_you_mean(name, known)
