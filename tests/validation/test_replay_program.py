@@ -183,6 +183,32 @@ def test_a_damaged_folder_is_told(home: Path, damage: Callable[[Path], object], 
     assert all(problem.file.startswith(str(home.parent)) and problem.remedy for problem in caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("node.link.duplex", "simplex"),
+        ("node.link.d2h_bandwidth", 0),
+        ("node.link.latency_ns", -1),
+        ("node.gpu.alignment", 0),
+        ("node.gpu.copy_engines", True),
+        ("node.host.pinned_memory", "much"),
+        ("metrics.iteration_ns", -5),
+        ("pool", ["counting"]),
+    ],
+)
+def test_a_number_in_the_report_that_no_run_writes_is_told(home: Path, place: str, value: object):
+    def damage(report: Any) -> None:
+        *way, last = place.split(".")
+        entry = report["results"][0]
+        for key in way:
+            entry = entry[key]
+        entry[last] = value
+
+    changed(home.parent / "report.json", damage)
+    with pytest.raises(InputError, match=rf"results, vdnn: {place}: is missing or damaged"):
+        read_program(home)
+
+
 def test_everything_that_is_damaged_is_told_at_once(home: Path):
     (home / "program.json").write_text("{}")
     replaced(home / "blocks.csv", ",400,", ",4.5,")

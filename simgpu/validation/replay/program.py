@@ -160,34 +160,46 @@ def _entry(home: Path) -> Mapping[str, Any]:
         raise InputError.single(path, "", f"tells nothing of {error}", _GIVE) from None
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError.single(path, "", f"is no report of a run: {error}", _AGAIN) from None
-    lacking = [place for place, kind in _WANTED.items() if not isinstance(_at(entry, place), kind)]
-    if entry.get("pool") not in POOLS:
-        lacking.append("pool")
+    lacking = [place for place, is_sound in _WANTED.items() if not is_sound(_at(entry, place))]
     if lacking:
         place = f"results, {home.resolve().name}"
         raise InputError([Problem(str(path), f"{place}: {name}", "is missing or damaged", _AGAIN) for name in lacking])
     return entry
 
 
-#: What is needed of a policy's entry in the report.
-_WANTED: Mapping[str, type] = {
-    "label": str,
-    "budget_bytes": int,
-    "metrics.iteration_ns": int,
-    "trace.model": str,
-    "trace.batch": int,
-    "trace.name": str,
-    "node.name": str,
-    "node.gpu.name": str,
-    "node.gpu.memory": int,
-    "node.gpu.copy_engines": int,
-    "node.gpu.alignment": int,
-    "node.link.kind": str,
-    "node.link.d2h_bandwidth": int,
-    "node.link.h2d_bandwidth": int,
-    "node.link.latency_ns": int,
-    "node.link.duplex": str,
-    "node.host": dict,
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+#: What is needed of a policy's entry in the report, and what it must be.
+_WANTED: Mapping[str, Callable[[Any], bool]] = {
+    "label": _is_text,
+    "budget_bytes": _is_count,
+    "metrics.iteration_ns": _is_count,
+    "trace.model": _is_text,
+    "trace.batch": _is_positive,
+    "trace.name": _is_text,
+    "node.name": _is_text,
+    "node.gpu.name": _is_text,
+    "node.gpu.memory": _is_positive,
+    "node.gpu.copy_engines": _is_positive,
+    "node.gpu.alignment": _is_positive,
+    "node.link.kind": _is_text,
+    "node.link.d2h_bandwidth": _is_positive,
+    "node.link.h2d_bandwidth": _is_positive,
+    "node.link.latency_ns": _is_count,
+    "node.link.duplex": tuple(Duplex).__contains__,
+    "node.host": lambda value: isinstance(value, dict),
+    "node.host.pinned_memory": lambda value: value is None or _is_count(value),
+    "pool": tuple(POOLS).__contains__,
 }
 
 
