@@ -33,8 +33,8 @@ def header(outcome: Outcome) -> list[tuple[str, str]]:
     return [
         ("program", program.title),
         ("device", f"{machine.device}{f', PyTorch {version}' if version else ''}, {machine.date}"),
-        ("its link", f"{_link(measured)}; {both}"),
-        (f"link of {program.node.name}", _link(program.node.link)),
+        ("device's link", f"{_link(measured)}; {both}"),
+        ("node's link", f"{_link(program.node.link)}; of {program.node.name}"),
         ("compared with", again),
         ("iterations", _iterations(outcome)),
         ("memory", _memory(outcome)),
@@ -103,9 +103,9 @@ def _link(link: LinkSpec) -> str:
 
 def _iterations(outcome: Outcome) -> str:
     times = outcome.measured.iterations_ns
-    spread = f"{format_time(min(times))} to {format_time(max(times))}"
+    spread = f", from {format_time(min(times))} to {format_time(max(times))}" if len(times) > 1 else ""
     unsteady = "" if outcome.steady is not False else "; the simulated ones are UNSTEADY"
-    return f"median of {len(times)} after {outcome.warm_up}, from {spread}; one more for the streams{unsteady}"
+    return f"median of {len(times)} after {outcome.warm_up}{spread}; one more for the streams{unsteady}"
 
 
 def _memory(outcome: Outcome) -> str:
