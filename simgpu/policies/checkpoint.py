@@ -11,7 +11,8 @@ then backward goes on.
   the square root of the number of layers.
 * A part is a run of consecutive forward kernels. One that is interrupted, or runs twice, is several parts.
 * What was made inside stays in forward until the framework drops it. What was made again and is used by backward stays
-  for as long as autograd held it in the recording; the rest as long, kernel for kernel, as it did in forward.
+  until the operator of backward that took it is done: the last kernel that reads anything of what was taken at once.
+  The rest stays as long, kernel for kernel, as it did in forward.
 * What enters a part is held by it until backward is done with all that was saved inside, or longer where `none` does.
 * All kernels of a part run again, whether they give the same of themselves or not: PyTorch puts the state of its random
   numbers back, so that a dropout draws its mask again, and a batch norm makes the statistics of its batch again (and
@@ -143,6 +144,7 @@ class _Checkpointing:
                     releases[b] = None if recorded is None else max(recorded, start)
             left_out += rerun.left_out
             self.reruns[start].insert(0, (region, rerun))
+        self.saved = dict(self.parts)
         self.writer = Eager(graph, releases)
         if left_out:
             ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in left_out))
@@ -190,17 +192,20 @@ class _Checkpointing:
 
     def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:
         """The kernels of a region run again before kernel `start`."""
-        ends = self._ends(rerun, start)
+        ends = self._ends(region, rerun, start)
         there: set[int] = set()
         for place, (k, makes) in enumerate(rerun.runs):
             self.writer.run_again(k, makes, [b for b in makes if b not in there])
             there.update(makes)
             self.writer.give_back(ends[place])
 
-    def _ends(self, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
-        """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends as
-        recorded."""
+    def _ends(self, region: Region, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
+        """By the place of a kernel among those that run again, the blocks that end with it. What backward uses ends
+        when it is done with what was saved of it, and with the last kernel that uses it."""
         graph = self.graph
+        done: dict[int, int] = {}
+        for tensor in self.saved[region]:
+            done[tensor.block] = max(done.get(tensor.block, 0), self.until[tensor])
         used: dict[int, int] = {}
         for place, (k, makes) in enumerate(rerun.runs):
             for b in (*makes, *graph.reads[k]):
@@ -209,7 +214,7 @@ class _Checkpointing:
         for b in dict.fromkeys(b for _, makes in rerun.runs for b in makes):
             recorded, last = graph.recorded_releases[b], graph.uses[b][-1]
             if last >= start:
-                self.writer.ends_after(b, max(last, recorded or 0))
+                self.writer.ends_after(b, max(last, done.get(b, 0)))
             else:
                 held = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
                 ends[max(used[b], *held[-1:])].append(b)
