@@ -205,6 +205,8 @@ def _draw_case(ax: Axes, case: ComparedCase, axis: _Axis) -> None:
     ax.set_yticks(range(len(rows)), [str(method) for method, _ in rows])
     ax.tick_params(axis="y", length=0)
     ax.tick_params(labelsize=8)
+    if not longest:
+        ax.set_xticks([])
     ax.set_title(f"{axis.title} ({axis.unit})", loc="right", fontsize=8.5)
     ax.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     ax.set_axisbelow(True)

@@ -50,7 +50,7 @@ def load_recording(name_or_path: str | Path) -> Recording:
     path = Path(text).expanduser()
     if path.exists() or isinstance(name_or_path, Path) or Path(text).name != text:
         return read_recording(path)
-    remedy = f"{did_you_mean(text, names)}; or give the path of one"
+    remedy = f"{did_you_mean(text, names)}; or give the path of one" if names else "none ship; give the path of one"
     raise InputError.single("", "", f"no shipped recording is called {text!r}", remedy)
 
 

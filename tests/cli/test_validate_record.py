@@ -100,6 +100,11 @@ def test_a_case_of_the_other_set_is_told_to_be_one(words: tuple[str, ...], remed
     assert f"no case is called '{words[0]}'" in done.stderr and remedy in done.stderr
 
 
+def test_an_unknown_case_is_told_once() -> None:
+    done = simgpu("validate", "record", "-o", "mine", "--cases", ",")
+    assert done.exit_code == 2 and done.stderr.count("no case is called ''") == 1
+
+
 def test_help_lists_every_case() -> None:
     shown = simgpu("validate", "record", "--help").stdout
     for plan in (*CASES, *SMALL_CASES):

@@ -59,6 +59,13 @@ def test_what_was_not_run_is_written_in_its_row(found: Validation) -> None:
     assert texts(left) == ["fitted", "-20.0%", "not run", "-20.0%"]
 
 
+def test_an_axis_of_nothing_has_no_numbers(case: Case) -> None:
+    fewer = {method: run for method, run in case.runs.items() if method is not Method.CHECKPOINT}
+    recording = made_recording(replace(case, runs=fewer, absent={Method.CHECKPOINT: "out of memory"}))
+    figure = plot_validation(compare_recording(recording, methods=["checkpoint"]))
+    assert [(texts(ax), list(ax.get_xticks())) for ax in figure.axes] == [(["not run"], [])] * 2
+
+
 def test_an_error_beyond_the_aim_is_red(found: Validation) -> None:
     colours = {text.get_text(): text.get_color() for text in plot_validation(found).axes[0].texts}
     assert colours == {"fitted": "black", "-20.0%": "#BB4444"}

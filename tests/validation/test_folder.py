@@ -291,7 +291,8 @@ def test_a_recording_is_found_by_its_path_or_by_the_name_it_ships_under(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     assert load_recording("mine") == load_recording(folder) == load_recording("./mine") == read_recording(folder)
-    with pytest.raises(InputError, match="no shipped recording is called 'mime'"):
+    monkeypatch.setattr("simgpu.validation.folder.SHIPPED", folder)
+    with pytest.raises(InputError, match="no shipped recording is called 'mime'; none ship; give the path of one"):
         load_recording("mime")
     monkeypatch.setattr("simgpu.validation.folder.SHIPPED", folder.parent)
     monkeypatch.chdir("/")

@@ -103,7 +103,7 @@ def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, .
     known = [plan.name for plan in plans]
     problems = [
         Problem("", "cases", f"no case is called {name!r}", _instead(name, known))
-        for name in names
+        for name in dict.fromkeys(names)
         if name not in known
     ]
     if problems:
