@@ -15,8 +15,8 @@ from simgpu.errors import InputError
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def find_device(name: str) -> torch.device:
-    """The device of that name; `InputError` when it is unknown or not there.
+def find_device(name: str, command: str = "record") -> torch.device:
+    """The device of that name; `InputError`, naming the command that wants it, when it is unknown or not there.
 
     >>> find_device("cpu")
     device(type='cpu')
@@ -25,16 +25,16 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError.single("record", "device", f"{name!r} is not a device", remedy) from None
+        raise InputError.single(command, "device", f"{name!r} is not a device", remedy) from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError.single("record", "device", f"{name!r} cannot be recorded", remedy)
+        raise InputError.single(command, "device", f"{name!r} cannot be recorded", remedy)
     if device.type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = device.index or 0
     if index >= count:
         what = f"{name!r}: PyTorch sees {count} CUDA devices"
-        raise InputError.single("record", "device", what, "give cpu, or a device that is there")
+        raise InputError.single(command, "device", what, "give cpu, or a device that is there")
     return torch.device("cuda", index)
 
 

@@ -21,7 +21,7 @@ def open_device(name: str) -> Device:
         raise MissingExtraError("a validation on a device", "torch", "record")
     from simgpu.trace.recorder.environment import find_device
 
-    found = find_device(name)
+    found = find_device(name, "validate")
     if found.type == "cpu":
         from simgpu.validation.devices.cpu import CpuDevice
 
