@@ -8,8 +8,8 @@ by blocks, not by tensors: what several operators save, or save views of, is cop
   let go as soon as the framework has dropped it too.
 * Backward takes blocks back in the reverse order of saving, more or less. Where it first takes one, compute takes
   memory for it and for those of the `prefetch` blocks saved before it that are away and not on their way; they are
-  copied in, one after another, behind what compute has been given; then compute waits for its own block. What is still
-  in the stash is used where it is.
+  copied in, one after another, behind what compute has been given; then compute waits for its own block. What an
+  operator takes at once it takes in the order in which it saved it. What is still in the stash is used where it is.
 * What was copied in lives until the last operator of backward that takes something of it is done. Weights and whatever
   else was there before the iteration, blocks of less than `min_bytes`, and those that are changed in place after they
   were saved, stay as in `none`. What somebody else still holds is copied out and in all the same, and is there twice.
@@ -54,7 +54,8 @@ class AsyncOffload(Policy):
         until: dict[int, int] = {}
         for tensor, end in zip(found.tensors, ends(graph, found.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
-        offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), self.prefetch)
+        taken = _taken_back(blocks, found.tensors)
+        offload = _Offload(graph, blocks, until, _pushed_out(blocks, self.stash), taken, self.prefetch)
         offload.write()
         returned = tuple(Unpacked(b.block, b.bytes, r) for b, r in zip(blocks, offload.read, strict=True))
         return offload.writer.program((*transforms, WithUnpacked(returned)), told_by(found))
@@ -79,6 +80,20 @@ def _may_leave(graph: TaskGraph, tensor: Saved, min_bytes: int) -> bool:
     return not graph.blocks[b].persistent and graph.sizes[b] >= max(min_bytes, 1) and not changed
 
 
+def _taken_back(blocks: list[Saved], tensors: tuple[Saved, ...]) -> dict[int, list[int]]:
+    """Before each kernel the numbers of the blocks that backward first takes there, in the order in which it does.
+
+    What an operator saved it takes back in the order in which it saved it.
+    """
+    numbers = {(block.block, block.before): number for number, block in enumerate(blocks)}
+    found: defaultdict[int, dict[int, None]] = defaultdict(dict)
+    for tensor in tensors:
+        number = numbers.get((tensor.block, tensor.before))
+        if number is not None:
+            found[tensor.before][number] = None
+    return {k: list(there) for k, there in found.items()}
+
+
 def _pushed_out(blocks: list[Saved], stash: int) -> dict[int, int]:
     """For each block that is one too many for the stash, the one there that is let go for it; both by their number."""
     held: list[int] = []
@@ -100,14 +115,16 @@ def _pushed_out(blocks: list[Saved], stash: int) -> dict[int, int]:
 class _Offload:
     """Writes the iteration. Blocks that leave are told by their number in `blocks`.
 
-    until: by position, the kernel after which backward is done with a block. pushed: as `_pushed_out` tells. read: for
-    each block the kernels that read what was copied in. out, back: events of the ends of copies.
+    until: by position, the kernel after which backward is done with a block. pushed, taken: as `_pushed_out`
+    and `_taken_back` tell. read: for each block the kernels that read what was copied in. out, back: events of the ends
+    of copies.
     """
 
     graph: TaskGraph
     blocks: list[Saved]
     until: dict[int, int]
     pushed: dict[int, int]
+    taken: dict[int, list[int]]
     prefetch: int
     out: dict[int, int] = field(default_factory=dict)
     back: dict[int, int] = field(default_factory=dict)
@@ -123,11 +140,9 @@ class _Offload:
         releases = releases_beside(self.graph, held, self.read)
         self.writer = Eager(self.graph, releases)
         self.saved: defaultdict[int, list[int]] = defaultdict(list)
-        self.taken: defaultdict[int, list[int]] = defaultdict(list)
         self.stashed: defaultdict[int, list[int]] = defaultdict(list)
         for number, block in enumerate(blocks):
             self.saved[block.after].append(number)
-            self.taken[block.before].insert(0, number)
             if number not in let_go:
                 release = releases[block.block]
                 self.stashed[len(self.graph.kernels) - 1 if release is None else release].append(number)
@@ -136,7 +151,7 @@ class _Offload:
         """All kernels, and what is done between them."""
         for k in range(-1, len(self.graph.kernels)):
             if k >= 0:
-                for number in self.taken[k]:
+                for number in self.taken.get(k, ()):
                     self._take_back(number)
                 self.writer.run(k)
             for number in self.saved[k]:

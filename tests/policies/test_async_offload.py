@@ -121,15 +121,16 @@ def shared(release: str = "mix-back") -> Trace:
 
 
 def test_a_block_is_copied_once_whoever_saves_it_and_weights_and_small_ones_stay():
-    """It is taken back where its first tensor is, and lives until the last operator that takes one is done."""
+    """It is taken back where its first tensor is, and lives until the last operator that takes one is done. That one
+    takes what it saved in the order in which it saved it."""
     result = run(shared(), "async_offload", min_bytes=4, prefetch=0, stash=0)
     assert [each for each in work(result) if ":" in each[0]] == [
         ("out:y:saved", 10, 110),
         ("out:z:saved", 120, 170),
         ("out:u:saved", 180, 230),
-        ("in:u:saved", 230, 280),
-        ("in:z:saved", 280, 330),
-        ("in:y:saved", 330, 430),
+        ("in:y:saved", 230, 330),
+        ("in:z:saved", 330, 380),
+        ("in:u:saved", 380, 430),
     ]
     assert peak(result) == 40 + 100 + 3 + 50 + 50
 

@@ -1,0 +1,184 @@
+"""Each twin against PyTorch itself on the CPU: the same bytes, the same peak and the same order, with no tolerance.
+
+A model's iteration is recorded once, and run for real under each method. The twin is given the recording, the machine
+and the plain run. Time is not compared here; it is made up.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+import torch
+
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+from simgpu.trace.recorder import record
+from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.trace.recorder.session import own_random_state
+from simgpu.trace.recorder.workload import find_factory, make_workload
+from simgpu.validation.calibration import Calibration, calibrate
+from simgpu.validation.devices import open_device
+from simgpu.validation.harness.steps import run_method
+from simgpu.validation.managed import checkpoint as real_checkpoint
+from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
+from simgpu.validation.timelines.beside import side_by_side
+from simgpu.validation.twins import Numbers, Twin, simulate_twin
+
+_COPIES = Copies(d2h=10**9, h2d=10**9, both_d2h=10**9, both_h2d=10**9, latency_ns=10, blocking_ns=100)
+MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A small network: its factory's words, and the modules that are checkpointed."""
+
+    factory: str
+    batch: int
+    blocks: tuple[str, ...]
+    size: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        return partial(find_factory(self.factory), **self.size)
+
+
+#: With shortcuts and batch norms; with dropouts; with a weight that is used twice, at both ends; and a plain one.
+MODELS = {
+    "mlp": Model("mlp", 4, ("fc2", "relu2")),
+    "resnet20": Model("resnet20", 2, tuple(f"stage{stage}_{n}" for stage in (1, 2, 3) for n in (1, 2, 3))),
+    "transformer": Model("transformer", 2, ("encoder.layers.0", "encoder.layers.1")),
+    "gpt": Model(
+        "gpt2-small",
+        2,
+        ("blocks.0", "blocks.1"),
+        {"tokens": 16, "layers": 2, "width": 32, "heads": 2, "vocabulary": 512},
+    ),
+}
+#: Little, so that blocks of small networks leave; under it some stay.
+MIN_BYTES = 4096
+SETTINGS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "plain": (Method.PLAIN, {}),
+    "save_on_cpu": (Method.SAVE_ON_CPU, {}),
+    "async_offload": (Method.ASYNC_OFFLOAD, {"prefetch": 2, "stash": 2, "min_bytes": MIN_BYTES}),
+    "async_offload at once": (Method.ASYNC_OFFLOAD, {"prefetch": 0, "stash": 0, "min_bytes": MIN_BYTES}),
+    "async_offload far ahead": (Method.ASYNC_OFFLOAD, {"prefetch": 4, "stash": 1, "min_bytes": 1}),
+    "checkpoint": (Method.CHECKPOINT, {}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quietly() -> Iterator[None]:
+    """One thread computes, and what was there before is not looked through for living tensors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+    recorded.cache_clear()
+    plain.cache_clear()
+
+
+@cache
+def recorded(name: str) -> Trace:
+    return record(MODELS[name].make, batch=MODELS[name].batch, repetitions=1, warmup=1)
+
+
+@cache
+def plain(name: str) -> MeasuredRun:
+    return really(name, Method.PLAIN, {})
+
+
+def really(name: str, method: Method, settings: Mapping[str, Any]) -> MeasuredRun:
+    """What PyTorch does with a model under a method."""
+    model, device = MODELS[name], open_device("cpu")
+    words = {kernel.op for kernel in recorded(name).kernels}
+    try:
+        with own_random_state(torch.device("cpu"), seed=0):
+            workload = make_workload(name, model.make, model.batch).to(torch.device("cpu"))
+            optimizer = make_optimizer(find_optimizer("sgd"), workload.module)
+            return run_method(method, workload, optimizer, device, settings, warmup=1, repetitions=1, words=words)
+    finally:
+        device.close()
+        del workload, optimizer
+        gc.collect()
+
+
+def calibrated(name: str) -> Calibration:
+    return calibrate(MACHINE, recorded(name), plain(name))
+
+
+def settings_of(name: str, way: str) -> tuple[Method, dict[str, Any]]:
+    method, settings = SETTINGS[way]
+    return method, {"blocks": list(MODELS[name].blocks)} if method is Method.CHECKPOINT else settings
+
+
+def both(name: str, way: str) -> tuple[MeasuredRun, Twin]:
+    method, settings = settings_of(name, way)
+    real = plain(name) if method is Method.PLAIN else really(name, method, settings)
+    return real, simulate_twin(calibrated(name), method, settings)
+
+
+def expect_same(real: MeasuredRun, twin: Twin) -> None:
+    assert twin.numbers is not None and twin.result is not None, twin.why
+    measured = Numbers.measured(real)
+    assert twin.numbers._replace(step_ns=0) == measured._replace(step_ns=0)
+    beside = side_by_side(real.spans, twin.result)
+    partings = [stream.parting_in_order for stream in beside.streams.values()]
+    assert beside.is_same_order, [row for row in partings if row is not None]
+
+
+@pytest.mark.parametrize("way", [way for way in SETTINGS if way != "checkpoint"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_peak_and_order_are_those_of_pytorch(name: str, way: str) -> None:
+    real, twin = both(name, way)
+    expect_same(real, twin)
+    if way != "plain" and name != "mlp":
+        assert min(real.bytes_out, real.bytes_in) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That state is left out here: on a CPU it lies where tensors do. A dropout draws another mask of the same size."""
+    without = partial(real_checkpoint.checkpoint, preserve_rng_state=False)
+    monkeypatch.setattr(real_checkpoint, "checkpoint", without)
+    real, twin = both(name, "checkpoint")
+    expect_same(real, twin)
+    assert twin.result is not None
+    kernels = sum(span.kind is MeasuredKind.KERNEL for span in real.spans)
+    last = len(twin.result.timeline.iteration_ends_ns) - 1
+    again = [span for span in twin.result.timeline if span.kind is SpanKind.RECOMPUTE and span.iteration == last]
+    assert kernels - sum(span.kind is MeasuredKind.KERNEL for span in plain(name).spans) == len(again) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_state_of_random_numbers_is_held_from_a_parts_forward_to_the_end_of_its_backward(name: str) -> None:
+    """The peak is that of the twin's memory with one state for each part that is between the two, and one for a part
+    that runs again: the state that is put back when it has."""
+    real, twin = both(name, "checkpoint")
+    assert twin.result is not None
+    timeline = twin.result.timeline
+    last, begin = len(timeline.iteration_ends_ns) - 1, timeline.iteration_ends_ns[-2]
+    layers = {kernel.id: kernel.layer or "" for kernel in recorded(name).kernels}
+    held = []
+    for block in MODELS[name].blocks:
+        own = [span for span in timeline if f"{layers.get(span.name, '')}.".startswith(f"{block}.")]
+        for kind in (SpanKind.COMPUTE, SpanKind.RECOMPUTE):
+            spans = [span for span in own if span.kind is kind and span.iteration == last]
+            if spans:
+                held.append((min(span.start_ns for span in spans), max(span.end_ns for span in spans)))
+    state = torch.get_rng_state().nbytes
+    memory = timeline.device_memory
+    used = [(int(t), int(u)) for t, u in zip(memory.time_ns, memory.used, strict=True) if t >= begin]
+    peak = max(u + state * sum(start <= t < end for start, end in held) for t, u in used)
+    assert real.peak_bytes == peak + calibrated(name).held
