@@ -51,7 +51,10 @@ class CpuDevice:
     def facts(self) -> DeviceFacts:
         """All of the machine's memory; every stream has its own thread, so copies both ways run at once."""
         pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        versions = {"pytorch": str(torch.__version__), "system": platform.platform()}
+        versions = {
+            "pytorch": str(torch.__version__),
+            "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        }
         return DeviceFacts(memory=pages * page, alignment=1, copy_engines=2, versions=versions)
 
     def new_stream(self, role: str) -> WorkerThread:

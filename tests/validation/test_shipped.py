@@ -1,0 +1,42 @@
+"""The recordings that ship, and what the README says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simgpu.validation.comparison import compare_recording
+from simgpu.validation.folder import load_recording, shipped_recordings
+from simgpu.validation.measured import Method
+from tests.cli.cli_helpers import simgpu
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize("name", shipped_recordings())
+def test_every_case_was_run_under_every_method_often_enough_and_says_where(name: str) -> None:
+    recording = load_recording(name)
+    assert recording.machine.device and recording.machine.date and recording.machine.versions["pytorch"]
+    assert len({case.model for case in recording.cases}) == 3 and len(recording.cases) == 6
+    for case in recording.cases:
+        assert list(case.runs) == list(Method)
+        assert all(len(run.step_ns) >= 20 and run.spans for run in case.runs.values())
+        assert case.trace.saved
+
+
+@pytest.mark.parametrize("name", shipped_recordings())
+def test_twins_copy_the_bytes_that_were_copied_and_do_the_same_in_the_same_order(name: str) -> None:
+    for case in compare_recording(name).cases:
+        for run in case.runs:
+            assert run.simulated is not None
+            assert run.simulated[2:] == run.measured[2:], (case.name, run.method)
+            assert run.beside is not None and run.beside.is_same_order, (case.name, run.method)
+
+
+def test_the_readme_shows_what_the_report_prints() -> None:
+    lines = simgpu("validate", "report", "-q").stdout.splitlines()
+    table = lines.index(next(line for line in lines if line.split() == ["step", "time", "peak", "memory"]))
+    summary = lines.index(next(line for line in lines if line.startswith("step time    mean")))
+    readme = README.read_text(encoding="utf-8")
+    for first in (table, summary):
+        assert "\n".join(lines[first : lines.index("", first)]) in readme
