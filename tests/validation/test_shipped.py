@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.folder import load_recording, shipped_recordings
 from simgpu.validation.measured import Method
