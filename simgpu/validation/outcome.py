@@ -116,6 +116,11 @@ class ComparedRun:
         first, _, third = quantiles(steps, method="inclusive")
         return (third - first) / self.run.median_ns
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the twin's policy says of its plan, such as that the trace does not tell what autograd saved."""
+        return () if self.twin is None or self.twin.result is None else self.twin.result.notes
+
     def plot(self) -> Figure:
         """Both timelines on one time axis; `ValueError` where either is missing."""
         from simgpu.validation.figures import plot_pair
@@ -290,7 +295,7 @@ def _row(case: ComparedCase, run: ComparedRun) -> dict[str, Any]:
 def _case(case: ComparedCase) -> dict[str, Any]:
     runs = [
         {key: value if not isinstance(value, float) else _finite(value) for key, value in _row(case, run).items()}
-        | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else ""}
+        | {"settings": dict(run.run.settings), "why": run.twin.why if run.twin else "", "notes": list(run.notes)}
         | {"timeline": None if run.beside is None else parting_text(run.beside)}
         for run in case.runs
     ]

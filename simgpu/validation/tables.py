@@ -273,6 +273,8 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
         yield f"{case.name}: kernels: {found.times_told}."
     if found is not None and alone:
         yield f"{case.name}: memory: {found.held_told}."
+    for note in dict.fromkeys(note for run in case.runs for note in run.notes):
+        yield f"{case.name}: {note}."
     for run in case.runs:
         if run.twin is not None and run.twin.failure:
             yield f"{case.name}, {run.method}: no twin, {run.twin.failure}: {run.twin.why}"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.trace.model import SavedTensor
 from simgpu.validation.comparison import compare_recording
 from simgpu.validation.measured import Case, MeasuredRun, Method
 from simgpu.validation.outcome import AIMS, ComparedRun, Quantity, Validation, relative_error
@@ -154,6 +155,19 @@ def test_a_twin_that_does_not_fit_is_told(case: Case) -> None:
     found = compare_recording(made_recording(case, machine=small))
     assert found.cases[0]["plain"].failure == "out of memory"
     assert any("plain: no twin, out of memory" in remark and "kernel" in remark for remark in remarks(found))
+
+
+def test_a_trace_that_does_not_tell_what_autograd_saves_is_told_of_once(equal: Validation, case: Case) -> None:
+    """Twins then do what is derived, which may be something else than was run."""
+    guessed = "which tensors autograd saves is not in the recording: derived from what backward reads"
+    assert [remark for remark in remarks(equal) if guessed in remark] == [
+        f"{each.name}: {guessed}." for each in equal.cases
+    ]
+    assert guessed in equal.to_dict()["cases"][0]["runs"][-1]["notes"]
+    kernels = case.trace.kernels
+    saved = SavedTensor(case.trace.blocks[0].id, 1, kernels[0].id, kernels[-1].id)
+    told = replace(case, trace=replace(case.trace, saved=(saved,)))
+    assert not any(guessed in remark for remark in remarks(compare_recording(made_recording(told))))
 
 
 def test_a_method_that_could_not_be_run_on_the_device_is_told(case: Case) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -265,6 +265,17 @@ def test_a_case_beyond_all_memory_is_left_out_and_the_others_are_recorded(
     assert found.recording.cases == (first,)
     assert list(found.left_out) == ["little-b10000000000"]
     assert "tried to allocate" in found.left_out["little-b10000000000"]
+
+
+def test_what_the_recorder_says_of_a_trace_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: Any, say: Callable[[str], None], **__: Any) -> None:
+        say("what autograd saves is not noted")
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(session, "record", short)
+    said: list[str] = []
+    assert record(tmp_path / "mine", PLAN, say=said.append).left_out == {"little-b4": "no room"}
+    assert "little-b4: what autograd saves is not noted" in said
 
 
 def test_keywords_reach_the_factory(tmp_path: Path) -> None:
