@@ -10,8 +10,8 @@ directions are busy at once, the link is taken for full or half duplex, whicheve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -56,7 +56,7 @@ def replay(
     measured link.
     """
     found = program if isinstance(program, SimulatedProgram) else read_program(program)
-    with _opened(device) as opened:
+    with closing(open_device(device)) as opened:
         from simgpu.validation.harness.machine import measure_machine
 
         progress(f"measuring copies of {opened.name}")
@@ -105,15 +105,6 @@ def node_of(found: SimulatedProgram, machine: MeasuredMachine) -> NodeSpec:
     copies, node = machine.copies, found.node
     link = LinkSpec("measured", copies.d2h, copies.h2d, copies.latency_ns, duplex_of(copies))
     return replace(node, name=machine.device, gpu=replace(node.gpu, copy_engines=machine.copy_engines), link=link)
-
-
-@contextmanager
-def _opened(name: str) -> Iterator[Device]:
-    device = open_device(name)
-    try:
-        yield device
-    finally:
-        device.close()
 
 
 def _sizes(found: SimulatedProgram) -> tuple[int, ...]:
