@@ -52,8 +52,8 @@ def replay(program: Path, device: str, repetitions: int, as_json: bool, output: 
 
     \b
     simgpu run quickstart -o results/try
-    simgpu validate replay results/try/vdnn-mode-all
-    simgpu validate replay results/try/vdnn-mode-all --device cpu -o vdnn.json
+    simgpu validate replay results/try/vdnn
+    simgpu validate replay results/try/vdnn --device cpu -o vdnn.json
     """
     if output is not None:
         _check_output(output)

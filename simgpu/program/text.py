@@ -12,6 +12,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.graph.repeating import Repeating
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
@@ -40,7 +41,7 @@ from simgpu.timeline.streams import StreamId
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
-_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Replicate)
+_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Replicate)
 _RESIDENCIES = (Paged, Remote)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
 

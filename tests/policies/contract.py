@@ -33,6 +33,7 @@ from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
 from simgpu.program.instructions import Launch, Program, Provide, Space
+from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
 from simgpu.scenario.load import load_trace
 from simgpu.simulation import Result, simulate, task_graph
@@ -209,6 +210,7 @@ class PolicyContract:
         program = self.plan(parameters, context)
         assert isinstance(program, Program)
         verify(program, context.graph, capacity=PLENTY)
+        assert from_json(to_json(program)) == program
 
     def test_plans_the_same_program_again(self, parameters, trace_name):
         trace = trace_of(trace_name)
