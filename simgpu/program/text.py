@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.graph.compressed import Uncompressed
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.repeating import Repeating
 from simgpu.graph.replicate import Exchange, Replicate
@@ -41,7 +42,7 @@ from simgpu.timeline.streams import StreamId
 SCHEMA = "simgpu.program/1"
 
 _INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
-_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Replicate)
+_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
 

@@ -28,6 +28,8 @@ DONE = {
     "swaps": ("digits-cnn-cpu", "laptop-2gb", "vdnn"),
     "saved tensors": ("digits-cnn-cpu", "laptop-2gb", "save_on_cpu"),
     "relaunches": ("digits-cnn-cpu", "laptop-2gb", "superneurons"),
+    "checkpoints": ("digits-cnn-cpu", "laptop-2gb", "checkpoint"),
+    "copies beside": ("digits-cnn-cpu", "laptop-2gb", {"async_offload": {"min_bytes": 0}}),
     "sub-batches": ("digits-cnn-cpu", "laptop-2gb", "vdnn+"),
     "addresses": ("digits-cnn-cpu", "laptop-2gb", "modnn"),
     "algorithms": ("vgg16-b128-v100", "v100", {"vdnn": {"algorithms": "smallest"}}),
@@ -68,6 +70,8 @@ def test_the_runs_above_do_what_they_stand_for(tmp_path: Path):
     assert {"copy_out", "copy_in"} <= seen["swaps"]
     assert {"copy_out", "WithUnpacked"} <= seen["saved tensors"]
     assert "recompute" in seen["relaunches"]
+    assert {"recompute", "Repeating"} <= seen["checkpoints"]
+    assert {"copy_out", "copy_in", "WithUnpacked"} <= seen["copies beside"]
     assert "Split" in seen["sub-batches"]
     assert "WithAlgorithms" in seen["algorithms"]
     assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the GPU"]
@@ -239,6 +243,12 @@ def test_what_no_real_device_does_is_refused(tmp_path: Path, node: str, policy: 
         with pytest.raises(InputError) as caught:
             read()
         assert told in str(caught.value)
+
+
+def test_a_plain_framework_on_a_node_that_could_compress_is_refused_for_its_node(tmp_path: Path):
+    home, _ = written(tmp_path / "out", load_trace("digits-cnn-cpu"), load_node("buddy-gpu"), "none")
+    with pytest.raises(InputError, match="is for node buddy-gpu, whose hardware compresses"):
+        read_program(home)
 
 
 def test_programs_of_several_gpus_are_refused():
