@@ -21,10 +21,9 @@ from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.harness import CASES, SMALL_CASES, CasePlan, Recorded, choose, record_cases
 from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP
 from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method
+from simgpu.validation.outcome import STEADY
 
 _COUNT = click.IntRange(min=1, max=10**6)
-#: Steps that lie further apart than this, as a share of their median, tell little of how wrong a simulation is.
-_STEADY = 0.05
 #: A case stands in a row of its own, above its methods.
 _HEADINGS = ("case and method", "step", "spread", "peak", "out", "in")
 
@@ -121,7 +120,7 @@ def _show(found: Recorded, output: Path) -> None:
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
     if unsteady := [case.name for case in found.recording.cases if not all(map(_is_steady, case.runs.values()))]:
         again = f"--cases {','.join(unsteady)} --force"
-        what = f"Warning: steps vary by over {_STEADY:.0%}; record again with {again} while nothing else runs"
+        what = f"Warning: steps vary by over {STEADY:.0%}; record again with {again} while nothing else runs"
         click.echo(f"\n{wrapped(what, before=0)}", err=True)
     if not found.recording.cases:
         remedy = "choose smaller ones with --cases or --small"
@@ -140,7 +139,7 @@ def _machine_rows(machine: MeasuredMachine) -> list[tuple[str, str]]:
 
 
 def _is_steady(run: MeasuredRun) -> bool:
-    return (spread(run.step_ns) or 0) <= _STEADY * run.median_ns
+    return (spread(run.step_ns) or 0) <= STEADY * run.median_ns
 
 
 def _rows(case: Case) -> list[tuple[str, ...]]:
@@ -155,7 +154,7 @@ def _rows(case: Case) -> list[tuple[str, ...]]:
             (
                 f"  {method}",
                 format_time(run.median_ns),
-                "-" if apart is None else format_time(apart),
+                "-" if apart is None or not run.median_ns else f"{apart / run.median_ns:.1%}",
                 format_bytes(run.peak_bytes),
                 format_bytes(run.bytes_out),
                 format_bytes(run.bytes_in),

@@ -150,7 +150,7 @@ class _Checkpointing:
             ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in left_out))
             took = format_time(sum(graph.durations[k] for k in left_out))
             why = "what they found has changed, or what they made is still held"
-            self.notes = (f"{len(left_out)} kernels of {took} are not run again ({ops}): {why}",)
+            self.notes = (f"not run again, {took} in all: {len(left_out)} of {ops}, since {why}",)
 
     def _entering(self) -> dict[int, int]:
         """Until after which kernel each block is held for the parts that it enters."""

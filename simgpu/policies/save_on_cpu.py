@@ -31,7 +31,7 @@ class SaveOnCpu(Policy):
     """Copy every saved tensor out where it is saved and in where backward takes it back, compute waiting each time."""
 
     name = "save_on_cpu"
-    summary = "every saved tensor goes to the host when it is saved and comes back when it is used; compute waits"
+    summary = "every saved tensor, weights too, goes to the host when saved and comes back when used; compute waits"
     source = "PyTorch, torch.autograd.graph.save_on_cpu"
 
     def plan(self, context: PlanContext) -> Program:

@@ -4,19 +4,21 @@ Lives here: `Validation` and its parts, as plain values. Does not live here: cal
 (`simgpu.validation.comparison`), the words (`simgpu.validation.tables`) or the pictures (`simgpu.validation.figures`).
 
 What counts: the managed runs. The plain run's step is what kernels were calibrated to, so that its error is none by
-construction; it is shown and never counted. Its peak memory and bytes are not calibrated, and count.
+construction; it is shown and never counted. Of its peak memory only what is held when a step begins is calibrated; it
+counts, as its bytes do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from statistics import fmean, quantiles
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simgpu.trace.recorder.assemble import spread
 from simgpu.validation.calibration import Calibration, at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.timelines.beside import SideBySide, side_by_side
@@ -46,6 +48,10 @@ class Aim(NamedTuple):
 
 #: What is aimed at; bytes are told, and nothing is asked of them.
 AIMS: Mapping[Quantity, Aim] = {Quantity.STEP: Aim(0.05, 0.10), Quantity.PEAK: Aim(None, 0.02)}
+
+
+#: Steps that lie further apart than this, as a share of their median, tell little of how wrong a simulation is.
+STEADY = 0.05
 
 
 def relative_error(simulated: int, measured: int) -> float:
@@ -109,12 +115,10 @@ class ComparedRun:
 
     @property
     def spread(self) -> float | None:
-        """How far the measured steps lie apart: third less first quartile over the median; None of a single one."""
-        steps = self.run.step_ns
-        if len(steps) < 2 or not self.run.median_ns:
-            return None
-        first, _, third = quantiles(steps, method="inclusive")
-        return (third - first) / self.run.median_ns
+        """How far the measured steps lie apart: third less first quartile, which are steps that were measured, over the
+        median (`simgpu.trace.recorder.assemble.spread`); None of a single one."""
+        between = spread(self.run.step_ns)
+        return None if between is None or not self.run.median_ns else between / self.run.median_ns
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -167,7 +171,8 @@ class Summary:
     """Errors of a quantity over the runs that count.
 
     compared: how many. mean, worst: of the errors without their signs, None where nothing was compared. worst_run:
-    where the worst is. failed: runs that were measured, should count, and could not be simulated.
+    where the worst is. failed: runs that were measured, should count, and could not be simulated. as_plain: the mean
+    error of taking what the plain run of the same case measured for what a managed run would; None where nobody would.
     """
 
     quantity: Quantity
@@ -176,6 +181,7 @@ class Summary:
     worst: float | None
     worst_run: ComparedRun | None
     failed: tuple[ComparedRun, ...]
+    as_plain: float | None = None
 
     @property
     def aim(self) -> Aim | None:
@@ -222,7 +228,16 @@ class Validation:
     @cached_property
     def summaries(self) -> Mapping[Quantity, Summary]:
         """Mean and worst of each quantity."""
-        return {quantity: _summary(quantity, self.runs) for quantity in Quantity}
+        return {
+            quantity: replace(_summary(quantity, self.runs), as_plain=_as_plain(quantity, self.cases))
+            for quantity in Quantity
+        }
+
+    @property
+    def in_order(self) -> tuple[int, int]:
+        """In how many runs every stream did the same in the same order, and of how many with both timelines."""
+        found = [run.beside.is_same_order for run in self.runs if run.beside is not None]
+        return sum(found), len(found)
 
     def frame(self) -> pd.DataFrame:
         """One row a run: case, model, batch, method, settings, failure, steps, spread, whether its step is calibrated,
@@ -239,6 +254,7 @@ class Validation:
             "machine": asdict(self.machine),
             "link": _link(self),
             "cases": [_case(case) for case in self.cases],
+            "in_order": dict(zip(("same", "of"), self.in_order, strict=True)),
             "summary": {str(quantity): _told(summary) for quantity, summary in self.summaries.items()},
         }
 
@@ -267,6 +283,20 @@ def _summary(quantity: Quantity, runs: Collection[ComparedRun]) -> Summary:
         return Summary(quantity, 0, None, None, None, failed)
     worst, where = max(errors, key=lambda pair: pair[0])
     return Summary(quantity, len(errors), fmean(error for error, _ in errors), worst, where, failed)
+
+
+def _as_plain(quantity: Quantity, cases: Iterable[ComparedCase]) -> float | None:
+    if quantity not in AIMS:
+        return None
+    errors = [
+        abs(relative_error(getattr(plain.measured, quantity), getattr(run.measured, quantity)))
+        for case in cases
+        for plain in case.runs
+        if plain.method is Method.PLAIN
+        for run in case.runs
+        if run.method is not Method.PLAIN
+    ]
+    return fmean(errors) if errors else None
 
 
 def _finite(value: float | None) -> float | None:
@@ -323,6 +353,7 @@ def _told(summary: Summary) -> dict[str, Any]:
         "mean": _finite(summary.mean),
         "worst": _finite(summary.worst),
         "worst_run": None if where is None else {"case": where.case, "method": str(where.method)},
+        "as_plain": _finite(summary.as_plain),
         "failed": [{"case": run.case, "method": str(run.method)} for run in summary.failed],
         "aim": None if summary.aim is None else summary.aim._asdict(),
         "met": summary.met,

@@ -17,7 +17,7 @@ from simgpu.hardware.spec import Duplex
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, Method
-from simgpu.validation.outcome import AIMS, ComparedCase, ComparedRun, Quantity, Summary, Validation
+from simgpu.validation.outcome import AIMS, STEADY, ComparedCase, ComparedRun, Quantity, Summary, Validation
 from simgpu.validation.timelines.beside import TOLERANCE, Agreement, Event, Row, SideBySide, StreamBeside
 
 WIDTH = 80
@@ -28,8 +28,8 @@ _OVER = ("", "step time", "", "", "", "peak memory", "", "")
 _BYTE_HEADINGS = ("", "measured", "twin", "error", "measured", "twin", "error")
 _BYTES_OVER = ("", "copied out", "", "", "copied in", "", "")
 _STREAMS = ("compute", "d2h", "h2d")
-_PART_HEADINGS = ("", "compute", "copies out", "copies in")
-_PARTS_OVER = ("", "where the timelines part", "", "")
+_PART_HEADINGS = ("", "watched", "compute", "copies out", "copies in")
+_PARTS_OVER = ("", "", "where the timelines part", "", "")
 _ROW_HEADINGS = ("", "measured", "simulated", "later", "")
 #: Rows before and behind the one where timelines part.
 _AROUND = 4
@@ -150,10 +150,13 @@ def part_lines(found: Validation) -> list[Line]:
     """Where the timelines of each run part first on each stream; no line where there are none."""
     rows: list[tuple[str, ...]] = []
     for case in found.cases:
-        told = [(run.method, run.beside) for run in case.runs if run.beside is not None]
+        told = [(run, run.beside) for run in case.runs if run.beside is not None]
         if told:
             rows.append((case.name,))
-            rows += [(f"  {method}", *(_part(beside.streams[name]) for name in _STREAMS)) for method, beside in told]
+            rows += [
+                (f"  {run.method}", _watched(run, beside), *(_part(beside.streams[name]) for name in _STREAMS))
+                for run, beside in told
+            ]
     return _lines(_PARTS_OVER, _PART_HEADINGS, rows) if rows else []
 
 
@@ -169,8 +172,10 @@ def beside_lines(beside: SideBySide) -> list[Line]:
 
 
 def summary_facts(found: Validation) -> list[tuple[str, str]]:
-    """Mean and worst of each quantity beside the aims."""
-    return [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
+    """Mean and worst of each quantity beside the aims, and whether everything happened in the same order."""
+    same, runs = found.in_order
+    told = [(_WORDS[quantity], summary_text(summary)) for quantity, summary in found.summaries.items()]
+    return [*told, *([("order", f"the same on every stream in {same} of {runs} runs")] if runs else [])]
 
 
 def summary_text(summary: Summary) -> str:
@@ -184,6 +189,8 @@ def summary_text(summary: Summary) -> str:
     text = f"mean {share_text(summary.mean)}, worst {share_text(summary.worst)}{where}, of {summary.compared} {runs}"
     if summary.failed:
         text += f"; {len(summary.failed)} measured without a twin"
+    if summary.as_plain is not None:
+        text += f"; the plain run's in their place would miss by {share_text(summary.as_plain)}"
     return text if summary.aim is None else f"{text}; {aim_text(summary)}"
 
 
@@ -202,10 +209,14 @@ def remarks(found: Validation) -> list[str]:
         told.append("The plain run's step is what kernels are calibrated to: it is no prediction, and counts nowhere.")
     if any(run.spread is not None for run in found.runs):
         told.append("spread: of the measured steps, third less first quartile, over the median.")
+    unsteady = sum(run.spread is not None and run.spread > STEADY for run in found.runs)
+    if unsteady:
+        told.append(f"Steps of {unsteady} of {len(found.runs)} runs vary by over {STEADY:.0%}: their errors tell less.")
     if any(run.beside is not None for run in found.runs):
         told.append(
-            "Timelines part in order where the two do different things, and else in time where starts differ by over "
-            f"{TOLERANCE:.0%} of the measured step."
+            "Timelines part in order where the two do different things (order), and else where starts differ by over "
+            f"{TOLERANCE:.0%} of the measured step. Measured is here the one step that was watched, which takes longer "
+            "for it: watched, in times of the median step."
         )
     return [*told, *(remark for case in found.cases for remark in _case_remarks(case, alone=len(found.cases) == 1))]
 
@@ -273,6 +284,10 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
         yield f"{case.name}: kernels: {found.times_told}."
     if found is not None and alone:
         yield f"{case.name}: memory: {found.held_told}."
+    for run in case.runs if alone else ():
+        if run.run.settings:
+            settings = (f"{key} {_setting(value)}" for key, value in run.run.settings.items())
+            yield f"{case.name}, {run.method}: {', '.join(settings)}."
     for note in dict.fromkeys(note for run in case.runs for note in run.notes):
         yield f"{case.name}: {note}."
     for run in case.runs:
@@ -284,6 +299,14 @@ def _case_remarks(case: ComparedCase, alone: bool) -> Iterator[str]:
         yield f"{case.name}, {method}: not run on the device: {why}"
 
 
+def _setting(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _watched(run: ComparedRun, beside: SideBySide) -> str:
+    return f"{beside.real_ns / run.measured.step_ns:.2f}x" if run.measured.step_ns else _NONE
+
+
 def _part(stream: StreamBeside) -> str:
     """That it does not, or at which time: in what is done, or in when, by more than is tolerated.
 
@@ -293,7 +316,7 @@ def _part(stream: StreamBeside) -> str:
     row = stream.parting_in_order or stream.parting
     if row is None:
         return "same" if stream.rows else _NONE
-    return f"{format_time(row.at_ns)}, in {'order' if stream.parting_in_order else 'time'}"
+    return f"{format_time(row.at_ns)}{', order' if stream.parting_in_order else ''}"
 
 
 def _beside_row(row: Row, mark: bool) -> tuple[str, ...]:

@@ -51,8 +51,8 @@ def test_each_method_of_each_case_is_a_row(asked: dict[str, Any]) -> None:
     done = simgpu("validate", "record", "-o", "my folder")
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["net-b4"] in rows
-    assert ["plain", "30", "ns", "2", "ns", "500", "B", "0", "B", "0", "B"] in rows
-    assert ["checkpoint", "30", "ns", "2", "ns", "500", "B", "0", "B", "0", "B"] in rows
+    assert ["plain", "30", "ns", "6.7%", "500", "B", "0", "B", "0", "B"] in rows
+    assert ["checkpoint", "30", "ns", "6.7%", "500", "B", "0", "B", "0", "B"] in rows
     assert ["save_on_cpu", *["-"] * 5] in rows
     assert done.stdout.endswith("simgpu validate report 'my folder'\n")
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -179,7 +179,7 @@ def test_what_changes_in_place_what_entered_is_left_out_and_what_it_made_is_kept
     )
     result = run(tasks, "checkpoint", blocks=["a"])
     assert "change" not in run_again(result.program, tasks)
-    assert [note for note in result.notes if note.startswith("1 kernels of 2 ns are not run again (relu_)")]
+    assert [note for note in result.notes if note.startswith("not run again, 2 ns in all: 1 of relu_, since")]
 
 
 def test_what_somebody_holds_to_the_end_is_not_made_again():

@@ -67,7 +67,8 @@ def test_what_the_simulation_itself_says_is_met_exactly(equal: Validation) -> No
 def test_equal_timelines_part_nowhere(equal: Validation) -> None:
     besides = [run.beside for run in equal.runs]
     assert all(beside is not None and beside.first_parting is None for beside in besides)
-    assert {line.text.split()[1] for line in part_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
+    assert {line.text.split()[2] for line in part_lines(equal)[3:] if line.text.startswith("  ")} == {"same"}
+    assert equal.in_order == (8, 8)
 
 
 def test_the_plain_step_counts_nowhere_and_its_memory_does(equal: Validation) -> None:
@@ -140,6 +141,14 @@ def test_the_aim_of_peak_memory_is_2_per_cent_in_each_run(peak: int, met: bool) 
     assert AIMS[Quantity.PEAK].mean is None
 
 
+def test_what_the_plain_run_would_miss_by_stands_beside_what_twins_miss_by():
+    plain, one, other = Numbers(100, 50, 0, 0), Numbers(125, 40, 0, 0), Numbers(200, 50, 0, 0)
+    found = known((Method.PLAIN, plain, plain), (Method.CHECKPOINT, one, one), (Method.SAVE_ON_CPU, other, other))
+    as_plain = {quantity: summary.as_plain for quantity, summary in found.summaries.items()}
+    assert (as_plain[Quantity.STEP], as_plain[Quantity.PEAK]) == ((0.2 + 0.5) / 2, (0.25 + 0) / 2)
+    assert as_plain[Quantity.OUT] is None is as_plain[Quantity.IN]
+
+
 def test_a_measured_run_without_a_twin_is_left_out_told_and_misses_the_aim():
     good, numbers = Numbers(100, 100, 0, 0), Numbers(100, 100, 0, 0)
     found = known((Method.CHECKPOINT, good, numbers), (Method.SAVE_ON_CPU, good, None))
@@ -202,13 +211,14 @@ def test_a_late_copy_parts_in_time_and_another_copy_in_order(case: Case) -> None
     later = run.step_ns[0] // 10
     late = copies[0]._replace(start_ns=copies[0].start_ns + later, end_ns=copies[0].end_ns + later)
     other = copies[1]._replace(bytes=copies[1].bytes + 1)
-    for old, new, word in ((copies[0], late, "time"), (copies[1], other, "order")):
+    for old, new, in_order in ((copies[0], late, False), (copies[1], other, True)):
         spans = tuple(new if span is old else span for span in run.spans)
         found = compare_recording(made_recording(changed(case, Method.ASYNC_OFFLOAD, spans=spans)))
         row = next(line.text for line in part_lines(found) if line.text.strip().startswith("async_offload"))
-        compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
+        _, compute, out, back = [part for part in row.split("  ") if part.strip()][1:]
         assert (compute.strip(), back.strip()) == ("same", "same")
-        assert out.strip().endswith(f"in {word}")
+        assert out.strip().endswith(", order") is in_order and "same" not in out
+        assert found.in_order == (4 - in_order, 4)
 
 
 def test_the_spread_is_the_distance_of_the_quartiles(case: Case) -> None:
@@ -258,6 +268,7 @@ def test_everything_goes_into_json_even_what_is_boundless():
         "mean": None,
         "worst": None,
         "worst_run": {"case": "made-b8", "method": "checkpoint"},
+        "as_plain": None,
         "failed": [],
         "aim": {"mean": None, "worst": 0.02},
         "met": False,

@@ -1,7 +1,8 @@
-"""Each twin against PyTorch itself on the CPU: the same bytes, the same peak and the same order, with no tolerance.
+"""Each twin against PyTorch on the CPU: the same bytes, the same peak and the same order, with no tolerance.
 
-A model's iteration is recorded once, and run for real under each method. The twin is given the recording, the machine
-and the plain run. Time is not compared here; it is made up.
+`save_on_cpu` and the asynchronous offload are hooks of `simgpu.validation.managed` there, the former PyTorch's own
+written out for a CPU; the rest is PyTorch's. A model's iteration is recorded once, and run for real under each method.
+The twin is given the recording, the machine and the plain run. Time is not compared here; it is made up.
 """
 
 from __future__ import annotations
