@@ -110,10 +110,12 @@ def plot_pair(run: ComparedRun, *, title: str = "") -> Figure:
     upper.set_xlabel("")
     upper.tick_params(axis="x", length=0, labelbottom=False)
     _one_legend(upper, lower)
-    for ax, end in ((upper, real.iteration_ends_ns[-1]), (lower, stop - start)):
+    row = beside.first_parting
+    partings = (row.real, row.simulated) if row is not None else (None, None)
+    for ax, end, event in zip((upper, lower), (real.iteration_ends_ns[-1], stop - start), partings, strict=True):
         ax.axvline(end / _unit_of(length), color="0.4", linewidth=0.8, linestyle=":")
-        if beside.first_parting is not None:
-            ax.axvline(beside.first_parting.at_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
+        if event is not None:
+            ax.axvline(event.start_ns / _unit_of(length), color=_BEYOND, linewidth=1.0)
     figure.supxlabel(fill(parting_text(beside), 125), x=0.01, ha="left", fontsize=8)
     figure.suptitle(about, x=0.01, ha="left", fontsize=11)
     return figure

@@ -219,11 +219,11 @@ class Validation:
         return tuple(run for case in self.cases for run in case.runs)
 
     def __getitem__(self, name: str) -> ComparedCase:
-        """A case by its name; `KeyError` for one that is not among these."""
+        """A case by its name; `KeyError`, with their names, for one that is not among these."""
         for each in self.cases:
             if each.name == name:
                 return each
-        raise KeyError(name)
+        raise KeyError(f"{name} is none of {', '.join(each.name for each in self.cases)}")
 
     @cached_property
     def summaries(self) -> Mapping[Quantity, Summary]:

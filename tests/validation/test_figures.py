@@ -139,6 +139,17 @@ def test_where_timelines_part_is_marked_and_told(case: Case) -> None:
     assert "the device has aten::strange" in parted.get_supxlabel()
 
 
+def test_each_side_is_marked_where_its_own_event_starts(case: Case) -> None:
+    run = case.runs[Method.ASYNC_OFFLOAD]
+    first, later = next(span for span in run.spans if span.stream == "d2h"), run.step_ns[0] // 10
+    late = first._replace(start_ns=first.start_ns + later, end_ns=first.end_ns + later)
+    spans = tuple(late if span is first else span for span in run.spans)
+    changed = replace(case, runs={**case.runs, Method.ASYNC_OFFLOAD: replace(run, spans=spans)})
+    figure = plot_pair(compare_recording(made_recording(changed)).cases[0][Method.ASYNC_OFFLOAD])
+    marked = [line.get_xdata()[0] for ax in figure.axes for line in ax.lines if line.get_color() == "#BB4444"]
+    assert marked == [late.start_ns / 10**6, first.start_ns / 10**6]
+
+
 def test_a_run_without_a_timeline_cannot_be_drawn(case: Case) -> None:
     bare = replace(case, runs={Method.PLAIN: replace(case.runs[Method.PLAIN], spans=())})
     with pytest.raises(ValueError, match="no two timelines"):
