@@ -41,10 +41,12 @@ _LISTS = f"{_listed('Cases', CASES)}\n\n{_listed('Cases of --small', SMALL_CASES
 @click.command(epilog=_LISTS)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write.")
 @click.option(
-    "--cases",
-    metavar="CASE,CASE...",
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="NAME",
     shell_complete=suggest(lambda: [plan.name for plan in (*CASES, *SMALL_CASES)]),
-    help="Only these.",
+    help="Only this case; repeatable.",
 )
 @click.option("--small", is_flag=True, help="Small models, for a CPU or to try it: minutes on two cores.")
 @click.option(
@@ -62,7 +64,7 @@ _LISTS = f"{_listed('Cases', CASES)}\n\n{_listed('Cases of --small', SMALL_CASES
 @quiet_option
 def record(
     output: Path,
-    cases: str | None,
+    cases: tuple[str, ...],
     small: bool,
     device: str,
     warmup: int,
@@ -81,11 +83,10 @@ def record(
 
     \b
     simgpu validate record -o my-gpu
-    simgpu validate record -o my-gpu --cases vgg16-b32,resnet50-b32
+    simgpu validate record -o my-gpu --case vgg16-b32 --case resnet50-b32
     simgpu validate record -o my-cpu --device cpu --small
     """
-    names = [name.strip() for name in cases.split(",")] if cases else []
-    plans = choose(SMALL_CASES if small else CASES, names)
+    plans = choose(SMALL_CASES if small else CASES, cases)
     try:
         with progress(quiet) as say:
             found = record_cases(
@@ -119,11 +120,11 @@ def _show(found: Recorded, output: Path) -> None:
     for line in sorted(told):
         click.echo(f"\n{wrapped(line, before=0)}", err=True)
     if unsteady := [case.name for case in found.recording.cases if not all(map(_is_steady, case.runs.values()))]:
-        again = f"--cases {','.join(unsteady)} --force"
+        again = f"{' '.join(f'--case {name}' for name in unsteady)} --force"
         what = f"Warning: steps vary by over {STEADY:.0%}; record again with {again} while nothing else runs"
         click.echo(f"\n{wrapped(what, before=0)}", err=True)
     if not found.recording.cases:
-        remedy = "choose smaller ones with --cases or --small"
+        remedy = "choose smaller ones with --case or --small"
         raise InputError.single(output, "", "none of the cases could be recorded", remedy)
 
 

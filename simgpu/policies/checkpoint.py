@@ -37,7 +37,7 @@ from simgpu.graph.repeating import Repeating
 from simgpu.graph.saved import Saved, ends, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.eager import framework, told_by
+from simgpu.policies.twins import framework, told_by
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
 from simgpu.trace.model import Phase
