@@ -42,8 +42,6 @@ def test_without_options_all_cases_are_recorded_on_a_gpu(asked: dict[str, Any]) 
 def test_options_reach_the_harness(asked: dict[str, Any]) -> None:
     chosen = "--small --case gpt-small-b4 --case resnet50-small-b4"
     words = f"{chosen} --device cpu --repetitions 5 --warmup 1 --seed 2 --force"
-        "--small --case gpt-small-b4 --case resnet50-small-b4 --device cpu --repetitions 5 --warmup 1 --seed 2 --force"
-    )
     assert simgpu("validate", "record", "-o", "mine", *words.split()).exit_code == 0
     assert [plan.name for plan in asked["plans"]] == ["resnet50-small-b4", "gpt-small-b4"]
     assert (asked["device"], asked["repetitions"], asked["warmup"]) == ("cpu", 5, 1)
