@@ -61,7 +61,11 @@ def test_a_snapshot_holds_the_blocks_that_live_then_and_no_other(dumped: tuple[T
     places = [_after(trace, folder) for folder in folders]
     assert places == sorted(set(places)) == spread_over([kernel.duration_ns for kernel in trace.kernels], 7)
     for folder, place in zip(folders, places, strict=True):
-        assert {file.name for file in folder.iterdir()} == {names[block] for block in _live(trace, place)}
+        held = {file.name for file in folder.iterdir()}
+        live = {names[block] for block in _live(trace, place)}
+        # An operator that only makes a view is no kernel; what goes during it went after the kernel before it.
+        going = {names[block.id] for block in trace.blocks if block.release == trace.kernels[place].id}
+        assert live <= held <= live | going
         for block in _live(trace, place):
             row = np.load(folder / names[block])
             assert (row.ndim, row.nbytes) == (1, trace.block_by_id[block].bytes)
