@@ -26,7 +26,7 @@ class Shortlist:
     """Scores vectors as `score` does, and remembers the best ones, each once.
 
     >>> shortlist = Shortlist(lambda vectors: vectors.sum(axis=1), length=2)
-    >>> shortlist(np.array([[1, 1], [0, 1], [1, 0], [0, 1]], dtype=np.int8)).tolist()
+    >>> shortlist(np.array([[1, 1], [0, 1], [0, 1], [1, 0]], dtype=np.int8)).tolist()
     [2, 1, 1, 1]
     >>> shortlist.vectors
     ((0, 1), (1, 0))
@@ -40,10 +40,14 @@ class Shortlist:
     def __call__(self, vectors: Vectors) -> Costs:
         costs = self._score(vectors)
         worst = max(self._best.values()) if len(self._best) == self._length else None
-        for row in np.argsort(costs, kind="stable")[: self._length].tolist():
-            if worst is not None and costs[row] >= worst:
+        # A swarm that has nearly converged holds the same vector many times: only different ones count.
+        seen: set[bytes] = set()
+        for row in np.argsort(costs, kind="stable").tolist():
+            if len(seen) == self._length or (worst is not None and costs[row] >= worst):
                 break
-            self._best[tuple(vectors[row].tolist())] = int(costs[row])
+            if (vector := vectors[row].tobytes()) not in seen:
+                seen.add(vector)
+                self._best[tuple(vectors[row].tolist())] = int(costs[row])
         # Of equals the first seen stay: a dictionary keeps its order, and so does the sort.
         self._best = dict(sorted(self._best.items(), key=lambda each: each[1])[: self._length])
         return costs
