@@ -20,6 +20,7 @@ from simgpu.simulation import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.policies.contract import PLENTY, node_of
+from tests.semantics.hand_made import node as bare_node
 
 TIMES = [30, 5, 40, 5, 30, 10, 20, 10]
 
@@ -105,6 +106,18 @@ def test_where_the_closed_form_cannot_say_a_note_tells_why():
     budget = round(keeping_peak(trace) * 0.8)
     notes = simulate(trace, half, "home", budget=budget).notes
     assert any("not exact on this node: both directions share the link" in note for note in notes)
+
+
+def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_taken():
+    """x2, x3 and x4 take 200 bytes together while F3 runs, so for 199 bytes x2 leaves.
+
+    To recompute x2 costs 10 ns more than the 120 ns of all kernels, and x3 may stay. To swap x2 costs far more: F1 ends
+    at 10, the copy out at 110, only then F3 finds memory, and x2 takes 100 ns to come back.
+    """
+    trace = chain([10, 10, 10, 10], [20, 20, 20, 20], [0, 100, 40, 60])
+    result = simulate(trace, bare_node(duplex=Duplex.HALF), "home", budget=199)
+    assert result.iteration_ns == 120 + 10
+    assert "of 2 feature maps 1 kept, 0 swapped, 1 recomputed" in result.notes
 
 
 def test_what_is_told_of_a_plan_does_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch):
