@@ -187,6 +187,37 @@ def test_clean_pages_are_copied_out_unless_told_otherwise():
     assert moved[False] == [Migration([], [(1, 10)]), Migration([], [(0, 10)]), Migration([(0, 10)], [(1, 10)])]
 
 
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)], ids=["reader first", "writer first"])
+def test_a_page_that_two_kernels_wait_for_is_dirty_if_either_writes_it(first: bool, second: bool):
+    """Block 0 is on the host, with a good copy there. Both kernels fault on it before either batch is served.
+
+    The batch that is served second finds the page there and moves nothing. What was written has to be copied out.
+    """
+    pool = pool_of([10, 10], 10, write_back_clean=False)
+    give(pool, 0)
+    touch(pool, 1)
+    walks = [pool.walk(pool.whole(0, written=written)) for written in (first, second)]
+    batches = [next(walk) for walk in walks]
+    moved = []
+    for batch in batches:
+        moved.append(pool.serve(batch))
+        pool.arrive(batch)
+    # Block 1 was read only, and fresh: nothing of it had a value on the host, so it is dirty.
+    assert moved == [Migration([(1, 10)], [(0, 10)]), Migration([], [])]
+    assert all(next(walk, None) is None for walk in walks)
+    assert touch(pool, 1) == [Migration([(0, 10)], [(1, 10)])]
+
+
+def test_a_page_that_two_kernels_only_read_stays_clean():
+    pool = pool_of([10, 10], 10, write_back_clean=False)
+    give(pool, 0)
+    touch(pool, 1)
+    for batch in [next(pool.walk(pool.whole(0, written=False))) for _ in range(2)]:
+        pool.serve(batch)
+        pool.arrive(batch)
+    assert touch(pool, 1) == [Migration([], [(1, 10)])]
+
+
 def test_values_are_made_in_free_memory_without_a_fault_and_need_no_bytes():
     pool = pool_of([30, 20], 40, fault_batch=8)
     assert touch(pool, 0, written=True) == []

@@ -72,6 +72,18 @@ def test_padding_is_used_but_not_live(pool_type: Both):
 
 
 @both
+def test_padding_is_released_with_its_block(pool_type: Both):
+    """Of 1 and 600 bytes at 512 the padded sizes are 512 and 1024."""
+    pool = pool_type(2048, 512)
+    take(pool, 0, 1)
+    take(pool, 1, 600)
+    give(pool, 0, 1)
+    assert (pool.live, pool.used, pool.largest_hole) == (600, 1024, 1024 if pool_type is CountingPool else 512)
+    give(pool, 1, 600)
+    assert (pool.live, pool.used, pool.largest_hole) == (0, 0, 2048)
+
+
+@both
 def test_a_block_without_bytes_has_no_padding(pool_type: Both):
     pool = pool_type(1024, 512)
     take(pool, 0, 0)
@@ -184,6 +196,7 @@ def check(pool: AddressedPool, naive: NaivePool) -> None:
     assert list(pool.segments()) == naive.pieces
     assert pool.largest_hole == naive.largest_hole
     assert pool.high_water == naive.high_water
+    assert pool.used == sum(size for _, size, block in naive.pieces if block is not None)
 
 
 @settings(deadline=None, max_examples=200)
