@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.machine.cdma import dram_demands
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.trace.chain import chain
@@ -92,6 +93,22 @@ def test_kernels_are_not_slowed_and_copies_follow_what_each_kernel_leaves():
     found = times(run(lower(graph, Placement((Swap(x, 0, 3, 2),))), graph, titan_x()))
     assert found["F2"] == (5, 20_005)
     assert found["out:x1"] == (5, 20_005 + (raw - 36 * 20_000) // 200)
+
+
+def test_a_kernel_without_a_record_among_recorded_ones_takes_the_engine_s_constant():
+    """F2 takes 214 of 250 GB/s by its record, so it leaves 36 to read; F3 has no record, so it leaves 250 - 100.
+
+    After the 20 us of F2 720,000 of 6,720,000 bytes have been read. The others take 40 us of the 50 us of F3.
+    """
+    raw, small = 6_720_000, 336_000
+    trace = chain([5, 20_000, 50_000], [5, 5, 5], [raw, 1, 1])
+    recorded = replace(trace.kernels[1], dram_bytes=214 * 20_000)
+    trace = replace(trace, kernels=(trace.kernels[0], recorded, *trace.kernels[2:]))
+    assert swapped(trace, small, titan_x(dram=250 * GB))[0] == 20_000 + 40_000
+
+
+def test_without_any_record_no_kernel_has_a_demand_of_its_own():
+    assert dram_demands(TaskGraph.of(idle(1)), ENGINE) is None
 
 
 loads = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 400)), min_size=2, max_size=6)
