@@ -66,6 +66,19 @@ def test_a_kernel_that_only_updates_what_was_there_begins_no_layer():
     assert by_layer(tasks)["001-conv2d"] == ["conv", "stats"]
 
 
+def test_a_kernel_that_makes_only_what_nobody_reads_begins_no_layer():
+    tasks = graph(
+        [
+            kernel("conv", 1, "x", "y", op="conv2d"),
+            kernel("stats", 1, "y", "unread"),
+            kernel("next", 1, "y", "z"),
+            kernel("l", 1, "z"),
+        ],
+        [held("x", 1), block("y", 1), block("unread", 1), block("z", 1)],
+    )
+    assert by_layer(tasks) == {"001-conv2d": ["conv", "stats"], "002-op": ["next", "l"]}
+
+
 def test_backward_joins_the_forward_layer_whose_blocks_it_reads():
     assert "conv_b" in by_layer(RESIDUAL)["001-conv2d"]
     assert "relu_b" in by_layer(RESIDUAL)["001-conv2d"]

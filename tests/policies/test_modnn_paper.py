@@ -377,6 +377,30 @@ def test_figure_7_a_prefetch_begins_at_the_last_task_that_hides_it_or_as_soon_as
     assert copies == {"out:y": (10, 35), "in:y": (begins, begins + 25)}
 
 
+def test_of_the_schemes_for_a_prefetch_the_one_that_is_in_time_is_taken_though_it_moves_more() -> None:
+    """`label` (20 bytes) has to be there for `use`, which can start at 105; 20 of the 70 bytes have to go for it at 70.
+
+    It is due at `now`, whose 20 ns and the 15 of `between` are left until then. `y`, just rewritten, is out at 90, and
+    the label would be in at 110. The host has `x` already: without it the label is in at 90, though `x`, with 50 bytes,
+    is more than `y` there and back.
+    """
+    made = trace(
+        [
+            kernel("t", 10, "x", "y"),
+            kernel("u", 10, "y", "y"),
+            kernel("now", 20),
+            kernel("between", 15),
+            kernel("use", 10, "label", phase=BACKWARD),
+            kernel("last", 10, "x y", phase=BACKWARD),
+        ],
+        [held("x", 50, kind=BlockKind.INPUT), held("label", 20, kind=BlockKind.LABEL), block("y", 20)],
+    )
+    starts, copies = times(made, 70)
+    # First x comes for 50 ns; for `last` it comes again when the label has left.
+    assert starts == {"t": 50, "u": 60, "now": 70, "between": 90, "use": 105, "last": 165}
+    assert copies == {"in:x": (0, 50), "in:label": (70, 90)}
+
+
 @pytest.mark.parametrize(("between", "begins", "algorithm"), [(5, 15, "gemm"), (15, 60, "fft")])
 def test_equation_10_a_faster_algorithm_is_worth_a_shorter_delay(between: int, begins: int, algorithm: str) -> None:
     made = trace(

@@ -102,6 +102,19 @@ def test_a_source_that_is_gone_by_then_is_made_again_as_well():
     assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
 
 
+def test_a_source_that_the_same_kernel_needs_is_still_there():
+    """b1 reads y and z, so y is there when z, which f2 makes from y, has to be: f1 does not run for z."""
+    forward = [("f1", 3, "x", "y"), ("f2", 5, "y", "z"), ("f3", 9, "z", "u"), ("f4", 9, "", "w")]
+    backward = [("b0", 9, "u", ""), ("b1", 9, "y z", "")]
+    kernels = [kernel(name, ns, reads, writes, layer=name) for name, ns, reads, writes in forward]
+    kernels += [kernel(name, ns, reads, writes, layer=name, phase=BACKWARD) for name, ns, reads, writes in backward]
+    tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yzu"), block("w", 50)])
+    _, found = candidates_of(passive_run(context_of(tasks.trace, node(), 80)), node(), 80)
+    by_name = {tasks.blocks[each.number].id: each for each in found}
+    assert (by_name["z"].remake_ns, by_name["z"].sources) == (5, {tasks.block("y")})
+    assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
+
+
 @many
 @given(st.data())
 def test_any_trace_at_any_budget_fits_where_passive_mode_does(data: st.DataObject):
