@@ -8,9 +8,11 @@ import pytest
 
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Recompute
 from simgpu.trace.model import Block, BlockKind, Kernel
 from simgpu.trace.purity import purity, repeats_with_saved
-from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel, run, times
 
 F1 = kernel("F1", 1, "x w", "a")
 F2 = kernel("F2", 1, "a", "b")
@@ -165,6 +167,16 @@ def test_a_weight_that_is_updated_before():
 
 def test_a_weight_that_is_updated_after_the_last_time_it_is_needed():
     assert reason([F1, F2, B1, STEP_IN_BACKWARD], "a") is None
+
+
+def test_a_weight_that_the_kernel_updates_for_which_it_is_needed():
+    """What B1 reads is made again before B1 starts, and only then B1 updates w in place."""
+    last = kernel("B1", 1, "a b w", "g w", phase=BACKWARD, pure=False)
+    tasks, found = ancestry([F1, F2, last])
+    a = tasks.block("a")
+    assert found.why_not(a) is None
+    again = Placement(recomputes=(Recompute(a, after=1, before=2),))
+    assert times(run(lower(tasks, again), tasks)) == {"F1": (2, 3), "F2": (1, 2), "B1": (3, 4)}
 
 
 def test_a_weight_that_is_updated_before_a_descendant_is_made_again():
