@@ -182,6 +182,32 @@ def test_what_changes_in_place_what_entered_is_left_out_and_what_it_made_is_kept
     assert [note for note in result.notes if note.startswith("not run again, 2 ns in all: 1 of relu_, since")]
 
 
+def test_what_a_kernel_that_does_not_run_again_made_is_held_until_its_part_does():
+    """`change` cannot run again, and `double`, which can, reads its mask `m`, of which a plain framework lets go in
+    forward. So w, x and m are held when forward ends, and y too when `double` has run again."""
+    tasks = trace(
+        [
+            kernel("make", 1, "w", "x", layer="stem"),
+            kernel("change", 2, "x", "x m", layer="a.1", op="relu_"),
+            kernel("double", 4, "x m", "y", layer="a.2"),
+            kernel("use", 8, "y", "z", layer="a.3"),
+            kernel("head", 1, "z", "l", layer="head"),
+            kernel("head-back", 1, "l z", "gz", layer="head", phase=BACKWARD),
+            kernel("use-back", 1, "y gz", "gy", layer="a.3", phase=BACKWARD),
+            kernel("double-back", 1, "gy", "gx", layer="a.2", phase=BACKWARD),
+        ],
+        [
+            held("w", 1, kind=BlockKind.WEIGHT),
+            *(block(name, size) for name, size in (("x", 10), ("m", 100), ("y", 1000))),
+            *(block(name, 0) for name in ("z", "l", "gz", "gy", "gx")),
+        ],
+    )
+    result = run(tasks, "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == ["double"]
+    starts = {name: start for name, start, _ in work(result)}
+    assert [used(result, starts[name]) for name in ("head", "again:double", "use-back")] == [111, 1111, 1111]
+
+
 def test_what_somebody_holds_to_the_end_is_not_made_again():
     tasks = normalized(True, saves=False)
     held_on = tuple(replace(b, release=RELEASED_AT_END) if b.id == "y" else b for b in tasks.blocks)
