@@ -62,6 +62,19 @@ def test_what_the_host_gives_in_mid_iteration_is_not_saved_before_it_is_there():
 # --- derived ------------------------------------------------------------------------------------------------
 
 
+def test_an_operator_saves_what_it_reads_just_before_it_runs_however_long_it_has_been_there():
+    """y is made by f1; f2 and f3 have nothing to do with it; f4 reads it, and so saves it after f3."""
+    kernels = [
+        kernel("f1", 1, "x", "y", layer="one"),
+        kernel("f2", 1, "x", "u", layer="two"),
+        kernel("f3", 1, "u", "v", layer="three"),
+        kernel("f4", 1, "y v", "z", layer="four"),
+        kernel("b4", 1, "y z", "g", layer="four", phase=BACKWARD),
+    ]
+    found = saved_tensors(graph(kernels, [held("x", 1), *(block(name, 10) for name in "yuvzg")]))
+    assert found.tensors == (Saved(1, 10, 2, 4, 3), Saved(4, 10, 3, 4, 3))
+
+
 def test_operators_save_what_they_read_before_they_run_and_what_they_make_after():
     """y is saved by the activation that changed it, and by the layer that reads it then: both just before f3."""
     found = saved_tensors(TASKS)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu.graph.bounds import lower_bound
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Role, TaskKind, Tdfg, Way
@@ -175,6 +176,13 @@ def test_what_the_recording_lets_go_of_in_mid_iteration_does_not_reside():
     )
     assert tdfg.resident == frozenset()
     assert names(tdfg, tdfg.data(0)) == ["x", "old", "y"]
+
+
+def test_an_input_that_no_kernel_reads_resides_since_no_task_follows_with_which_it_could_leave():
+    """The batch has a mask that this network ignores: its 7 bytes stay while x and y take 3."""
+    tdfg = view([kernel("F", 1, "x", "y")], [held("x", 1, kind=INPUT), held("mask", 7, kind=INPUT), block("y", 2)])
+    assert names(tdfg, tdfg.resident) == ["mask"]
+    assert lower_bound(tdfg).bytes == 7 + 1 + 2
 
 
 def test_kernels_of_a_layer_are_its_tasks_together():
