@@ -155,7 +155,7 @@ class Ancestry:
         graph = self.graph
         latest = self.latest[b]
         if version != graph.last_version[r]:
-            # Block b is made again before kernel `latest` starts, so what that kernel itself overwrites is still as it was.
+            # Block b is made again before kernel `latest` starts: what that kernel itself overwrites is as it was.
             overwritten = (u for u in graph.uses[r] if k < u < latest and r in graph.writes[u])
             if not graph.blocks[r].persistent or next(overwritten, None) is not None:
                 return "which was overwritten since"

@@ -8,9 +8,10 @@ The published graph is one of a tidy network. Of a trace this is how it is read:
 
 * A task is a kernel. Forward kernels are FP, those of the optimizer BP3. A backward kernel is BP2 where it writes a
   gradient of a weight, BP1 where it writes anything else, and both where it writes both.
-* What always resides (weights and their gradients in the paper) is what is persistent but for the inputs and labels that a
+* What always resides (weights and their gradients in the paper) is what is persistent but for inputs and labels that a
   kernel uses, what backward leaves to the optimizer or to other GPUs, and gradients of weights but for those that
-  backward itself adds to others. Persistent blocks that the recording lets go of in mid-iteration do not reside.
+  backward itself adds to others.
+  Persistent blocks that the recording lets go of in mid-iteration do not reside.
 * The published tasks are of layers, such as BP1 of layer 4. Of a layer of several kernels the neighbours that belong to
   one such task stand together in `layer_tasks`: those in forward, those in backward that make gradients of weights
   alone, those in backward that do not.

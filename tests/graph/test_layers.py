@@ -84,6 +84,19 @@ def test_backward_joins_the_forward_layer_whose_blocks_it_reads():
     assert "relu_b" in by_layer(RESIDUAL)["001-conv2d"]
 
 
+def test_operators_of_no_known_class_are_not_of_one_class():
+    """`mix_b` shares y and u with the convolution and z alone with the addition, which is of no known class either."""
+    tasks = graph(
+        [
+            kernel("conv", 1, "x", "y u", op="conv2d"),
+            kernel("add", 1, "x", "z", op="add"),
+            kernel("mix_b", 1, "y u z", "g", op="mix", phase=BACKWARD),
+        ],
+        [held("x", 1), *(block(name, 1) for name in "yuzg")],
+    )
+    assert by_layer(tasks)["001-conv2d"] == ["conv", "mix_b"]
+
+
 def test_backward_that_reads_nothing_saved_stays_in_the_layer_at_hand():
     tasks = graph(
         [
