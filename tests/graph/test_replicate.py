@@ -233,6 +233,15 @@ def test_one_gradient_updates_one_weight():
     assert without_gradient(graph) == (graph.block("w2"),)
 
 
+@pytest.mark.parametrize(("first", "then"), [("g", "h"), ("h", "g")])
+def test_of_two_updates_of_a_weight_the_first_reads_its_gradient(first: str, then: str):
+    """What corrects the weight later, by another block that backward made, is not its gradient."""
+    copy = kernel("copy", 10, "g", "h", phase=Phase.BACKWARD)
+    other = block("h", 100, kind=BlockKind.WEIGHT_GRADIENT)
+    correct = replace(step(f"w1 {then}"), id="correct")
+    assert pairs(by_hand([copy, step(f"w1 {first}"), correct], GRADIENT, other)) == {"w1": (first,)}
+
+
 @pytest.mark.parametrize("batch", [4, 1])
 def test_pairs_stay_what_they_were_in_sub_batches_and_at_other_batches(batch: int):
     """Whatever sub-batches do to the blocks that sizes would be compared of."""
