@@ -10,11 +10,36 @@ from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.program.instructions import CopyOut, Program
 from simgpu.trace.epochs import epochs_of
-from simgpu.trace.model import Trace
+from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
+from simgpu.trace.rescale.entry import shipped_gpu
+from simgpu.trace.timemodel.formats import model_notes
 from simgpu.units import format_time
+
+
+def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
+    """Whose kernel times a run takes where they are not the node's GPU's own; empty where they are.
+
+    gpu: of the node. Durations that the time model gave for a GPU which it was not fitted to name the GPUs it was.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> modelled = TraceInfo("vgg16", 128, "H200 SXM", "float32", Origin.MODELLED, "simgpu zoo")
+    >>> kernel_times(modelled, load_node("h200").gpu)
+    "The time model's hopper was fitted to H100, not to H200 SXM."
+    >>> kernel_times(modelled, GpuSpec("mine", memory=1))
+    "of H200 SXM, not of the node's mine: a node brings memory and links. The time model's hopper was fitted to H100..."
+    """
+    if info.device == NOT_RECORDED:
+        return ""
+    notes, of_node = [], gpu.is_called(info.device)
+    if not of_node:
+        notes.append(f"of {info.device}, not of the node's {gpu.name}: a node brings memory and links")
+    modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
+    if info.origin is Origin.MODELLED and modelled is not None:
+        notes += model_notes(modelled, [info.dtype])
+    return ". ".join(notes)
 
 
 def on_epoch(trace: Trace, epoch: int) -> list[str]:

@@ -24,6 +24,7 @@ from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
 from simgpu.parallel import Together
 from simgpu.program.instructions import Program
+from simgpu.remarks import kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.work import WorkDone
 from simgpu.trace.model import Phase, TraceInfo
@@ -126,6 +127,11 @@ class Result:
         return told if gpu.is_called(device) else f"{told}, in times of {device}"
 
     @property
+    def kernel_times(self) -> str:
+        """Whose kernel times these are, where not the node's GPU's own; else empty (`simgpu.remarks.kernel_times`)."""
+        return kernel_times(self.trace, self.node.gpu)
+
+    @property
     def iteration_ns(self) -> int:
         """Time of the last iteration, nanoseconds, from compute end to compute end (`Timeline.iteration_ends_ns`)."""
         start, end = self.timeline.window(-1)
@@ -152,6 +158,7 @@ class Result:
             "notes": list(self.notes),
             **({"data_parallel": asdict(self.together.how)} if self.together else {}),
             "energy_note": self.energy_note,
+            "kernel_times": self.kernel_times,
         }
 
     @property
@@ -187,6 +194,7 @@ class Result:
         return [
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
             ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
+            *([("times", self.kernel_times)] if self.kernel_times else []),
             *on_gpus,
             ("policy", self.label),
             ("iteration", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),

@@ -26,13 +26,11 @@ from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.timeline.work import WorkDone
+from simgpu.trace.timemodel.formats import product_rate
 
 #: A profiler cannot look closer than this: drivers renew what they tell of a board's power that often (Lang and
 #: Ruenger, Euro-Par 2013, who found 20 ms).
 SAMPLE_NS = 20_000_000
-
-#: Number formats whose products matrix units compute, where a GPU has them.
-_HALF = ("float16", "bfloat16")
 
 _KERNELS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
@@ -177,10 +175,10 @@ class _Drawing:
     """
 
     def __init__(self, timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, iteration: int) -> None:
-        if gpu.power is None or gpu.fp32_rate is None:
+        rate = product_rate(gpu, dtype)
+        if gpu.power is None or rate is None:
             raise ValueError(f"what {gpu.name} draws is not stated")
         self.power = gpu.power
-        rate = gpu.tensor_rate if dtype in _HALF and gpu.tensor_rate is not None else gpu.fp32_rate
         self.start, self.end = timeline.window(iteration)
         self.gpus = max(1, len(np.unique(timeline.gpu)))
         rows = np.flatnonzero(

@@ -11,11 +11,11 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.filemodel import (
     Alignment,
     Bandwidth,
@@ -30,10 +30,21 @@ from simgpu.filemodel import (
 from simgpu.hardware.buddy_section import BuddySection
 from simgpu.hardware.layering import read_layered
 from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
-from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
 from simgpu.shipped import find, shipped_names
 
 SCHEMA = "simgpu.node/1"
+
+
+def _known_architecture(value: object) -> object:
+    known = get_args(ArchitectureName)
+    if isinstance(value, str) and value not in known:
+        what = f"kernel times cannot be modelled for {value!r}: {did_you_mean(value, known)}"
+        raise ValueError(f"{what}; leave it out for a GPU of another one, whose node runs recorded traces")
+    return value
+
+
+Architecture = Annotated[ArchitectureName, BeforeValidator(_known_architecture)]
 
 
 class GpuSection(FileModel):
@@ -49,7 +60,7 @@ class GpuSection(FileModel):
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
     fp32_rate: Rate | None = Field(default=None, description="peak rate of single-precision arithmetic")
     tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
-    architecture: Text | None = Field(default=None, description="the generation's name in lower case, such as volta")
+    architecture: Architecture | None = Field(default=None, description="the generation's name in lower case")
     multiprocessors: int | None = Field(default=None, ge=1, description="how many streaming multiprocessors it has")
     cdma: CdmaSection | None = Field(default=None, description="its compressing DMA engine; without: it has none")
     buddy: BuddySection | None = Field(default=None, description="its compressed memory; without: it has none")

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+#: Generations of GPUs that kernel times can be modelled for: `simgpu.trace.timemodel` has parameters for each.
+ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
 
 
 class Duplex(StrEnum):

@@ -12,9 +12,10 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.experiments.measures import failure
+from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.registry import describe
+from simgpu.remarks import kernel_times
 from simgpu.report.recorded import Recorded
-from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
 
 _STEADY = {
@@ -53,7 +54,7 @@ def facts(recorded: Recorded) -> list[tuple[str, str]]:
         ("origin", f"{info.provenance}, by {info.tool}"),
         ("notes", info.notes),
         ("node", _node(node)),
-        ("times", _whose_times(node["gpu"], info.device)),
+        ("times", kernel_times(info, _gpu(node["gpu"]))),
         ("run", _run([entry for entry in document["results"] if "metrics" in entry])),
         ("energy", "; ".join(dict.fromkeys(filter(None, (e.get("energy_note") for e in document["results"]))))),
         ("simgpu", str(document.get("simgpu", ""))),
@@ -74,10 +75,15 @@ def _node(node: Mapping[str, Any]) -> str:
     return f"{text} ({node['description']})" if node.get("description") else text
 
 
-def _whose_times(gpu: Mapping[str, Any], device: str) -> str:
-    if device in (NOT_RECORDED, gpu["name"], *gpu.get("reported_as", ())):
-        return ""
-    return f"of {device}, not of the node's {gpu['name']}: a node brings memory and links"
+def _gpu(gpu: Mapping[str, Any]) -> GpuSpec:
+    """What a report says of the GPU, as far as kernel times are concerned."""
+    return GpuSpec(
+        gpu["name"],
+        gpu["memory"],
+        tensor_rate=gpu.get("tensor_rate"),
+        architecture=gpu.get("architecture"),
+        reported_as=tuple(gpu.get("reported_as", ())),
+    )
 
 
 def _run(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -21,9 +21,9 @@ from simgpu.filemodel import Alignment, FileModel, Size
 from simgpu.hardware.spec import BuddyMode
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
+from simgpu.remarks import kernel_times
 from simgpu.scenario.modelled import WrittenTrace
 from simgpu.scenario.sweep_axes import SweepSection
-from simgpu.trace.model import NOT_RECORDED
 from simgpu.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ class Scenario:
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""
         node, link = self.node, self.node.link
-        device = self.trace.info.device
-        other = f"of {device}, not of the node's {node.gpu.name}: a node brings memory and links"
+        times = kernel_times(self.trace.info, node.gpu)
         speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
         return [
             *([("about", self.description)] if self.description else []),
@@ -176,7 +175,7 @@ class Scenario:
             *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("sweep", self.swept)] if self.swept else []),
-            *([("times", other)] if device != NOT_RECORDED and not node.gpu.is_called(device) else []),
+            *([("times", times)] if times else []),
         ]
 
     def _on_gpus(self, how: DataParallel) -> str:

@@ -61,6 +61,16 @@ def test_products_of_half_precision_are_measured_against_the_matrix_units(dtype:
     assert measured([("compute", K.COMPUTE, "conv", 0, 1000)], [1000], gpu, dtype).arithmetic_nj == arithmetic
 
 
+def test_bfloat16_that_matrix_units_do_not_take_is_measured_against_single_precision() -> None:
+    """Volta's take float16 alone: 500 operations a ns are half of the 1 TFLOP/s of single precision."""
+    gpu = replace(GPU, tensor_rate=4 * 10**12, architecture="volta")
+    drawn = [
+        measured([("compute", K.COMPUTE, "conv", 0, 1000)], [1000], gpu, dtype).arithmetic_nj
+        for dtype in ("bfloat16", "float16")
+    ]
+    assert drawn == [50_000, 12_500]
+
+
 def test_a_compressing_engine_reads_more_than_passes_the_link() -> None:
     power = measured([("compute", K.COMPUTE, "relu", 0, 900), ("d2h", K.COPY_OUT, "x", 0, 400, 250_000, "")], [900])
     assert (power.dram_nj, power.link_nj) == (3_000 + 1_000, 500)

@@ -46,6 +46,15 @@ def test_units_become_whole_numbers(tmp_path: Path) -> None:
     assert (node.gpu.copy_engines, node.gpu.alignment, node.gpu.dram_bandwidth) == (2, 1, None)
 
 
+def test_an_architecture_without_parameters_is_refused_where_the_file_is_read(tmp_path: Path) -> None:
+    path = node_file(tmp_path, GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: voltta\n"))
+    assert problems_of(path) == [
+        "node.yaml: line 6, gpu.architecture: kernel times cannot be modelled for 'voltta': did you mean 'volta'? "
+        "known: ampere, hopper, kepler, maxwell, pascal, turing, volta; leave it out for a GPU of another one, whose "
+        "node runs recorded traces"
+    ]
+
+
 def test_overrides_change_values_the_name_and_the_sources() -> None:
     node = load_node("v100", {"gpu.memory": "8 GiB", "host.pinned_memory": "4 GiB"})
     assert (node.gpu.memory, node.host.pinned_memory) == (8 * 2**30, 4 * 2**30)

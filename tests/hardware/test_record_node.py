@@ -130,6 +130,12 @@ def test_what_nobody_told_is_left_out(tmp_path: Path) -> None:
     assert not {"gpu.copy_engines", "gpu.architecture", "host.memory", "host.cores"} & set(file.sources)
 
 
+def test_a_generation_without_parameters_is_left_out_with_a_comment(tmp_path: Path) -> None:
+    path = recorded(tmp_path, replace(FACTS, capability=(8, 9)))
+    assert load_node(path).gpu.architecture is None
+    assert "# gpu.architecture is left out: kernel times cannot be modelled for ada." in path.read_text()
+
+
 def test_one_copy_engine_serves_both_ways(tmp_path: Path) -> None:
     assert load_node(recorded(tmp_path, replace(FACTS, copy_engines=1))).gpu.copy_engines == 1
 

@@ -294,6 +294,14 @@ def test_what_asks_for_a_run_is_refused_beside_a_gpu() -> None:
         record("mlp", batch=1, gpu="v10000")
 
 
+def test_products_that_a_gpu_computes_in_another_format_are_named() -> None:
+    gpu = replace(GPU, tensor_rate=10**14)
+    note = "Products of bfloat16 are priced in single precision"
+    assert note in modelled(_halved, 3, gpu=gpu).info.notes
+    assert note not in modelled(_halved, 3, gpu=replace(gpu, architecture="ampere")).info.notes
+    assert note not in modelled("mlp", 3, gpu=gpu).info.notes
+
+
 def test_operators_nobody_knows_are_priced_by_bytes_and_named() -> None:
     library = torch.library.Library("simgpu_unknown", "DEF")
     library.define("twice(Tensor x) -> Tensor")

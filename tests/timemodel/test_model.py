@@ -13,6 +13,7 @@ from simgpu.hardware.nodes import load_node, node_names
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.calibration.zoo_operations import operations_by_phase
 from simgpu.trace.model import Phase
+from simgpu.trace.timemodel.formats import model_notes
 from simgpu.trace.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.trace.timemodel.parameters import load_parameters
@@ -141,6 +142,69 @@ def test_half_precision_uses_the_matrix_units() -> None:
     assert time_model(V100).duration_ns(half) < time_model(V100).duration_ns(gemm(8192, 8192, 8192)) / 2
     titan = load_node("titan-x-maxwell").gpu
     assert time_model(titan).duration_ns(half) == time_model(titan).duration_ns(gemm(8192, 8192, 8192))
+
+
+@pytest.mark.parametrize("name", ["v100", "2080ti"])
+def test_bfloat16_before_ampere_multiplies_in_single_precision(name: str) -> None:
+    """Volta's and Turing's matrix units take float16 alone, so the arithmetic is that of float32 to the nanosecond."""
+    model, single = time_model(load_node(name).gpu), gemm(8192, 8192, 8192)
+    brain, half = (replace(single, dtype=dtype, bytes=single.bytes // 2) for dtype in ("bfloat16", "float16"))
+    assert model.duration_ns(brain) == model.duration_ns(single) > model.duration_ns(half)
+    # A single row is bound by its matrix, which has half the bytes.
+    row = gemm(1 << 24, 64, 16)
+    assert model.duration_ns(replace(row, dtype="bfloat16", bytes=row.bytes // 2)) < model.duration_ns(row)
+
+
+@pytest.mark.parametrize("name", ["a100", "h200"])
+def test_bfloat16_from_ampere_on_runs_at_the_rate_of_float16(name: str) -> None:
+    model, half = time_model(load_node(name).gpu), gemm(8192, 8192, 8192, dtype="float16")
+    assert model.duration_ns(replace(half, dtype="bfloat16")) == model.duration_ns(half)
+
+
+def test_a_bfloat16_convolution_before_ampere_unfolds_one_image_after_another() -> None:
+    """By hand: 8 images of 3136 results, 576 taps and 128 channels; each a launch to unfold and one to multiply."""
+    model, shape = time_model(V100), replace(convolution(8), dtype="bfloat16", bytes=convolution(8).bytes // 2)
+    (only,) = model.algorithms(shape)
+    assert (only.name, only.workspace_bytes) == ("gemm", 2 * 576 * 3136)
+    assert [each.name for each in model.algorithms(replace(shape, dtype="float16"))] != ["gemm"]
+    one = GemmShape(3136, 128, 576)
+    share = PARAMETERS.algorithms["gemm"]
+    arithmetic = 8 * 2 * one.macs * model._padding(one) * model._idle(one) / (V100.fp32_rate * share)
+    arithmetic /= model.architecture.compute
+    moved = 8 * 2 * 2 * 576 * 3136 / (V100.dram_bandwidth * model.architecture.memory)
+    assert abs(only.duration_ns - 16 * model.architecture.launch - (arithmetic + moved) * 1e9) <= 1
+
+
+@pytest.mark.parametrize("name", ["k40", "titan-x-maxwell", "p100"])
+def test_bfloat16_products_before_volta_are_refused(name: str) -> None:
+    gpu = load_node(name).gpu
+    for operation in (gemm(64, 64, 64, dtype="bfloat16"), replace(convolution(2), dtype="bfloat16")):
+        with pytest.raises(InputError, match=r"no products of 'bfloat16'.*give float16 or float32"):
+            time_model(gpu).duration_ns(operation)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes", "notes"),
+    [
+        ("v100", ["float32", "float16"], []),
+        ("a100", ["bfloat16"], []),
+        (
+            "v100",
+            ["bfloat16"],
+            ["Products of bfloat16 are priced in single precision with 2-byte values, convolutions"],
+        ),
+        (
+            "k40",
+            ["float16"],
+            ["Products of float16 are priced in single precision with 2-byte values: Tesla K40 has no"],
+        ),
+        ("h200", ["float32"], ["The time model's hopper was fitted to H100, not to H200 SXM."]),
+    ],
+)
+def test_what_is_priced_otherwise_than_it_looks_is_noted(name: str, dtypes: list[str], notes: list[str]) -> None:
+    found = model_notes(load_node(name).gpu, dtypes)
+    assert len(found) == len(notes)
+    assert all(note.startswith(start) for note, start in zip(found, notes, strict=True))
 
 
 def test_the_same_question_has_the_same_answer_in_whole_nanoseconds() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.hardware.nodes import load_node, node_names
+from simgpu.hardware.spec import ArchitectureName
 from simgpu.trace.timemodel.parameters import PARAMETERS, load_parameters
 
 
@@ -19,9 +20,15 @@ def damaged(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_every_shipped_architecture_has_parameters() -> None:
-    architectures = {load_node(name).gpu.architecture for name in node_names()} - {None}
-    assert architectures <= set(load_parameters().architectures)
+def test_every_architecture_that_a_node_may_name_has_parameters() -> None:
+    assert set(load_parameters().architectures) == set(get_args(ArchitectureName))
+
+
+def test_a_table_without_an_architecture_is_refused(tmp_path: Path) -> None:
+    text = PARAMETERS.read_text()
+    block = text[text.index("  kepler:") : text.index("  maxwell:")]
+    with pytest.raises(InputError, match=r"architectures\.kepler: is missing; add it"):
+        load_parameters(damaged(tmp_path, block, ""))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _saved(rescaler: Rescaler, tensor: SavedTensor, block: Block) -> SavedTensor
 
 
 @cache
-def _shipped_gpu(device: str) -> GpuSpec | None:
+def shipped_gpu(device: str) -> GpuSpec | None:
     """The first shipped GPU with that name of which the time model knows enough."""
     from simgpu.hardware.nodes import load_node, node_names
 
@@ -103,9 +103,10 @@ def _shipped_gpu(device: str) -> GpuSpec | None:
 
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     """The time model to use, and what it is in words."""
+    from simgpu.trace.timemodel.formats import model_notes
     from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 
-    gpu = gpu or _shipped_gpu(trace.info.device)
+    gpu = gpu or shipped_gpu(trace.info.device)
     if gpu is None:
         return _WorkOnly(), f"no time model for {trace.info.device}, durations in proportion to each kernel's work"
     limit = trace.info.workspace_limit
@@ -113,7 +114,8 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
         # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
         needed = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
         limit = max(needed, WORKSPACE_LIMIT)
-    return time_model(gpu, workspace_limit=limit), f"durations by the time model of {gpu.name}"
+    told = " ".join((f"durations by the time model of {gpu.name}.", *model_notes(gpu, [trace.info.dtype])))
+    return time_model(gpu, workspace_limit=limit), told.removesuffix(".")
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:

@@ -57,7 +57,8 @@ class AlgorithmWork:
 
     product: the matrix product that it comes down to. product_flops: operations of that product. other_flops: of the
     transforms around it. extra_bytes: traffic beyond operands and result, such as transformed tiles written and read.
-    matrix_units: whether it can use them. kernels: how many are launched one after another.
+    matrix_units: whether it can use them. kernels: how many are launched one after another. times: how often the
+    product is computed, each time alone on the GPU; all else is of all times together.
     """
 
     name: AlgorithmName
@@ -68,6 +69,7 @@ class AlgorithmWork:
     workspace_bytes: int = 0
     matrix_units: bool = False
     kernels: int = 1
+    times: int = 1
 
 
 def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
@@ -124,6 +126,37 @@ def _works(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iter
         group = replace(shape, in_channels=inputs, out_channels=outputs, groups=1)
         for work in _by_transforms(group, direction, itemsize):
             yield _repeated(work, shape.groups)
+
+
+def image_by_image(shape: ConvolutionShape, direction: Direction, itemsize: int) -> AlgorithmWork:
+    """What a framework does where its library has no convolution: it unfolds one image and multiplies, then the next.
+
+    As PyTorch does (aten/src/ATen/native/cuda/ConvolutionMM2d.cu): for each image, and each group, one kernel that
+    writes the matrix of all taps and one that multiplies it, in the same workspace; forward and for weights, 1 x 1
+    filters of stride 1 need no matrix.
+
+    >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
+    >>> work = image_by_image(shape, Direction.FORWARD, itemsize=2)
+    >>> work.product, work.times, work.workspace_bytes, work.kernels  # 2 bytes of 27 taps of 64 results
+    (GemmShape(m=64, n=16, k=27, count=1), 2, 3456, 4)
+    """
+    inputs, outputs = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    one = replace(shape, batch=1, in_channels=inputs, out_channels=outputs, groups=1)
+    times = shape.batch * shape.groups
+    is_plain = (one.kernel, one.stride, one.padding) == ((1, 1), (1, 1), (0, 0))
+    if is_plain and direction is not Direction.BACKWARD_DATA:
+        return AlgorithmWork("gemm", product_of(one, direction), 2 * one.macs, kernels=times, times=times)
+    (rows, columns), (height, width) = one.kernel, one.out_size
+    matrix = itemsize * inputs * rows * columns * height * width
+    return AlgorithmWork(
+        "gemm",
+        product_of(one, direction),
+        2 * one.macs,
+        extra_bytes=times * 2 * matrix,
+        workspace_bytes=matrix,
+        kernels=2 * times,
+        times=times,
+    )
 
 
 def _by_transforms(shape: ConvolutionShape, direction: Direction, itemsize: int) -> Iterator[AlgorithmWork]:

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.timemodel.algorithms import AlgorithmWork, works
-from simgpu.trace.timemodel.operation import Direction, GemmShape, Operation, OperationKind
+from simgpu.trace.timemodel.algorithms import AlgorithmWork, image_by_image, works
+from simgpu.trace.timemodel.formats import itemsize_of_products, matrix_units_take
+from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 if TYPE_CHECKING:
     from simgpu.trace.timemodel.parameters import Architecture, Parameters
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 #: Largest workspace that a framework gives a convolution unless told otherwise, bytes: that of TensorFlow
 #: (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
 WORKSPACE_LIMIT = 2**32
-#: Bytes of one value, by number format as PyTorch names it; products of no other have a rate.
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Tf32(StrEnum):
@@ -78,7 +77,8 @@ class TimeModel:
     def duration_ns(self, operation: Operation) -> int:
         """How long the kernel takes, whole nanoseconds; a convolution by its fastest algorithm.
 
-        Raises `InputError` for a product of numbers other than float32, float16 and bfloat16.
+        Raises `InputError` for a product of numbers other than float32, float16 and bfloat16, and of bfloat16 on a GPU
+        that has none (`simgpu.trace.timemodel.formats`).
 
         >>> from simgpu.hardware.nodes import load_node
         >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=9 * 10**8, results=10**8)
@@ -107,15 +107,23 @@ class TimeModel:
                 self._product_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
                 work.workspace_bytes,
             )
-            for work in works(shape, operation.direction, _itemsize(operation))
+            for work in self._works(shape, operation)
             if work.name not in self.without and work.workspace_bytes <= self.workspace_limit
         ]
         return tuple(sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
 
+    def _works(self, shape: ConvolutionShape, operation: Operation) -> tuple[AlgorithmWork, ...]:
+        """The algorithms that the library has for these numbers on this GPU."""
+        itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        if operation.dtype == "bfloat16" and self.architecture.bf16 != "matrix units":
+            return (image_by_image(shape, operation.direction, itemsize),)
+        return works(shape, operation.direction, itemsize)
+
     def _uses_matrix_units(self, operation: Operation, *tf32: Tf32) -> bool:
-        if self.gpu.tensor_rate is None or self.architecture.matrix is None:
-            return False
-        return operation.dtype != "float32" or (self.architecture.tf32 and self.tf32 in tf32)
+        if operation.dtype == "float32":
+            has_units = self.gpu.tensor_rate is not None and self.architecture.matrix is not None
+            return has_units and self.architecture.tf32 and self.tf32 in tf32
+        return matrix_units_take(self.gpu, self.architecture, operation.dtype)
 
     def _peak(self, operation: Operation, on_matrix_units: bool) -> float:
         """Operations per second that the best product of this type of number reaches."""
@@ -125,10 +133,10 @@ class TimeModel:
         return rate * share / (2 if operation.dtype == "float32" else 1)
 
     def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
-        _itemsize(operation)
+        itemsize_of_products(self.gpu, self.architecture, operation.dtype)
         share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
         rate = self._peak(operation, on_matrix_units) * share
-        arithmetic = work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
+        arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
         bandwidth = self._bandwidth(operation)
         # Matrix units want channels last, and frameworks keep them first: operands and result are reordered.
         reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
@@ -222,11 +230,3 @@ def time_model(
     return TimeModel(
         gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
     )
-
-
-def _itemsize(operation: Operation) -> int:
-    """Bytes of one value of a product."""
-    if operation.dtype not in _ITEMSIZE:
-        remedy = f"give one of {', '.join(_ITEMSIZE)}"
-        raise InputError.single("", "time model", f"knows no rate for products of {operation.dtype!r}", remedy)
-    return _ITEMSIZE[operation.dtype]

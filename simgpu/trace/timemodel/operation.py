@@ -116,3 +116,8 @@ class Operation:
     gemm: GemmShape | None = None
     dtype: str = "float32"
     added_bytes: int = 0
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is priced by its arithmetic: a matrix product or a convolution that is not depthwise."""
+        return self.gemm is not None or self.kind is OperationKind.CONVOLUTION

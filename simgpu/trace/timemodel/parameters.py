@@ -14,6 +14,7 @@ from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.filemodel import FileModel, Size, TimeOrZero, validate
+from simgpu.hardware.spec import ArchitectureName
 from simgpu.trace.timemodel.algorithms import AlgorithmName
 from simgpu.trace.timemodel.operation import Direction, OperationKind
 from simgpu.yamlfile import YamlMapping, read_yaml_mapping
@@ -53,6 +54,12 @@ class Architecture(FileModel):
     normalization: Share = Field(default=1.0, description="of that again, for batch norm and its like")
     launch: TimeOrZero = Field(description="time that every kernel takes whatever it does")
     tf32: bool = Field(default=False, description="its matrix units take single precision, at half their rate")
+    bf16: Literal["none", "single precision", "matrix units"] = Field(
+        default="none", description="what multiplies bfloat16: nothing that libraries offer, or in which arithmetic"
+    )
+    fitted_to: tuple[Text, ...] = Field(
+        default=(), strict=False, description="GPUs whose measured times its numbers were fitted to"
+    )
 
 
 class Parameters(FileModel):
@@ -65,7 +72,7 @@ class Parameters(FileModel):
     directions: dict[Of, Share]
     algorithms: dict[AlgorithmName, Share]
     kinds: dict[Kind, KindShares]
-    architectures: dict[str, Architecture]
+    architectures: dict[ArchitectureName, Architecture]
     sources: dict[str, Text]
 
 
@@ -90,6 +97,7 @@ def _incomplete(document: YamlMapping, parameters: Parameters) -> list[Problem]:
         ("directions", set(Direction), set(parameters.directions)),
         ("kinds", set(OperationKind), set(parameters.kinds)),
         ("algorithms", set(get_args(AlgorithmName)), set(parameters.algorithms)),
+        ("architectures", set(get_args(ArchitectureName)), set(parameters.architectures)),
     ]
     return [
         Problem(document.file, document.place(f"{table}.{word}"), "is missing", "add it")
@@ -118,5 +126,5 @@ def _unsourced(document: YamlMapping, parameters: Parameters) -> list[Problem]:
 def _is_number(document: YamlMapping, key: str) -> bool:
     value: object = document.values
     for part in key.split("."):
-        value = value[part] if isinstance(value, dict) else None
+        value = value.get(part) if isinstance(value, dict) else None  # of a list's entry: the list has the source
     return not isinstance(value, dict)

@@ -12,6 +12,7 @@ from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.timemodel.formats import model_notes
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 from simgpu.trace.zoo.catalogue import NETWORKS, Value, build
 from simgpu.trace.zoo.lowering.entry import lower
@@ -95,7 +96,7 @@ def trace_of(
         dtype="float32",
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=_notes(network, optimizer, workspace_limit, Framework(framework)),
+        notes=" ".join((_notes(network, optimizer, workspace_limit, Framework(framework)), *model_notes(gpu))),
         workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)

@@ -12,10 +12,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.hardware.spec import ArchitectureName
 from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
@@ -36,6 +38,10 @@ _ARCHITECTURES = (
 _HEAD = """\
 # Measured by simgpu record-node. Peak rates cannot be measured so: where durations are to be modelled, add
 # gpu.fp32_rate and gpu.tensor_rate from the data sheet.
+"""
+#: Where the generation is one that the time model has no parameters for.
+_NO_TIMES = """\
+# gpu.architecture is left out: kernel times cannot be modelled for {}. Recorded traces run on this node.
 """
 
 
@@ -106,11 +112,17 @@ def measured_node(
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu record-node on {day}"
     told = f"as {facts.told_by} told simgpu record-node on {day}"
+    generation = architecture(facts.capability)
+    has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
     pinned = f"{by}: {median}, pinned, one way at a time"
     entries = [
         ("gpu.memory", _exact(facts.memory), f"{told}: all of it, with what contexts of the framework take"),
-        ("gpu.architecture", architecture(facts.capability), f"{told}: compute capability {_dotted(facts.capability)}"),
+        (
+            "gpu.architecture",
+            generation if has_times else None,
+            f"{told}: compute capability {_dotted(facts.capability)}",
+        ),
         ("gpu.multiprocessors", facts.multiprocessors, told),
         (
             "gpu.copy_engines",
@@ -125,11 +137,12 @@ def measured_node(
         ("host.cores", host.cores, f"as the system told simgpu record-node on {day}: {host.cores_are}"),
     ]
     known = [entry for entry in entries if entry[1] is not None]
-    return _text(name, facts.name, f"one {facts.name}, {by}", known)
+    comment = "" if has_times or generation is None else _NO_TIMES.format(generation)
+    return _text(name, facts.name, f"one {facts.name}, {by}", known, comment)
 
 
-def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, object, str]]) -> str:
-    """A node file of (key, value, source)."""
+def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, object, str]], comment: str) -> str:
+    """A node file of (key, value, source); comment: lines that follow the head."""
     sections: dict[str, dict[str, object]] = {"gpu": {"name": gpu}, "link": {"kind": "host link, as measured"}}
     for key, value, _ in entries:
         section, _, inner = key.partition(".")
@@ -141,7 +154,7 @@ def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, ob
         **sections,
         "sources": {key: source for key, _, source in entries},
     }
-    return _HEAD + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10**6)
+    return _HEAD + comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 def architecture(capability: tuple[int, int]) -> str | None:

@@ -32,6 +32,7 @@ from simgpu.trace.recorder.saved import note_saved
 from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_collection, own_random_state
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
+from simgpu.trace.timemodel.formats import model_notes
 from simgpu.trace.timemodel.model import time_model
 from simgpu.trace.timemodel.prices import Prices
 
@@ -128,6 +129,9 @@ class ModelledSession:
             "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own on tensors without "
             f"memory{form}; durations, algorithms and workspaces are modelled for {self.gpu.name}."
         )
+        priced = (operation for kernel in kernels for operation in work.calls[kernel.call].operations)
+        formats = {operation.dtype for operation in priced if operation.is_product}
+        notes = " ".join((notes, *model_notes(self.gpu, formats)))
         if unknown:
             notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
         return TraceInfo(
