@@ -1,13 +1,13 @@
-"""``simgpu bound``: how much memory an iteration needs where everything stays, and at least.
+"""``simgpu bound``: how much memory an iteration needs with all tensors at once, without offloading, and at least.
 
 Does not live here: the bounds (`simgpu.graph.bounds`), or the sub-batch that a budget leads to
-(`simgpu.policies.subbatch`).
+(`simgpu.policies.subbatch`), and what fits by simulation (`simgpu.experiments.what_fits`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,17 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
 from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
+from simgpu.experiments.what_fits import WhatFits, what_fits
 from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.tdfg import Tdfg
+from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.policies.subbatch import SubBatch, select_sub_batch
 from simgpu.scenario.load import load_scenario, load_trace
 from simgpu.simulation import task_graph
 from simgpu.trace.model import Trace
+from simgpu.trace.stats import Peak, trace_stats
 from simgpu.trace.zoo.catalogue import NETWORKS
 from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.lowering.optimizer import Optimizer
@@ -72,6 +74,8 @@ def bound(
 ) -> None:
     """Tell how much memory the iteration of WHAT needs, and what sets it: moDNN's bounds and sub-batch.
 
+    With a node, also what fits its memory by simulation: the sub-batch, and the largest undivided batch.
+
     WHAT is a shipped trace or a trace folder, zoo:NETWORK with --batch and --node, or a scenario (where several GPUs
     train together, one GPU's share of the batch).
 
@@ -91,11 +95,12 @@ def bound(
         asked = _asked(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
         bounds = memory_bounds(asked.graph, asked.alignment)
         selected = _selected(asked)
+        fits = _simulated(asked, selected, say)
     if as_json:
-        document = _document(asked, bounds, selected)
+        document = _document(asked, bounds, selected, fits)
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        _show(Screen(), asked, bounds, selected)
+        _show(Screen(), asked, bounds, selected, fits)
 
 
 def _asked(
@@ -141,10 +146,29 @@ def _selected(asked: _Asked) -> SubBatch | None:
     return select_sub_batch(asked.graph, GpuSpec("", asked.budget, alignment=asked.alignment), asked.budget)
 
 
+def _simulated(asked: _Asked, selected: SubBatch | None, say: Callable[[str], None]) -> WhatFits | None:
+    """What fits by simulation; None without a node, whose link a run needs."""
+    if selected is None or asked.node is None or asked.budget is None:
+        return None
+    return what_fits(
+        asked.graph.trace, asked.node, asked.budget, selected.size, alignment=asked.alignment, progress=say
+    )
+
+
+def _peak(asked: _Asked) -> Peak | None:
+    """The most bytes alive without offloading, as the policies `none` and `ideal` have it; None where not recorded."""
+    trace = asked.graph.trace
+    blocks = tuple(replace(block, bytes=padded(block.bytes, asked.alignment)) for block in trace.blocks)
+    stats = trace_stats(replace(trace, blocks=blocks))
+    return stats.peak_recorded or stats.peak_needed
+
+
 # --- as tables ----------------------------------------------------------------------------------------------
 
 
-def _show(screen: Screen, asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> None:
+def _show(
+    screen: Screen, asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None
+) -> None:
     trace, node = asked.graph.trace, asked.node
     screen.print(facts([*trace.facts(), *([("node", _node_text(node))] if node else [])]))
     screen.print()
@@ -160,7 +184,7 @@ def _show(screen: Screen, asked: _Asked, bounds: MemoryBounds, selected: SubBatc
     ]
     screen.print(table(("of which", *(row[0] for row in rows)), shares))
     screen.print()
-    screen.print(facts(_told(asked, bounds, selected)))
+    screen.print(facts([*_told(asked, bounds, selected), *_fitting(fits, selected)]))
 
 
 def _node_text(node: NodeSpec) -> str:
@@ -168,14 +192,15 @@ def _node_text(node: NodeSpec) -> str:
 
 
 def _rows(asked: _Asked, bounds: MemoryBounds) -> Iterator[tuple[str, str, str, str, Bound]]:
-    """What it is, its bytes, the ideal memory over it, the kernel that sets it, and all of it."""
-    ideal = bounds.ideal
-    yield "ideal", format_bytes(ideal.bytes), "", _setter(asked.graph, ideal, "largest workspace: "), ideal
+    """What it is, its bytes, all tensors at once over it, the kernel that sets it, and all of it."""
+    together = bounds.all_at_once
+    by = _setter(asked.graph, together, "largest workspace: ")
+    yield "all at once", format_bytes(together.bytes), "", by, together
     named = [("bound", bounds.bound), ("weights leave", bounds.offloaded)]
     if bounds.without_updates.bytes != bounds.offloaded.bytes:
         named.append(("and no updates", bounds.without_updates))
     for name, amount in named:
-        saved = f"{ideal.bytes / amount.bytes:.1f}x" if amount.bytes else "-"
+        saved = f"{together.bytes / amount.bytes:.1f}x" if amount.bytes else "-"
         yield name, format_bytes(amount.bytes), saved, _setter(bounds.graph, amount), amount
 
 
@@ -187,6 +212,10 @@ def _setter(graph: TaskGraph, amount: Bound, why: str = "") -> str:
 
 
 def _told(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
+    yield "all at once", "all tensors together, which moDNN calls ideal memory"
+    if peak := _peak(asked):
+        most = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}"
+        yield "peak", f"without offloading {most}, as under the policies none and ideal"
     whole = asked.graph.trace.info.batch
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {whole}"
     yield "bounds", f"for {at}, convolutions by the algorithms of least workspace"
@@ -197,9 +226,9 @@ def _told(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> Ite
         kernel = bounds.graph.kernels[bounds.offloaded.kernel or 0].id
         yield "updates", f"{kernel} updates weights together; one at a time they would not set the bound"
     if selected is None or asked.budget is None:
-        yield "sub-batch", "name a node with --node, or memory with --budget"
+        yield "equation 8", "for a sub-batch, name a node with --node, or memory with --budget"
         return
-    yield "sub-batch", _sub_batch_text(asked.budget, bounds, selected)
+    yield "equation 8", _sub_batch_text(asked.budget, bounds, selected)
     if len(selected.steps) > 1 and asked.budget >= bounds.bound.bytes:
         yield "", "profiled at, then chosen: " + ", ".join(f"{batch} -> {led_to}" for batch, led_to in selected.steps)
 
@@ -210,16 +239,31 @@ def _sub_batch_text(budget: int, bounds: MemoryBounds, selected: SubBatch) -> st
         return f"none: {memory} are less than the bound"
     if selected.size == selected.whole:
         why = f", which cannot be partitioned: {selected.why_whole}" if selected.why_whole else " at once"
-        return f"all {selected.whole} samples in {memory}{why}"
-    fits = "equation 8" if selected.fits else "nothing smaller, though equation 8 does not hold"
-    return f"{selected.size} of {selected.whole} samples in {memory}, by {fits}"
+        return f"allows all {selected.whole} samples in {memory}{why}"
+    how = "allows" if selected.fits else "holds for no sub-batch; the smallest is"
+    return f"{how} {selected.size} of {selected.whole} samples at a time in {memory}"
+
+
+def _fitting(fits: WhatFits | None, selected: SubBatch | None) -> Iterator[tuple[str, str]]:
+    if selected is None:
+        return
+    if fits is None:
+        yield "simulated", "nothing: name a node with --node, whose link a run needs"
+        return
+    for number, (policy, failure) in enumerate(fits.sub_batch.items()):
+        verdict = f"does not run: {failure}" if failure else "fits"
+        yield "" if number else "simulated", f"{policy} with sub-batches of {selected.size} {verdict}"
+    for policy, batch in fits.largest_batch.items():
+        most = "no batch, not even of one sample" if batch is None else f"batches of up to {batch}"
+        yield "", f"{policy}, undivided, fits {most}"
 
 
 # --- as JSON ------------------------------------------------------------------------------------------------
 
 
-def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) -> dict[str, Any]:
+def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None, fits: WhatFits | None) -> dict[str, Any]:
     trace: Trace = asked.graph.trace
+    peak = _peak(asked)
     named = {"bound": bounds.bound, "offloaded": bounds.offloaded, "offloaded_without_updates": bounds.without_updates}
     of_one = Tdfg.of(bounds.graph, asked.alignment)
     return {
@@ -229,13 +273,15 @@ def _document(asked: _Asked, bounds: MemoryBounds, selected: SubBatch | None) ->
         "batch": trace.info.batch,
         "node": asked.node.name if asked.node else None,
         "alignment": asked.alignment,
-        "ideal": _amount(Tdfg.of(asked.graph, asked.alignment), bounds.ideal),
+        "all_at_once": _amount(Tdfg.of(asked.graph, asked.alignment), bounds.all_at_once),
+        "peak": asdict(peak) if peak else None,
         **{name: _amount(of_one, amount) for name, amount in named.items()},
         "bounds_batch": bounds.batch,
         "why_whole": bounds.why_whole or None,
-        "saved": {name: bounds.ideal.bytes / each.bytes if each.bytes else None for name, each in named.items()},
+        "saved": {name: bounds.all_at_once.bytes / each.bytes if each.bytes else None for name, each in named.items()},
         "budget": asked.budget,
         "sub_batch": asdict(selected) if selected else None,
+        "simulated": asdict(fits) if fits else None,
     }
 
 

@@ -25,7 +25,7 @@ def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = 
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 10_000), LinkSpec("pcie", 10**10, 10**10))
     >>> found = least_memory(chain([50, 70], [100, 140], [100, 200]), node)
-    >>> found.ideal.bytes, found.bound.bytes, found.batch
+    >>> found.all_at_once.bytes, found.bound.bytes, found.batch
     (300, 300, 1)
     """
     unit = bytes_of("alignment", alignment)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simgpu.scenario.study import Published, Study, StudyRun
     from simgpu.trace.model import Trace
 
-STUDY_REPORT_SCHEMA = "simgpu.study-report/1"
+STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
 #: What a published number may be of, beside one of the traces.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
@@ -169,8 +169,8 @@ class StudyResult:
         return ours / theirs if theirs else None
 
     def _of_memory(self, row: Published, trace: str) -> float:
-        ideal, amount = self.memory[trace]["ideal"], self.memory[trace][row.memory or ""]
-        return 1 - amount / ideal if row.measure == "memory_saved" else ideal / amount
+        together, amount = self.memory[trace]["all_at_once"], self.memory[trace][row.memory or ""]
+        return 1 - amount / together if row.measure == "memory_saved" else together / amount
 
     @property
     def nothing_fitted(self) -> bool:

@@ -258,6 +258,8 @@ MEASURES: Mapping[str, Measure] = {
     "metadata_hits": Measure(
         "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hits, share=True, alone=True
     ),
-    "memory": Measure("ideal memory over it", "ideal memory over it", lambda a, b: None, alone=True),
-    "memory_saved": Measure("ideal memory saved", "ideal memory saved", lambda a, b: None, share=True, alone=True),
+    "memory": Measure("all tensors at once over it", "all at once over it", lambda a, b: None, alone=True),
+    "memory_saved": Measure(
+        "all tensors at once saved", "all at once saved", lambda a, b: None, share=True, alone=True
+    ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from simgpu.graph.bounds import ideal_memory, memory_bounds, task_bytes
+from simgpu.graph.bounds import all_at_once, memory_bounds, task_bytes
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: The amounts of `memory_of`, and what each is called over its column.
 AMOUNTS: Mapping[str, str] = {
-    "ideal": "ideal",
+    "all_at_once": "all at once",
     "bound": "bound",
     "weights_leave": "weights leave",
     "sub_batch": "sub-batch",
@@ -29,16 +29,16 @@ AMOUNTS: Mapping[str, str] = {
 def memory_of(trace: Trace) -> dict[str, int]:
     """Bytes that an iteration needs, by the names of `AMOUNTS`.
 
-    ideal: where everything stays, with the largest workspace of the fastest algorithms (moDNN, section 7). bound:
-    equation 7. weights_leave: the same where weights leave too, without the optimizer's kernels, as published. The
-    others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a time; transfers,
-    what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where everything stays
-    and each convolution runs in the least workspace. Where nobody can tell the iteration at one sample, bound,
-    weights_leave and sub_batch are of the whole batch.
+    all_at_once: all tensors at once, with the largest workspace of the fastest algorithms (moDNN's ideal memory,
+    section 7). bound: equation 7. weights_leave: the same where weights leave too, without the optimizer's kernels, as
+    published. The others are one technique alone (section 7.3): sub_batch, where everything stays of one sample at a
+    time; transfers, what the most demanding task of the whole batch needs by its fastest algorithm; algorithms, where
+    everything stays and each convolution runs in the least workspace. Where nobody can tell the iteration at one
+    sample, bound, weights_leave and sub_batch are of the whole batch.
 
     >>> from simgpu.scenario.load import load_trace
     >>> found = memory_of(load_trace("vgg16-b128-v100"))
-    >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["ideal"]
+    >>> found["bound"] < found["sub_batch"] < found["transfers"] < found["algorithms"] < found["all_at_once"]
     True
     """
     graph = TaskGraph.of(trace)
@@ -46,10 +46,10 @@ def memory_of(trace: Trace) -> dict[str, int]:
     tasks = range(len(whole.kinds))
     fastest, smallest = (max(way(k).workspace for k in tasks) for way in (whole.fastest, whole.smallest))
     return {
-        "ideal": bounds.ideal.bytes,
+        "all_at_once": bounds.all_at_once.bytes,
         "bound": bounds.bound.bytes,
         "weights_leave": bounds.without_updates.bytes,
-        "sub_batch": ideal_memory(Tdfg.of(bounds.graph)).bytes,
+        "sub_batch": all_at_once(Tdfg.of(bounds.graph)).bytes,
         "transfers": whole.resident_bytes + max(task_bytes(whole, k, whole.fastest(k)) for k in tasks),
-        "algorithms": bounds.ideal.bytes - fastest + smallest,
+        "algorithms": bounds.all_at_once.bytes - fastest + smallest,
     }

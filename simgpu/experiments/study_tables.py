@@ -113,10 +113,10 @@ def _breakdown(result: StudyResult, trace: str) -> StudyTable:
 
 
 def _memory(result: StudyResult) -> StudyTable:
-    """Each amount in bytes, and under it the mean of the ideal memory over it."""
+    """Each amount in bytes, and under it the mean of all tensors at once over it."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
-    saved = (fmean(amounts["ideal"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS)
-    title = "memory: ideal, at least, and by one technique alone; mean of ideal over it"
+    saved = (fmean(amounts["all_at_once"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS)
+    title = "memory: all tensors at once, at least, and by one technique alone; mean of all at once over it"
     return StudyTable(title, ("", *AMOUNTS.values()), [*rows, (MEAN, *(f"{each:.1f}x" for each in saved))])
 
 

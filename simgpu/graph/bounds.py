@@ -1,8 +1,8 @@
 """How much memory an iteration needs: at least under any schedule, and where everything stays (moDNN, TPDS 2019).
 
-Lives here: equations 6 and 7 of section 5.1.1, the variant in which weights leave too, the ideal memory of section 7,
-and refusing a budget below the bound. Does not live here: the tasks and their data (`simgpu.graph.tdfg`), or which
-sub-batch suits a budget (`simgpu.policies.subbatch`).
+Lives here: equations 6 and 7 of section 5.1.1, the variant in which weights leave too, what section 7 calls ideal
+memory, and refusing a budget below the bound. Does not live here: the tasks and their data (`simgpu.graph.tdfg`), or
+which sub-batch suits a budget (`simgpu.policies.subbatch`).
 
 The paper bounds the graph without its weight updates (BP3). Here they are tasks like the others, since what an
 optimizer makes on the way needs memory too, in one kernel for all weights where the trace has it so.
@@ -38,13 +38,13 @@ class Bound:
 class MemoryBounds:
     """What an iteration needs where everything stays, and at least.
 
-    ideal: at the iteration's own batch. bound: equation 7. offloaded: the same where what always resides may leave too,
-    and without_updates: that for the paper's tasks alone, without BP3. The last three are for `batch` samples at a
-    time: 1, or the whole batch where nobody can tell the iteration at another, for the reason in `why_whole`.
-    graph: the iteration at that batch, whose kernels the bounds name.
+    all_at_once: moDNN's ideal memory, at the iteration's own batch. bound: equation 7. offloaded: the same where
+    what always resides may leave too, and without_updates: that for the paper's tasks alone, without BP3. The last
+    three are for `batch` samples at a time: 1, or the whole batch where nobody can tell the iteration at another,
+    for the reason in `why_whole`. graph: the iteration at that batch, whose kernels the bounds name.
     """
 
-    ideal: Bound
+    all_at_once: Bound
     bound: Bound
     offloaded: Bound
     without_updates: Bound
@@ -90,13 +90,14 @@ def lower_bound_offloaded(tdfg: Tdfg, *, updates: bool = True) -> Bound:
     return _bound(tdfg, k, _touched(tdfg, k), tdfg.smallest(k).workspace)
 
 
-def ideal_memory(tdfg: Tdfg) -> Bound:
-    """Ideal memory (section 7): all data beside each other, and the largest workspace of the fastest algorithms.
+def all_at_once(tdfg: Tdfg) -> Bound:
+    """moDNN's ideal memory (section 7): all tensors at once, and the largest workspace of the fastest algorithms.
 
-    It is not the peak of what lives at once. kernel: the task of that workspace, None where no task has any.
+    It is more than the peak of the policy `ideal`, whose tensors are freed as the recording frees them. kernel: the
+    task of that workspace, None where no task has any.
 
     >>> from simgpu.trace.chain import chain
-    >>> ideal_memory(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))).bytes
+    >>> all_at_once(Tdfg.of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))).bytes
     300
     """
     data = [b for b, role in enumerate(tdfg.roles) if role is not Role.WORKSPACE and _exists(tdfg.graph, b)]
@@ -114,7 +115,7 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
     >>> from simgpu.trace.chain import chain
     >>> whole = chain([50, 70], [100, 140], [100, 200])
     >>> bounds = memory_bounds(TaskGraph.of(replace(whole, info=replace(whole.info, batch=5))))
-    >>> bounds.ideal.bytes, bounds.bound.bytes, bounds.batch
+    >>> bounds.all_at_once.bytes, bounds.bound.bytes, bounds.batch
     (300, 60, 1)
     """
     one, why = graph, ""
@@ -126,7 +127,7 @@ def memory_bounds(graph: TaskGraph, alignment: int = 1) -> MemoryBounds:
     whole = Tdfg.of(graph, alignment)
     tdfg = whole if one is graph else Tdfg.of(one, alignment)
     return MemoryBounds(
-        ideal_memory(whole),
+        all_at_once(whole),
         lower_bound(tdfg),
         lower_bound_offloaded(tdfg),
         lower_bound_offloaded(tdfg, updates=False),

@@ -132,7 +132,8 @@ class PublishedSection(FileModel):
     without: list[str] = Field(default=[], description="traces that this mean, min, max or sum leaves out")
     value: float = Field(ge=0, description="as stated, in the words of its measure")
     measure: Measure | None = Field(
-        default=None, description="what is stated; without: throughput of a run, ideal memory over an amount of memory"
+        default=None,
+        description="what is stated; without: throughput of a run, all tensors at once over an amount of memory",
     )
     source: Text = Field(description="section, figure or table")
     note: str = Field(default="", description="what to know before believing it")

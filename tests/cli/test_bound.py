@@ -1,4 +1,4 @@
-"""``simgpu bound``: ideal memory, both bounds with what sets them, and the sub-batch of a budget."""
+"""``simgpu bound``: all tensors at once, the peak, both bounds, equation 8's sub-batch and what fits by simulation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.what_fits import what_fits
 from simgpu.hardware.nodes import load_node
 from simgpu.policies.subbatch import select_sub_batch
-from simgpu.simulation import task_graph
+from simgpu.scenario.load import load_scenario
+from simgpu.simulation import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Origin
@@ -48,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) -> None:
     found = document(folder, "--budget", "60B")
-    assert found["ideal"] == {
+    assert found["all_at_once"] == {
         "bytes": 120,
         "kernel": None,
         "op": None,
@@ -70,32 +73,33 @@ def test_it_tells_each_amount_what_sets_it_and_what_it_is_made_of(folder: Path) 
 
 def test_the_table_tells_the_same(folder: Path) -> None:
     text = told(folder, "--budget", "60B")
-    assert "ideal 120 B - bound 30 B 4.0x F1 (conv2d) weights leave 30 B 4.0x F1 (conv2d)" in text
+    assert "all at once 120 B - bound 30 B 4.0x F1 (conv2d) weights leave 30 B 4.0x F1 (conv2d)" in text
     assert "feature_map 80 B 20 B 20 B input 40 B 10 B 10 B" in text
     assert "bounds for a sub-batch of 1, convolutions by the algorithms of least workspace" in text
-    assert "sub-batch 2 of 4 samples in 60 B, by equation 8 profiled at, then chosen: 4 -> 2, 2 -> 2" in text
+    assert "equation 8 allows 2 of 4 samples at a time in 60 B profiled at, then chosen: 4 -> 2, 2 -> 2" in text
+    assert "simulated nothing: name a node with --node, whose link a run needs" in text
 
 
 @pytest.mark.parametrize(
     "budget, text",
     [
-        ("120B", "all 4 samples in 120 B at once"),
-        ("30B", "1 of 4 samples in 30 B, by equation 8"),
+        ("120B", "allows all 4 samples in 120 B at once"),
+        ("30B", "allows 1 of 4 samples at a time in 30 B"),
         ("29B", "none: 29 B are less than the bound"),
     ],
 )
 def test_the_sub_batch_in_words(folder: Path, budget: str, text: str) -> None:
-    assert f"sub-batch {text}" in told(folder, "--budget", budget)
+    assert f"equation 8 {text}" in told(folder, "--budget", budget)
 
 
 def test_without_a_node_or_memory_there_is_no_sub_batch(folder: Path) -> None:
-    assert "sub-batch name a node with --node, or memory with --budget" in told(folder)
+    assert "equation 8 for a sub-batch, name a node with --node, or memory with --budget" in told(folder)
     assert document(folder)["sub_batch"] is None
 
 
-def test_another_batch_changes_the_ideal_memory_alone(folder: Path) -> None:
+def test_another_batch_changes_all_tensors_at_once_and_no_bound(folder: Path) -> None:
     four, eight = document(folder), document(folder, "--batch", 8)
-    assert eight["ideal"]["bytes"] == 2 * four["ideal"]["bytes"]
+    assert eight["all_at_once"]["bytes"] == 2 * four["all_at_once"]["bytes"]
     assert eight["bound"] == four["bound"]
 
 
@@ -107,13 +111,45 @@ def test_a_network_of_the_zoo_in_the_budget_asked_for() -> None:
     assert found["trace"] == "resnet34-b256-k40"
     assert found["sub_batch"]["size"] == select_sub_batch(graph, node.gpu, 4 * 10**9).size < 256
     text = told(*ZOO, "--budget", "5GB")
-    assert "sub-batch all 256 samples in 4.657 GiB at once" in text
+    assert "equation 8 allows all 256 samples in 4.657 GiB at once" in text
     assert "and no updates" in text and "updates weights together; one at a time they would not set the bound" in text
 
 
 def test_the_nodes_memory_is_the_budget() -> None:
     found = document(*ZOO)
     assert (found["node"], found["budget"]) == ("k40", load_node("k40").budget)
+
+
+def test_ideal_is_the_policy_alone() -> None:
+    """The peak that a run of `ideal` has is told as the peak; all tensors at once are more, and not called ideal."""
+    found, scenario = document("quickstart"), load_scenario("quickstart")
+    result = simulate(scenario.trace, scenario.node, "ideal")
+    assert found["peak"]["bytes"] == result.metrics.device_peak_bytes < found["all_at_once"]["bytes"]
+    assert "ideal" not in found
+    assert "as under the policies none and ideal" in told("quickstart")
+
+
+def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
+    """Equation 8 allows all 32 samples in 40 MiB, which a plain framework cannot run."""
+    found, scenario = document("quickstart"), load_scenario("quickstart")
+    trace, node, budget = scenario.trace, scenario.node, found["budget"]
+    assert (found["sub_batch"]["size"], found["sub_batch"]["fits"]) == (32, True)
+    assert found["simulated"]["sub_batch"] == {"modnn": "", "vdnn+": ""}
+    largest = found["simulated"]["largest_batch"]
+    assert largest["none"] < 32 < largest["vdnn"]
+    for policy, batch in largest.items():
+        simulate(trace.at_batch(batch), node, policy, budget=budget)
+        with pytest.raises(OutOfMemoryError):
+            simulate(trace.at_batch(batch + 1), node, policy, budget=budget)
+
+
+def test_a_sub_batch_that_does_not_run_is_said_not_to() -> None:
+    whole = chain([5, 7], [10, 14], [40, 80])
+    whole = replace(whole, info=replace(whole.info, batch=4))
+    node = replace(load_node("laptop-2gb"), gpu=replace(load_node("laptop-2gb").gpu, memory=10**9))
+    found = what_fits(whole, node, budget=59, sub_batch=2)
+    assert found.sub_batch == {"modnn": "out of memory", "vdnn+": "out of memory"}  # F1 of 2 samples has 20 and 40
+    assert found.largest_batch == {"none": 1, "vdnn": 1}
 
 
 def test_a_scenario_has_its_trace_node_budget_and_alignment(tmp_path: Path) -> None:
@@ -139,7 +175,7 @@ def test_bounds_of_an_iteration_that_cannot_be_told_at_one_sample_say_so(tmp_pat
     assert (
         "cannot be told at another batch: unread: kernels.reads: the recording does not tell what kernels read" in text
     )
-    assert "sub-batch all 4 samples in 120 B at once" in text
+    assert "equation 8 allows all 4 samples in 120 B at once" in text
 
 
 @pytest.mark.parametrize(
@@ -175,5 +211,5 @@ def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path
     )
     four = json.loads(simgpu("bound", study, "--json").stdout)
     share = json.loads(simgpu("bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
-    assert four["ideal"]["bytes"] == share["ideal"]["bytes"]
+    assert four["all_at_once"]["bytes"] == share["all_at_once"]["bytes"]
     assert four["sub_batch"] == share["sub_batch"]

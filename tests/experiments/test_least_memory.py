@@ -14,7 +14,7 @@ def test_it_tells_what_simgpu_bound_tells():
     found = simgpu.least_memory(trace, node)
     told = json.loads(CliRunner().invoke(main, ["bound", "vgg16-b128-v100", "--node", "v100", "--json"]).stdout)
     assert found.bound.bytes == told["bound"]["bytes"]
-    assert found.ideal.bytes == told["ideal"]["bytes"]
+    assert found.all_at_once.bytes == told["all_at_once"]["bytes"]
     assert found.offloaded.bytes == told["offloaded"]["bytes"]
     assert found.batch == told["bounds_batch"] == 1
 
@@ -23,7 +23,7 @@ def test_alignment_counts():
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
     plain, padded = simgpu.least_memory(trace, node), simgpu.least_memory(trace, node, alignment="1 MiB")
     assert padded.bound.bytes > plain.bound.bytes
-    assert padded.ideal.bytes % 2**20 == 0
+    assert padded.all_at_once.bytes % 2**20 == 0
 
 
 def test_what_is_no_trace_and_no_node_is_told_together():

@@ -115,7 +115,7 @@ def test_published_numbers_stand_beside_ours(result: StudyResult) -> None:
 def test_frame_and_plain_values_hold_the_same(result: StudyResult) -> None:
     frame = result.frame()
     document = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert document["schema"] == "simgpu.study-report/1"
+    assert document["schema"] == "simgpu.study-report/2"
     assert document["traces"]["short"]["origin"] == "modelled"
     assert len(frame) == len(document["results"]) == 10
     for row in document["results"]:

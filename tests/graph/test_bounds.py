@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.bounds import (
+    all_at_once,
     check_bound,
-    ideal_memory,
     lower_bound,
     lower_bound_offloaded,
     memory_bounds,
@@ -26,7 +26,7 @@ from simgpu.program.verify import check_kernels_fit
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
 from simgpu.trace.zoo.catalogue import build
-from simgpu.trace.zoo.footprint import ideal_bytes
+from simgpu.trace.zoo.footprint import all_at_once_bytes
 from simgpu.trace.zoo.modelled import build_trace
 from tests.graph.test_tdfg import LAYER
 from tests.semantics.random_traces import traces
@@ -55,7 +55,7 @@ def test_a_chain_needs_the_largest_two_neighbours_and_no_weights(sizes: list[int
     assert needs == [a + b for a, b in zip(in_memory, [*in_memory[1:], 0], strict=True)]
     bound = lower_bound(tdfg)
     assert bound.bytes == max(needs)
-    assert ideal_memory(tdfg).bytes == sum(in_memory)
+    assert all_at_once(tdfg).bytes == sum(in_memory)
     assert lower_bound_offloaded(tdfg) == bound
 
 
@@ -66,7 +66,7 @@ def test_a_chain_is_bounded_at_one_sample(sizes: list[int], batch: int):
     bounds = memory_bounds(of_batch(whole, batch))
     assert (bounds.batch, bounds.why_whole) == (1, "")
     assert bounds.bound == lower_bound(Tdfg.of(TaskGraph.of(chain([1] * count, [1] * count, sizes))))
-    assert bounds.ideal.bytes == sum(sizes) * batch
+    assert bounds.all_at_once.bytes == sum(sizes) * batch
 
 
 def test_the_bound_of_a_layer_with_weights():
@@ -97,24 +97,24 @@ def test_weights_that_leave_are_needed_by_their_own_tasks_alone():
     assert lower_bound_offloaded(Tdfg.of(TaskGraph.of(chain([1], [1], [7])))).bytes == 7
 
 
-def test_ideal_memory_is_all_data_and_the_largest_workspace_of_the_fastest_algorithms():
-    ideal = ideal_memory(Tdfg.of(LAYER))
+def test_all_at_once_is_all_data_and_the_largest_workspace_of_the_fastest_algorithms():
+    together = all_at_once(Tdfg.of(LAYER))
     data = sum(block.bytes for block in LAYER.blocks if block.kind is not BlockKind.WORKSPACE)
-    assert (ideal.bytes, ideal.kernel) == (data + 3000, LAYER.kernel("F"))
-    assert ideal.shares[BlockKind.WORKSPACE] == 3000
+    assert (together.bytes, together.kernel) == (data + 3000, LAYER.kernel("F"))
+    assert together.shares[BlockKind.WORKSPACE] == 3000
 
 
 def test_shares_add_up():
     tdfg = Tdfg.of(LAYER, alignment=16)
-    for amount in (ideal_memory(tdfg), lower_bound(tdfg), lower_bound_offloaded(tdfg)):
+    for amount in (all_at_once(tdfg), lower_bound(tdfg), lower_bound_offloaded(tdfg)):
         assert sum(amount.shares.values()) == amount.bytes
 
 
-def test_ideal_memory_of_a_network_is_that_of_its_layers():
+def test_all_at_once_of_a_network_is_that_of_its_layers():
     """One result and one gradient for each fused layer, as counted from the network alone, and a few statistics."""
     network = build("resnet34")
     trace = build_trace("resnet34", batch=256, gpu=K40, framework="fused", optimizer="plain-sgd", workspace_limit=0)
-    assert ideal_memory(Tdfg.of(TaskGraph.of(trace))).bytes == pytest.approx(ideal_bytes(network, 256), rel=0.001)
+    assert all_at_once(Tdfg.of(TaskGraph.of(trace))).bytes == pytest.approx(all_at_once_bytes(network, 256), rel=0.001)
 
 
 def test_updating_all_weights_in_one_kernel_sets_the_bound_where_weights_leave():
@@ -123,7 +123,7 @@ def test_updating_all_weights_in_one_kernel_sets_the_bound_where_weights_leave()
     offloaded, without = bounds.offloaded.kernel, bounds.without_updates.kernel
     assert offloaded is not None and bounds.graph.kernels[offloaded].op == "_foreach_add_"
     assert without is not None and bounds.graph.kernels[without].layer == "fc6"
-    assert bounds.without_updates.bytes < bounds.offloaded.bytes < bounds.bound.bytes < bounds.ideal.bytes
+    assert bounds.without_updates.bytes < bounds.offloaded.bytes < bounds.bound.bytes < bounds.all_at_once.bytes
 
 
 def test_an_iteration_that_cannot_be_told_at_one_sample_is_bounded_as_it_is():
@@ -185,5 +185,5 @@ def test_no_choice_of_algorithms_needs_less_than_the_bound(trace: Trace, data: s
 def test_bounds_stand_in_order(trace: Trace):
     tdfg = Tdfg.of(TaskGraph.of(trace))
     assert lower_bound_offloaded(tdfg, updates=False).bytes <= lower_bound_offloaded(tdfg).bytes
-    assert lower_bound_offloaded(tdfg).bytes <= lower_bound(tdfg).bytes <= ideal_memory(tdfg).bytes
+    assert lower_bound_offloaded(tdfg).bytes <= lower_bound(tdfg).bytes <= all_at_once(tdfg).bytes
     assert set(tdfg.kinds) == {TaskKind.BP3} or lower_bound_offloaded(tdfg, updates=False).kernel is not None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu.graph.bounds import ideal_memory, lower_bound
+from simgpu.graph.bounds import all_at_once, lower_bound
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.policies.window import Counted, window_bytes
@@ -93,7 +93,7 @@ def test_windows_lie_between_the_bound_and_the_ideal_memory(trace: Trace, data) 
     alphas = (0.05, 0.15, 0.3, 0.5, 1.0)
     touched = [window_bytes(tdfg, alpha, "touched") for alpha in alphas]
     live = [window_bytes(tdfg, alpha, "live") for alpha in alphas]
-    assert touched == sorted(touched) and touched[-1] <= ideal_memory(tdfg).bytes
+    assert touched == sorted(touched) and touched[-1] <= all_at_once(tdfg).bytes
     assert all(map(le, live, touched))
     bound = lower_bound(tdfg)
     if bound.kernel in tdfg.tasks:

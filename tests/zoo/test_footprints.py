@@ -10,7 +10,7 @@ import pytest
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.timemodel.model import time_model
 from simgpu.trace.zoo.catalogue import build
-from simgpu.trace.zoo.footprint import bound_bytes, caffe_bytes, fitted_batch, ideal_bytes, result_bytes
+from simgpu.trace.zoo.footprint import all_at_once_bytes, bound_bytes, caffe_bytes, fitted_batch, result_bytes
 from simgpu.trace.zoo.network import LayerKind, Network
 from tests.zoo.networks import conv, linear, network, plain, relu, residual
 from tests.zoo.networks import inception as branches
@@ -56,7 +56,7 @@ def modnn(name: str) -> Network:
 @cache
 def ideal_gb(name: str) -> float:
     """With the largest workspace, on the paper's GPU by the time model."""
-    return ideal_bytes(modnn(name), MODNN[name], time_model(load_node("k40").gpu)) / GB
+    return all_at_once_bytes(modnn(name), MODNN[name], time_model(load_node("k40").gpu)) / GB
 
 
 def errors(name: str, count: str) -> list[tuple[int, float]]:
@@ -113,12 +113,12 @@ def test_caffes_buffers_explain_what_a_user_saw_and_results_alone_do_not() -> No
 
 @pytest.mark.parametrize("name", ["vgg16", "vgg19"])
 def test_ideal_memory_of_vgg_is_32_to_35_gb_before_workspaces(name: str) -> None:
-    assert 32 <= ideal_bytes(modnn(name), 256) / GB <= 35
+    assert 32 <= all_at_once_bytes(modnn(name), 256) / GB <= 35
 
 
 def test_ideal_memory_of_resnet_34_is_8_4_gb() -> None:
     # With sums or normalizations as layers of their own it would be 11 or more.
-    assert ideal_bytes(modnn("resnet34"), 256) / GB == pytest.approx(8.4, abs=0.05)
+    assert all_at_once_bytes(modnn("resnet34"), 256) / GB == pytest.approx(8.4, abs=0.05)
 
 
 def test_only_resnet_34_fits_the_k40_and_four_do_not_fit_24_gb() -> None:
@@ -127,7 +127,7 @@ def test_only_resnet_34_fits_the_k40_and_four_do_not_fit_24_gb() -> None:
     assert [name for name in MODNN if ideal_gb(name) > 24] == ["vgg16", "vgg19", "vgg101", "resnet152"]
     assert 95 <= ideal_gb("vgg101") * GB / GIB <= 100
     # Why its FCN is taken to read 224 x 224: on the 500 x 500 of FCN's authors it would be a fifth that does not.
-    assert ideal_bytes(build("fcn32s", "voc"), 128) > 24 * GB
+    assert all_at_once_bytes(build("fcn32s", "voc"), 128) > 24 * GB
 
 
 def test_lower_bound_of_vgg_101_is_1_4_gb() -> None:
@@ -157,7 +157,7 @@ def test_counts_of_a_small_network_by_hand() -> None:
     image, results = 3 * 64, 256 + 10 + 1  # relu shares the convolution's; the loss is one number
     assert result_bytes(net, 5) == 4 * (3 * weights + 5 * (image + 2 * results))
     assert caffe_bytes(net, 5) == 4 * (3 * weights + 5 * (4 * image + 2 * results + 10))  # 10: probabilities
-    assert ideal_bytes(net, 5) == 4 * (2 * weights + 5 * (image + 2 * results))
+    assert all_at_once_bytes(net, 5) == 4 * (2 * weights + 5 * (image + 2 * results))
     assert bound_bytes(net) == 4 * (2 * weights + 256 + 10 + 256)  # fc: its input, and from gradient to gradient
     assert fitted_batch(net, result_bytes(net, 5)) == 5
     assert fitted_batch(net, 0) == 1
@@ -183,4 +183,4 @@ def test_a_sum_is_a_result_in_caffe_and_part_of_its_layer_in_modnn() -> None:
     net = residual()
     pooled = 4 + 10 + 1
     assert result_bytes(net, 1) - result_bytes(net, 0) == 4 * (192 + 2 * (3 * 256 + pooled))
-    assert ideal_bytes(net, 1) - ideal_bytes(net, 0) == 4 * (192 + 2 * (2 * 256 + pooled))
+    assert all_at_once_bytes(net, 1) - all_at_once_bytes(net, 0) == 4 * (192 + 2 * (2 * 256 + pooled))

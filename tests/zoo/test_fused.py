@@ -12,7 +12,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.trace.zoo.catalogue import build
-from simgpu.trace.zoo.footprint import bound_bytes, ideal_bytes
+from simgpu.trace.zoo.footprint import all_at_once_bytes, bound_bytes
 from simgpu.trace.zoo.lowering.framework import Framework
 from simgpu.trace.zoo.modelled import build_trace
 from simgpu.trace.zoo.network import LayerKind, Network
@@ -166,7 +166,7 @@ def test_blocks_add_up_to_modnns_ideal_memory(name: str) -> None:
     """In closed form it is one result and one gradient a layer; the trace has a mask, labels, statistics besides."""
     batch = MODNN[name]
     held = sum(each.bytes for each in built(name, batch).blocks if each.kind is not BlockKind.WORKSPACE)
-    assert held == pytest.approx(ideal_bytes(build(name), batch), rel=0.002)
+    assert held == pytest.approx(all_at_once_bytes(build(name), batch), rel=0.002)
 
 
 def test_the_fcn_fits_24_gb_and_not_12() -> None:

@@ -123,10 +123,10 @@ def _bytes_of_images(name: str) -> int:
 
 def fits() -> dict[str, Any]:
     """Section 7.1: which networks fit 12 and 24 GB in the ideal case."""
-    ideal = {name: amounts["ideal"] for name, amounts in _amounts().items()}
-    told = ", ".join(f"{name} {size / GB:.3g}" for name, size in ideal.items()) + " GB"
-    within = {name for name, size in ideal.items() if size <= 12 * GB}
-    beyond = {name for name, size in ideal.items() if size > 24 * GB}
+    needed = {name: amounts["all_at_once"] for name, amounts in _amounts().items()}
+    told = ", ".join(f"{name} {size / GB:.3g}" for name, size in needed.items()) + " GB"
+    within = {name for name, size in needed.items() if size <= 12 * GB}
+    beyond = {name for name, size in needed.items() if size > 24 * GB}
     return {
         "in_12": rule(within == {"ResNet-34"}, told),
         "beyond_24": rule(beyond >= {"VGG-16", "VGG-19", "VGG-101", "ResNet-152"}, told),
@@ -136,7 +136,7 @@ def fits() -> dict[str, Any]:
 def vgg101() -> dict[str, Any]:
     """Section 7.1: GB of VGG-101 in the ideal case and at least."""
     amounts = _amounts()["VGG-101"]
-    return {"ideal": amounts["ideal"] / GB, "bound": amounts["bound"] / GB}
+    return {"ideal": amounts["all_at_once"] / GB, "bound": amounts["bound"] / GB}
 
 
 def weights_leave(updates: Literal["none", "layer", "all"] = "none", without: str = "") -> dict[str, Any]:
@@ -146,11 +146,11 @@ def weights_leave(updates: Literal["none", "layer", "all"] = "none", without: st
     without: a network that is left out.
     """
     names = [name for name in BATCHES if name != without]
-    return {"ratio": fmean(_ideal(name) / _where_weights_leave(name, updates) for name in names)}
+    return {"ratio": fmean(_all_at_once(name) / _where_weights_leave(name, updates) for name in names)}
 
 
-def _ideal(name: str) -> int:
-    return _amounts()[name]["ideal"]
+def _all_at_once(name: str) -> int:
+    return _amounts()[name]["all_at_once"]
 
 
 def _where_weights_leave(name: str, updates: str) -> int:
@@ -176,23 +176,23 @@ def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
     transfers: what decides it, the most demanding task alone or what a run of vDNN (all, fastest) holds at its peak.
     """
     if transfers == "task":
-        return {"transfers": fmean(amounts["ideal"] / amounts["transfers"] for amounts in _amounts().values())}
+        return {"transfers": fmean(amounts["all_at_once"] / amounts["transfers"] for amounts in _amounts().values())}
     from simgpu.experiments.study_runs import cell_of
 
     changes = {"runs.transfers": {"policy": {"vdnn": {"algorithms": "fastest"}}}, "published": [], "iterations": 1}
     study = loaded("modnn-14", written(changes))
     (run,) = study.members("transfers")
     peaks = {name: cell_of(study, name, run).peak_bytes for name in BATCHES}
-    return {"transfers": fmean(_ideal(name) / peak for name, peak in peaks.items() if peak)}
+    return {"transfers": fmean(_all_at_once(name) / peak for name, peak in peaks.items() if peak)}
 
 
 def figures() -> dict[str, Any]:
     """Figures 9 and 13, as ideal memory over that of each technique, and their published means."""
     names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
     groups = {
-        network: {told: amounts["ideal"] / amounts[name] for name, told in names.items()}
+        network: {told: amounts["all_at_once"] / amounts[name] for name, told in names.items()}
         for network, amounts in _amounts().items()
     }
     groups["mean"] = {told: fmean(of[told] for of in groups.values()) for told in names.values()}
     published = {"mean": {"all": 59.0, "sub-batches": 42.0, "transfers": 4.1}}
-    return {"saved": bars("ideal memory over it", groups, published)}
+    return {"saved": bars("all tensors at once over it", groups, published)}

@@ -11,7 +11,8 @@ nothing is freed before the end). Left out: workspaces of convolutions, the seco
 CUDA's own context. For ResNet-50 at batch 16 a user reports 6707 MB (github.com/antingshen/resnet-protofiles, issue
 13): this counts 5.9 GB of them, `result_bytes` 2.4.
 
-`ideal_bytes` and `bound_bytes`: moDNN's ideal memory and lower bound (Chen et al., TPDS 2019, sections 7 and 5.1.1).
+`all_at_once_bytes` and `bound_bytes`: moDNN's ideal memory and lower bound (Chen et al., TPDS 2019, sections 7 and
+5.1.1).
 
 Buddy Compression (Choukse et al., ISCA 2020) prints footprints in table 1 without a batch, so the batch is not known.
 Fitted to them here, it is
@@ -90,14 +91,14 @@ def caffe_bytes(network: Network, batch: int) -> int:
     return result_bytes(network, batch) + batch * (ahead + _FLOAT * _buffers(network))
 
 
-def ideal_bytes(network: Network, batch: int, prices: Prices | None = None) -> int:
+def all_at_once_bytes(network: Network, batch: int, prices: Prices | None = None) -> int:
     """Bytes of moDNN's ideal case: weights, results, their gradients (one of each for each fused layer), the batch.
 
     Sums of residual networks, normalizations and ReLUs are part of the layer before. prices: a time model, whose
     fastest algorithm for each convolution gives the largest workspace that comes on top; none without it.
 
     >>> from simgpu.trace.zoo.catalogue import build
-    >>> round(ideal_bytes(build("resnet34"), 256) / 1e9, 1)
+    >>> round(all_at_once_bytes(build("resnet34"), 256) / 1e9, 1)
     8.4
     """
     kept = 2 * _FLOAT * network.parameters + batch * (_inputs(network) + 2 * _results(network, _FUSED))
