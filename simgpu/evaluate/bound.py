@@ -199,12 +199,12 @@ def _least_time(facts: Facts, own: Sequence[int], k: int) -> int:
     fixed = facts.worked[begins // 2] + facts.work(2 * k + 1, 2 * k + 2) + facts.work(2 * last + 1, 2 * facts.kernels)
 
     def enough(ns: int) -> bool:
-        return _filled(copies, ns - fixed) + _filled(again, ns - compute) >= missing
+        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
 
-    return _smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
 
 
-def _filled(items: Sequence[tuple[int, int]], ns: int) -> int:
+def filled(items: Sequence[tuple[int, int]], ns: int) -> int:
     """At most so many bytes are freed by items (bytes, time) in some time; parts are allowed, and rounded up."""
     total = 0
     for size, each in sorted(items, key=lambda item: Fraction(item[1], item[0])):
@@ -214,7 +214,8 @@ def _filled(items: Sequence[tuple[int, int]], ns: int) -> int:
     return total
 
 
-def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int:
+def smallest(enough: Callable[[int], bool], low: int, high: int) -> int:
+    """The least time between two that is enough."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)

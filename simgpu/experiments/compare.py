@@ -22,12 +22,10 @@ from simgpu.analysis.tables import (
     with_bound,
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Problem, SimgpuError
-from simgpu.graph.transforms import WithEncodings
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
 from simgpu.trace.model import Trace
-from simgpu.units import format_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from simgpu.evaluate.bound import Bound
     from simgpu.hardware.spec import NodeSpec
+    from simgpu.policies.joint.least_times import LeastTimes
     from simgpu.scenario.model import Scenario
     from simgpu.trace.model import TraceInfo
 
@@ -99,15 +98,15 @@ class Run:
 class Comparison:
     """The runs in the order asked for, all of one trace on one node. Prints as a table; in a notebook it shows as one.
 
-    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers. bound: on the time of every
-    placement of feature maps, where it was asked for and can be told; bound_note: what it is, or why it cannot.
+    Use ``comparison["vdnn(mode=conv)"]`` for a run by its label, `frame` for all numbers. bounds: on the time of
+    placements of feature maps and of every program, where asked for and known; bound_note: what they are, or why not.
     """
 
     runs: tuple[Run, ...]
     trace: TraceInfo
     trace_name: str
     node: NodeSpec
-    bound: Bound | None = None
+    bounds: LeastTimes | None = None
     bound_note: str = ""
 
     def __iter__(self) -> Iterator[Run]:
@@ -128,16 +127,21 @@ class Comparison:
         return {run.label: run.result for run in self.runs if run.result is not None}
 
     @property
+    def bound(self) -> Bound | None:
+        """The bound of `simgpu.least_time`, None where `bounds` is."""
+        return None if self.bounds is None else self.bounds.least
+
+    @property
     def headings(self) -> tuple[str, ...]:
         """Headings of `rows`: with a bound, how far each is over it comes behind the slowdown."""
-        return with_bound(COMPARISON_HEADINGS, OVER_BOUND) if self.bound else COMPARISON_HEADINGS
+        return with_bound(COMPARISON_HEADINGS, OVER_BOUND) if self.bounds else COMPARISON_HEADINGS
 
     def rows(self) -> list[tuple[str, ...]]:
         """Texts under `headings`, one row a run."""
         rows = comparison_rows((run.label, run.result.metrics if run.result else None, _note(run)) for run in self.runs)
-        if self.bound is None:
+        if self.bounds is None:
             return rows
-        over = [_over(run.result, self.bound) for run in self.runs]
+        over = [_over(run.result, self.bounds) for run in self.runs]
         return [with_bound(row, text) for row, text in zip(rows, over, strict=True)]
 
     @property
@@ -268,7 +272,7 @@ def compare(
         runs.append(Run(label, policy.name, policy.parameters, outcome))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
-    told: tuple[Bound | None, str] = (None, "")
+    told: tuple[LeastTimes | None, str] = (None, "")
     if bound:
         if progress:
             progress("the least time of every placement")
@@ -276,32 +280,27 @@ def compare(
     return Comparison(tuple(runs), trace.info, trace.name, node, *told)
 
 
-def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[Bound | None, str]:
-    """The bound and what it is, or None and why it cannot be told."""
-    from simgpu.experiments.least_time import least_time
+def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[LeastTimes | None, str]:
+    """The bounds and what they are, or None and why they cannot be told."""
+    from simgpu.experiments.least_time import least_times
 
     if settings["gpus"] not in (None, 1):
         return None, "no bound is known for several GPUs that train together"
     try:
-        found = least_time(
+        found = least_times(
             trace, node, budget=settings["budget"], alignment=settings["alignment"], epoch=settings["epoch"]
         )
     except OutOfMemoryError as error:
-        others = "what fits all the same swaps more than feature maps, or changes the batch or algorithms"
-        return None, f"no placement of feature maps fits: {error}; {others}"
+        return None, f"no program of the whole batch fits: {error}"
     except InputError as error:
         return None, f"no bound: {error}"
-    what = "no placement of feature maps by keeping, swapping, encoding and recomputing them takes less than"
-    besides = "Sub-batches and other convolution algorithms are none"
-    return found, f"{OVER_BOUND}: {what} {format_time(found.ns)} ({found.how}). {besides}."
+    return found, f"{OVER_BOUND}: {found.told}."
 
 
-def _over(result: Result | None, bound: Bound) -> str:
-    """How far a result is over the bound; a dash where it is of something else than the bound is about."""
-    if result is None or result.program.unlimited_memory:
-        return "-"
-    same_tasks = all(isinstance(transform, WithEncodings) for transform in result.program.transforms)
-    return over_bound(result.iteration_ns, bound.ns) if same_tasks else "-"
+def _over(result: Result | None, bounds: LeastTimes) -> str:
+    """How far a result is over the bound that holds for it; a dash where none does."""
+    bound = None if result is None else bounds.of(result.program)
+    return "-" if result is None or bound is None else over_bound(result.iteration_ns, bound.ns)
 
 
 def _say(progress: Callable[[str], None], label: str, what: str) -> None:

@@ -1,16 +1,16 @@
-"""How fast an iteration can be at best, whatever a policy decides about its feature maps.
+"""How fast an iteration can be at best, whatever a policy decides about its feature maps, or moves at all.
 
-Lives here: `least_time`. Does not live here: the bound (`simgpu.evaluate.bound`), or the actions that it is over
-(`simgpu.policies.joint.actions`).
+Lives here: `least_time` and `least_times`. Does not live here: the bounds (`simgpu.evaluate.bound`,
+`simgpu.evaluate.wide_bound`), or the actions that the first is over (`simgpu.policies.joint.actions`).
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.evaluate.bound import Bound, lower_bound, quick_bound
+from simgpu.evaluate.bound import Bound
+from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
 from simgpu.policies.placing import evaluator_of
 from simgpu.simulation import planning
@@ -35,8 +35,9 @@ def least_time(
     need. The arguments are those of `simgpu.simulate`. With SciPy (extra ``calibrate``) by a linear program, of which
     the multipliers are checked in whole numbers; without it a weaker bound.
 
-    Raises `InputError` where nothing exact is known of the times on the node, and `OutOfMemoryError` where no placement
-    fits.
+    Where no placement of feature maps fits, a program may that moves more: then it is the bound on every program that
+    runs the whole batch (`least_times` gives both). Raises `InputError` where nothing exact is known of the times on
+    the node, and `OutOfMemoryError` where not even a kernel's own blocks fit, so that no policy does.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
@@ -44,15 +45,31 @@ def least_time(
     >>> least_time(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node).ns
     94
     """
+    return least_times(trace, node, budget=budget, alignment=alignment, epoch=epoch).least
+
+
+def least_times(
+    trace: Trace,
+    node: NodeSpec,
+    *,
+    budget: int | str | None = None,
+    alignment: int | str | None = None,
+    epoch: int = 0,
+) -> LeastTimes:
+    """The bound on placements of feature maps, and the one on whatever a program of the whole batch moves.
+
+    Arguments and errors are those of `least_time`.
+    """
     policy = Joint()
     context = planning(trace, node, policy, budget=budget, alignment=alignment, epoch=epoch)
-    evaluator = evaluator_of(context, policy.decisions(context))
+    decisions = policy.decisions(context)
+    evaluator = evaluator_of(context, decisions)
     if evaluator.why_not is not None:
         remedy = "choose a node with a full-duplex link, two copy engines and no compressing DMA engine"
         raise InputError.single("", f"node {node.name}", f"no bound is known: {evaluator.why_not}", remedy)
-    bound = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
-    if not bound.fits:
-        kernel = "" if bound.kernel is None else context.graph.kernels[bound.kernel].id
+    both = bounds_of(evaluator)
+    if not both.of_all.fits:
+        kernel = "" if both.of_all.kernel is None else context.graph.kernels[both.of_all.kernel].id
         waiting, limit = f"kernel {kernel}, whatever has left,", context.budget
-        raise OutOfMemoryError(waiting, "device", bound.least_peak, limit, limit, limit, 0, (), kernel)
-    return bound
+        raise OutOfMemoryError(waiting, "device", both.of_all.least_peak, limit, limit, limit, 0, (), kernel)
+    return both

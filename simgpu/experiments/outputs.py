@@ -144,7 +144,8 @@ def trainings_document(trainings: Sequence[Training], about: Mapping[str, Any]) 
 
 def report_document(comparison: Comparison, about: Mapping[str, Any]) -> dict[str, Any]:
     """The report as plain data: its schema, what was run and on what, and every policy's numbers."""
-    bound = {"bound": asdict(comparison.bound)} if comparison.bound else {}
+    bounds = comparison.bounds
+    bound = {"bound": asdict(bounds.least), "bound_of_all": asdict(bounds.of_all)} if bounds else {}
     results = [entry | _of_timeline(run.result) for run, entry in zip(comparison, comparison.to_dict(), strict=True)]
     return {"schema": REPORT_SCHEMA, **about, **comparison.about(), **bound, "results": results}
 

@@ -162,14 +162,15 @@ def test_it_tells_how_far_from_the_best_possible_it_is(share: float):
         assert over == 0
 
 
-def test_no_distance_is_told_where_no_bound_is_known():
+def test_where_no_placement_of_feature_maps_is_bounded_the_note_says_so():
     """Neither of a node on which times are not exact, nor of what runs where no placement of these actions fits."""
     trace, node = chain([5] * 8, [10] * 8, [100] * 8), node_of(PLENTY)
     half = replace(node, link=replace(node.link, duplex=Duplex.HALF))
     assert not any("best possible" in note for note in simulate(trace, half, "joint", budget=500).notes)
     passive = simulate(trace, node, "joint", budget=250).notes
     assert not any("best possible" in note for note in passive)
-    assert any("no placement of these actions fits: a kernel needs 300 B" in note for note in passive)
+    assert any("no placement of feature maps alone fits (a kernel needs 300 B" in note for note in passive)
+    assert any(note.startswith("at most") and "moves more than feature maps" in note for note in passive)
 
 
 def test_actions_beyond_homes_keep_their_numbers():

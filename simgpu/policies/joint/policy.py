@@ -8,7 +8,7 @@ finds is tried on the machine beside the programs of these policies, and of vDNN
 never slower than any of them.
 
 How far that is from the best is told by a lower bound on the time of every placement of these actions within the
-budget (`simgpu.evaluate.bound`).
+budget, or, where a program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from math import inf
 
-from simgpu.evaluate.bound import lower_bound, quick_bound
 from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -29,6 +27,7 @@ from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
+from simgpu.policies.joint.least_times import NOT_BOUNDED, bounds_of
 from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
@@ -92,7 +91,7 @@ class Joint(PlacingPolicy):
             why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
             notes.insert(0, f"adopted: the program of {label}, {why}")
         if self.bound and runs and not evaluator.why_not:
-            notes.append(_distance(evaluator, time_ns))
+            notes.append(_distance(evaluator, program, time_ns))
         return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
 
     def decisions(self, context: PlanContext) -> Decisions:
@@ -150,11 +149,14 @@ def _how(found: Explored) -> str:
     return f"{every}: {format_time(found.score)}"
 
 
-def _distance(evaluator: Evaluator, time_ns: int) -> str:
+def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
     """How far from the best possible the answer is, at most."""
-    bound = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
-    if not bound.fits:
-        return f"no placement of these actions fits: {bound.how}"
-    over = max(time_ns / bound.ns - 1, 0) if bound.ns else inf if time_ns else 0
-    least = f"takes {format_time(bound.ns)} or more ({bound.how})"
-    return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
+    both = bounds_of(evaluator)
+    bound = both.of(program)
+    if bound is None:
+        return f"no distance to a lower bound: the program {NOT_BOUNDED}"
+    over = time_ns / bound.ns - 1 if bound.ns else inf if time_ns else 0
+    if bound is both.of_feature_maps:
+        least = f"takes {format_time(bound.ns)} or more ({bound.how})"
+        return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
+    return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.told}"

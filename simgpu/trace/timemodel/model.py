@@ -226,7 +226,7 @@ def time_model(
         raise InputError(problems)
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
-    architecture = table.architectures[gpu.architecture]
+    architecture = next(found for name, found in table.architectures.items() if name == gpu.architecture)
     return TimeModel(
         gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
     )

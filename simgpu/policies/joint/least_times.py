@@ -1,0 +1,126 @@
+"""Both lower bounds on the time of an iteration, and which of them holds for a program.
+
+Lives here: `bounds_of`, and the words of all who print a distance to a bound. Does not live here: the bounds
+(`simgpu.evaluate.bound`, `simgpu.evaluate.wide_bound`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from simgpu.evaluate.bound import Bound, lower_bound, quick_bound
+from simgpu.evaluate.evaluator import Evaluator
+from simgpu.evaluate.options import Decisions
+from simgpu.evaluate.wide_bound import wide_bound
+from simgpu.graph.transforms import WithEncodings
+from simgpu.program.instructions import (
+    COMPUTE,
+    Acquire,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Instruction,
+    Launch,
+    Program,
+    Provide,
+    Space,
+)
+from simgpu.units import format_time
+
+#: Why a result has no distance to a bound, in the words of all that print one.
+NOT_BOUNDED = "divides the batch, chooses algorithms, or has compressed, paged or unlimited memory"
+
+
+@dataclass(frozen=True)
+class LeastTimes:
+    """of_feature_maps: no placement of the decisions is faster, and none fits where `fits` is False. of_all: the same
+    of every program of the whole batch, whatever it moves. blocks: of the graph, without encoded forms."""
+
+    of_feature_maps: Bound
+    of_all: Bound
+    decisions: Decisions
+    blocks: int
+
+    def of(self, program: Program) -> Bound | None:
+        """The bound that holds for a program that fits; None for one that `NOT_BOUNDED` describes."""
+        if not is_bounded(program):
+            return None
+        if self.of_feature_maps.fits and moves_feature_maps_alone(program, self.decisions, self.blocks):
+            return max(self.of_feature_maps, self.of_all, key=lambda bound: bound.ns)
+        return self.of_all
+
+    @property
+    def least(self) -> Bound:
+        """That of feature maps; where no placement of these alone fits, that of all programs."""
+        return self.of_feature_maps if self.of_feature_maps.fits else self.of_all
+
+    @property
+    def told(self) -> str:
+        """What the bounds are of, and of what there is none."""
+        maps, everything = self.of_feature_maps, self.of_all
+        if maps.fits:
+            first = f"placements of feature maps take {format_time(maps.ns)} or more ({maps.how})"
+        else:
+            first = f"no placement of feature maps alone fits ({maps.how})"
+        others = f"programs that move more take {format_time(everything.ns)} or more ({everything.how})"
+        return f"{first}; {others}; there is no bound for what {NOT_BOUNDED}"
+
+
+def bounds_of(evaluator: Evaluator) -> LeastTimes:
+    """Both bounds for the graph, node and budget of an evaluator, the first one for its decisions.
+
+    That for feature maps is by a linear program where SciPy is installed.
+    """
+    narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
+    wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
+    return LeastTimes(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks))
+
+
+def is_bounded(program: Program) -> bool:
+    """Whether `wide_bound` holds for a program: the whole batch, the recorded algorithms, memory of its own."""
+    only_encodes = all(isinstance(transform, WithEncodings) for transform in program.transforms)
+    return only_encodes and program.gpus == 1 and not program.unlimited_memory and program.residency is None
+
+
+def moves_feature_maps_alone(program: Program, decisions: Decisions, count: int) -> bool:
+    """Whether a program moves, drops and makes again the feature maps of the decisions alone, each in its own gap.
+
+    Then `simgpu.evaluate.bound` holds for it, which proves more. count: blocks of the graph; those from there on are
+    encoded forms. What a program does elsewhere than in its compute stream's order is not looked into: it counts as
+    moving more.
+    """
+    gaps = {each.block: each.after for each in decisions.maps}
+    taken: Counter[int] = Counter()
+    launched = -1
+    for segment in program.segments:
+        for stream, code in segment.streams.items():
+            for instruction in code:
+                if isinstance(instruction, Launch) and not instruction.recompute:
+                    launched = instruction.kernel
+                if not _keeps(instruction, gaps, taken, launched, in_order=stream == COMPUTE, count=count):
+                    return False
+    return len(program.segments) == 1 and program.segments[0].repeat == 1
+
+
+def _keeps(
+    instruction: Instruction, gaps: dict[int, int], taken: Counter[int], launched: int, *, in_order: bool, count: int
+) -> bool:
+    """Whether an instruction concerns feature maps in their gaps alone, or is what every program does."""
+    match instruction:
+        case CopyOut(block) | CopyIn(block) | Encode(block) | Decode(block):
+            return block in gaps or block >= count
+        case Provide(_, space):
+            return space is Space.DEVICE and launched < 0
+        case Acquire(blocks, Space.DEVICE):
+            taken.update(blocks)
+            again = [b for b in blocks if taken[b] > 1 and b < count]
+            return all(_in_gap(b, gaps, taken, launched) for b in again) and (in_order or not again)
+        case _:
+            return True
+
+
+def _in_gap(b: int, gaps: dict[int, int], taken: Counter[int], launched: int) -> bool:
+    return b in gaps and taken[b] == 2 and launched >= gaps[b]
