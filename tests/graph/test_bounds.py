@@ -29,6 +29,7 @@ from simgpu.trace.zoo.catalogue import build
 from simgpu.trace.zoo.footprint import all_at_once_bytes
 from simgpu.trace.zoo.modelled import build_trace
 from tests.graph.test_tdfg import LAYER
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
 from tests.semantics.random_traces import traces
 
 K40 = load_node("k40").gpu
@@ -86,6 +87,27 @@ def test_the_bound_of_a_layer_with_weights():
         BlockKind.FEATURE_MAP: 20,
         BlockKind.LABEL: 1,
     }
+
+
+def test_what_the_optimizer_alone_uses_does_not_reside():
+    """w and dw reside, 200 bytes; t lives from U1 to U2 alone, so that U1 and U2 need 50 more, and F and B 30."""
+    tasks = graph(
+        [
+            kernel("F", 1, "x w", "y"),
+            kernel("B", 1, "x y", "dw", phase=BACKWARD),
+            kernel("U1", 1, "dw", "t", phase=OPTIMIZER),
+            kernel("U2", 1, "t w", "w", phase=OPTIMIZER),
+        ],
+        [
+            held("x", 10, kind=BlockKind.INPUT),
+            held("w", 100, kind=BlockKind.WEIGHT),
+            block("y", 20),
+            block("dw", 100, kind=BlockKind.WEIGHT_GRADIENT),
+            block("t", 50, kind=BlockKind.OTHER),
+        ],
+    )
+    bound = lower_bound(Tdfg.of(tasks))
+    assert (bound.bytes, bound.kernel) == (250, tasks.kernel("U1"))
 
 
 def test_weights_that_leave_are_needed_by_their_own_tasks_alone():
