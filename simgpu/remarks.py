@@ -13,10 +13,13 @@ from simgpu.graph.updates import updates_of, without_gradient
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.program.instructions import CopyOut, Program
 from simgpu.trace.epochs import epochs_of
-from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
+from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.trace.rescale.entry import shipped_gpu
 from simgpu.trace.timemodel.formats import model_notes
-from simgpu.units import format_time
+from simgpu.units import format_bytes, format_time
+
+#: An output that is a smaller part of the feature maps than this changes no peak that anybody compares.
+_NOTABLE = 0.01
 
 
 def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
@@ -49,6 +52,27 @@ def on_epoch(trace: Trace, epoch: int) -> list[str]:
         return []
     nearest = known[0] if epoch < known[0] else known[-1]
     return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {epoch}"]
+
+
+def on_output(trace: Trace) -> list[str]:
+    """Where the training loop held an output of the model that is a notable part of all feature maps.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.model import RELEASED_AT_END, OutputLife
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5, 5], [10, 10], [2**20, 2**20])
+    >>> held = replace(trace, blocks=tuple(replace(block, release=RELEASED_AT_END) for block in trace.blocks))
+    >>> on_output(replace(held, info=replace(held.info, output=OutputLife.HELD)))
+    ["the trace's loop holds the model's output (1 MiB) through backward, which loss_fn(model(x), y) does not"]
+    """
+    if trace.info.output is not OutputLife.HELD:
+        return []
+    maps = [block for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and not block.persistent]
+    held = sum(block.bytes for block in maps if block.release == RELEASED_AT_END)
+    if held < _NOTABLE * sum(block.bytes for block in maps):
+        return []
+    loop = "which loss_fn(model(x), y) does not"
+    return [f"the trace's loop holds the model's output ({format_bytes(held)}) through backward, {loop}"]
 
 
 def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:

@@ -27,7 +27,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
-from simgpu.remarks import on_compression, on_compute, on_epoch, on_exchange, on_gpus
+from simgpu.remarks import on_compression, on_compute, on_epoch, on_exchange, on_gpus, on_output
 from simgpu.result import Result
 from simgpu.tasks import task_graph
 from simgpu.trace.check import check_trace
@@ -205,7 +205,7 @@ class _Shared:
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
         notes = (*notes, *on_epoch(self.trace, self.epoch), *on_compression(program, self.graph, self.node))
-        notes = (*notes, *on_gpus(program, self.node))
+        notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
         verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
         ran = transformed(self.graph, program.transforms)
         if program.gpus == 1:

@@ -97,6 +97,7 @@ _ROUGH = (
     help="Keep snapshots of all live blocks along an iteration, as .npy.",
 )
 @click.option("--snapshots", type=_COUNT, help="How many.  [default: 10]")
+@click.option("--hold-output", is_flag=True, help="The loop holds the model's output through backward.")
 @click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
 @quiet_option
@@ -115,6 +116,7 @@ def record(
     save_maps: Path | None,
     dump_memory: Path | None,
     snapshots: int | None,
+    hold_output: bool,
     algorithms: bool,
     seed: int,
     quiet: bool,
@@ -157,6 +159,7 @@ def record(
             measure_entries=entries_in(codecs),
             dump_memory=dump_memory,
             snapshots=snapshots,
+            hold_output=hold_output,
             say=say,
         )
         say(f"writing {output}")

@@ -14,7 +14,7 @@ from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
-from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
 
@@ -63,7 +63,7 @@ def stats(path: str) -> None:
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()
-    screen.print(facts([*found.facts(), *counted.summary_rows()]))
+    screen.print(facts([*found.facts(), *_loop(found), *counted.summary_rows()]))
     tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "bytes"), counted.kind_rows()),
@@ -82,9 +82,15 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     words = "derived from the blocks" if layers.derived else "as recorded"
     return [
         *trace.facts(),
+        *_loop(trace),
         ("notes", trace.info.notes or "-"),
         ("layers", f"{sum(not name.startswith('(') for name in layers.names)}, {words}"),
     ]
+
+
+def _loop(trace: Trace) -> list[tuple[str, str]]:
+    """How the training loop was written, as far as the trace states it."""
+    return [("output", trace.info.output or NOT_STATED)]
 
 
 def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:

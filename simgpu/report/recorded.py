@@ -20,7 +20,7 @@ from simgpu.textfile import read_text
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import BLOCKS, KERNELS
-from simgpu.trace.model import Block, Kernel, Origin, TraceInfo
+from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
 from simgpu.trace.tables import read_table
 
 _RUN = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
@@ -89,7 +89,8 @@ class Recorded:
     def info(self) -> TraceInfo:
         """Where the trace comes from."""
         told = {name: value for name, value in self.document["trace"].items() if name != "name"}
-        return TraceInfo(**{**told, "origin": Origin(told["origin"])})
+        output = OutputLife(told["output"]) if told.get("output") else None
+        return TraceInfo(**{**told, "origin": Origin(told["origin"]), "output": output})
 
     @property
     def title(self) -> str:

@@ -16,7 +16,18 @@ from enum import StrEnum
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.compressibility.entries import entries_of
-from simgpu.trace.model import RELEASED_AT_END, Access, AccessOrder, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.trace.model import (
+    RELEASED_AT_END,
+    Access,
+    AccessOrder,
+    BlockKind,
+    Kernel,
+    Origin,
+    OutputLife,
+    Phase,
+    Trace,
+    TraceInfo,
+)
 
 #: Says where a value stands: (table, position in it or -1 for the table itself, field) -> (file, place).
 #: Tables are named as the fields of `Trace`.
@@ -124,6 +135,8 @@ def _number_message(value: object) -> tuple[str, str]:
 def _check_info(info: TraceInfo, found: Findings) -> None:
     _check_texts(found, "info", -1, info, ("model", "device", "dtype", "tool"))
     _check_word(found, "info", -1, info, "origin", Origin)
+    if info.output is not None:
+        _check_word(found, "info", -1, info, "output", OutputLife)
     if not (_is_count(info.batch) and info.batch > 0):
         found.add("info", -1, "batch", f"{info.batch!r} is not a number of samples", "give a whole number >= 1")
     if info.date:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 
 SCHEMA = "simgpu.trace/1"
 FILE = "trace.yaml"
@@ -24,7 +25,12 @@ _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
 #: Bytes; left out where there is nothing to tell.
 _SIZES = ("framework_peak_bytes", "workspace_limit")
-_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, *_SIZES, *_COUNTS)
+#: Keys with one of a few values, and what such a value is called.
+_WORDS: Mapping[str, tuple[type[StrEnum], str]] = {
+    "origin": (Origin, "an origin"),
+    "output": (OutputLife, "a lifetime of the output"),
+}
+_KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, "output", *_SIZES, *_COUNTS)
 
 
 @dataclass(slots=True)
@@ -70,16 +76,16 @@ def read_header(path: Path) -> ReadHeader:
     sizes: dict[str, Any] = {key: values[key] for key in _SIZES if values.get(key) is not None}
     for key in (key for key, size in sizes.items() if type(size) is not int):
         complain(places[key], f"{sizes[key]!r} is not a whole number", "give whole bytes, digits only")
-    origin = _origin(values.get("origin", Origin.RECORDED))
-    if origin is None:
-        wrong = str(values["origin"])
-        complain(places["origin"], f"'{wrong}' is not an origin", did_you_mean(wrong, list(Origin)))
+    words = _words(values)
+    for key in (key for key, word in words.items() if word is None):
+        (kind, what), wrong = _WORDS[key], str(values[key])
+        complain(places[key], f"'{wrong}' is not {what}", did_you_mean(wrong, list(kind)))
     result.counts = {key: values[key] for key in _COUNTS if type(values.get(key)) is int}
     for key in _COUNTS:
         if key in values and key not in result.counts:
             complain(places[key], f"{values[key]!r} is not a whole number", f"give the rows of {key}.csv")
     if not result.problems:
-        result.info = TraceInfo(batch=batch, origin=origin or Origin.RECORDED, **texts, **sizes)
+        result.info = TraceInfo(batch=batch, **words, **texts, **sizes)
     return result
 
 
@@ -88,8 +94,10 @@ def _texts(values: Mapping[Any, Any]) -> dict[str, Any]:
     return {key: text.isoformat() if type(text) is datetime.date else text for key, text in found.items()}
 
 
-def _origin(value: Any) -> Origin | None:
-    return Origin(value) if value in list(Origin) else None
+def _words(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The keys with one of a few values that are there; None for a value that is none of them."""
+    kinds = {key: kind for key, (kind, _) in _WORDS.items() if key in values}
+    return {key: kind(values[key]) if values[key] in list(kind) else None for key, kind in kinds.items()}
 
 
 def header_text(trace: Trace) -> str:
@@ -106,6 +114,7 @@ def header_text(trace: Trace) -> str:
         "origin": str(info.origin),
         "tool": info.tool,
         "date": info.date,
+        "output": None if info.output is None else str(info.output),
         "notes": info.notes,
         "framework_peak_bytes": info.framework_peak_bytes,
         "modelled": info.modelled,
@@ -113,7 +122,7 @@ def header_text(trace: Trace) -> str:
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
-    for key in (*_SIZES, "modelled"):
+    for key in (*_SIZES, "modelled", "output"):
         if values[key] in (None, ""):
             del values[key]
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.

@@ -52,11 +52,25 @@ class Origin(StrEnum):
     MODELLED = "modelled"
 
 
+class OutputLife(StrEnum):
+    """How long the training loop holds the model's output, beyond what autograd saves of it.
+
+    RELEASED: until the loss is computed, as in ``loss = loss_fn(model(x), y); loss.backward()``. HELD: through backward
+    and the optimizer step, as a loop's own variable is, which logging code reads.
+    """
+
+    RELEASED = "released"
+    HELD = "held"
+
+
 #: Value of `Block.release` for a block that the framework still held when the iteration ended.
 RELEASED_AT_END = "end"
 
 #: A larger relative spread of the median kernel is told with every result.
 _WIDE_SPREAD = 0.2
+
+#: Stands for what the header of a trace does not state.
+NOT_STATED = "not stated"
 
 #: Stands for the device or the number format where neither the recording nor the user says.
 NOT_RECORDED = "not recorded"
@@ -204,6 +218,7 @@ class TraceInfo:
     framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
     modelled: what of a recorded or imported trace is modelled all the same, such as its sparsity; empty for nothing.
     workspace_limit: bytes of workspace that the algorithms of a modelled trace were kept to; None for the usual limit.
+    output: how long the loop held the model's output; None where the trace does not state it.
     """
 
     model: str
@@ -217,6 +232,7 @@ class TraceInfo:
     framework_peak_bytes: int | None = None
     modelled: str = ""
     workspace_limit: int | None = None
+    output: OutputLife | None = None
 
     @property
     def provenance(self) -> str:

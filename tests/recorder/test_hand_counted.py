@@ -43,7 +43,7 @@ def test_the_kernels_are_the_operators_in_order(trace: Trace) -> None:
 
 
 def test_memory_while_each_kernel_runs_is_what_it_is_on_paper(trace: Trace) -> None:
-    held = Y + LOSS  # the loop's own variables
+    held = LOSS  # the loop's own variable
     gradients2 = W2 + B2
     gradients = gradients2 + W1 + B1
     assert live_bytes(trace) == [
@@ -51,7 +51,7 @@ def test_memory_while_each_kernel_runs_is_what_it_is_on_paper(trace: Trace) -> N
         H + H,  # relu makes its own result
         H + Y,  # what went into relu is gone, its result is kept
         H + Y + LOSS,
-        H + held + LOSS,  # the loss's gradient
+        H + held + LOSS,  # the loss's gradient; nobody holds the output any more
         H + held + LOSS + H,  # gradient of the hidden layer
         H + held + LOSS + H + W2,
         H + held + LOSS + H + W2 + B2,

@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
-from simgpu.trace.model import BlockKind, Origin, Trace
+from simgpu.trace.model import BlockKind, Origin, OutputLife, Trace
 from simgpu.trace.sparsity.generator import mean_sparsity
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -47,6 +47,13 @@ def test_they_are_valid_recordings_marked_as_made_on_a_cpu(network: _Network) ->
     assert trace.info.device.startswith("CPU")
     assert "Recorded on a CPU" in trace.info.notes and "1 thread" in trace.info.notes
     assert all(kernel.duration_ns > 0 for kernel in trace.kernels)
+
+
+def test_they_state_that_their_loop_held_the_output_and_the_loss(network: _Network) -> None:
+    trace, batch, *_ = network
+    assert trace.info.output is OutputLife.HELD
+    held = [block for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and block.release == "end"]
+    assert [block.shape for block in held] == [(batch, 10), ()]
 
 
 def test_weights_and_arithmetic_are_the_networks(network: _Network) -> None:

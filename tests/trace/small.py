@@ -18,6 +18,7 @@ from simgpu.trace.model import (
     CompressedSize,
     Kernel,
     Origin,
+    OutputLife,
     Phase,
     SavedTensor,
     SparsitySample,
@@ -166,6 +167,7 @@ def _infos(draw: st.DrawFn) -> TraceInfo:
         draw(_NAMES),
         draw(st.sampled_from(["", "2024-02-29", "1999-12-31"])),
         draw(st.text(st.characters(codec="utf-8"), max_size=20)),
+        output=draw(_maybe(st.sampled_from(OutputLife))),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -142,6 +143,15 @@ def test_a_case_that_was_made_in_another_way_is_not_mixed_with_it(
 ) -> None:
     with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
         record(made[0], plan, **options)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_case_whose_loop_held_the_output_is_not_mixed_with_it(made: tuple[Path, Recorded], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made[0], tmp_path / "held"))
+    header = folder / PLAN.name / "trace" / "trace.yaml"
+    header.write_text(header.read_text().replace("output: released", "output: held"))
+    with pytest.raises(InputError, match=r"little-b4: holds a case that was made with other settings.*--force"):
+        record(folder, PLAN)
 
 
 @pytest.mark.usefixtures("nothing_runs")

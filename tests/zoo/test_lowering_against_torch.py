@@ -39,7 +39,7 @@ NETWORKS: dict[str, dict[str, Value]] = {
 @cache
 def followed(name: str) -> Trace:
     network = build(name, **NETWORKS[name])
-    return record(lambda: workload(network, BATCH), batch=BATCH, gpu="v100")
+    return record(lambda: workload(network, BATCH), batch=BATCH, gpu="v100", hold_output=True)
 
 
 def without_workspace(trace: Trace) -> Trace:

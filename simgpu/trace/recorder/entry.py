@@ -45,6 +45,7 @@ def record(
     measure_entries: MeasureEntries | None = None,
     dump_memory: str | Path | None = None,
     snapshots: int | None = None,
+    hold_output: bool = False,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -95,6 +96,9 @@ def record(
         timed. Each snapshot is a folder (``03-after-k17``), each block a ``.npy`` file in it, named as in `save_maps`:
         its values in a row as they lie in memory. The trace's blocks tell their shapes.
     snapshots: how many, 10 where left out; they are taken between kernels, in the middle of equal parts of the time.
+    hold_output: whether the loop holds the model's output through backward and the optimizer step, as
+        ``output = model(x); loss = loss_fn(output, y)`` does. Left out, it is the usual loop
+        ``loss = loss_fn(model(x), y)``: once the loss is computed, autograd alone holds the output, if it saved it.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -148,7 +152,7 @@ def record(
         from simgpu.trace.recorder.modelled.session import ModelledSession
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
-        session = ModelledSession(factory, batch, optimizer, spec, day, say)
+        session = ModelledSession(factory, batch, optimizer, spec, day, say, hold_output=hold_output)
     else:
         from simgpu.trace.recorder.session import Session
 
@@ -169,6 +173,7 @@ def record(
             measure_entries,
             None if dump_memory is None else Path(dump_memory),
             DEFAULT_SNAPSHOTS if snapshots is None else snapshots,
+            hold_output,
         )
     try:
         return session.run()

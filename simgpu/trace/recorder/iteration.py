@@ -23,7 +23,7 @@ class Watcher(Protocol):
         """Backward is about to run from this autograd node."""
 
     def finish(self) -> None:
-        """The iteration is over; its output and loss are still held."""
+        """The iteration is over; its loss is still held, and its output where the loop holds it."""
 
 
 class NoWatcher:
@@ -40,14 +40,20 @@ class NoWatcher:
 
 
 def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
-    """Forward and loss alone; returns the module's output and the loss."""
+    """Forward and loss alone; returns the module's output, None unless the loop holds it, and the loss."""
     watcher.begin(Phase.FORWARD)
-    output = workload.module(*workload.inputs)
-    return output, workload.loss(output, *workload.labels)
+    module, inputs, loss_fn, labels = workload.module, workload.inputs, workload.loss, workload.labels
+    if workload.hold_output:
+        output = module(*inputs)
+        return output, loss_fn(output, *labels)
+    # As a loop writes it: where labels are unpacked, the tuple of all arguments holds the output during the call.
+    if len(labels) == 1:
+        return None, loss_fn(module(*inputs), labels[0])
+    return None, loss_fn(module(*inputs), *labels)
 
 
 def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
-    """Forward, loss and backward; returns the module's output and the loss."""
+    """Forward, loss and backward; returns the module's output, None unless the loop holds it, and the loss."""
     output, loss = run_forward(workload, watcher)
     watcher.begin(Phase.BACKWARD)
     watcher.differentiate(loss.grad_fn)
@@ -59,8 +65,8 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
     """Forward, loss, backward, optimizer step, and then letting the gradients go.
 
     ``optimizer.zero_grad(set_to_none=True)`` ends the iteration, so that the next one starts without gradients; a
-    loop that calls it first in the next iteration frees the same memory before any kernel runs. Output and loss are
-    held to the end, as a loop's variables are. Returns the loss.
+    loop that calls it first in the next iteration frees the same memory before any kernel runs. The loss is held to
+    the end, as a loop's variables are, and so is the output where `Workload.hold_output` asks for it. Returns the loss.
     """
     _output, loss = run_gradients(workload, watcher)
     watcher.begin(Phase.OPTIMIZER)

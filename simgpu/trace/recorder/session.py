@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from simgpu.errors import InputError
-from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 from simgpu.trace.recorder.algorithms import measure_algorithms
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.contents import MeasureEntries, Values
@@ -54,6 +54,7 @@ class Session:
     measure_entries: MeasureEntries | None = None
     dump_memory: Path | None = None
     snapshots: int = 0
+    hold_output: bool = False
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ class Session:
             _current(device),
             own_random_state(device, self.seed),
         ):
-            workload = make_workload(self.name, factory, self.batch).to(device)
+            workload = make_workload(self.name, factory, self.batch)._replace(hold_output=self.hold_output).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
             self.say(f"recording {self.name}")
@@ -169,12 +170,18 @@ class Session:
             date=self.date,
             notes=notes,
             framework_peak_bytes=peak,
+            output=output_life(workload),
         )
 
 
 def model_name(factory: str | Callable[..., Any]) -> str:
     """The factory's name, as given or as it calls itself."""
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__qualname__)
+
+
+def output_life(workload: Workload) -> OutputLife:
+    """How long the loop holds the module's output."""
+    return OutputLife.HELD if workload.hold_output else OutputLife.RELEASED
 
 
 def main_dtype(workload: Workload) -> str:

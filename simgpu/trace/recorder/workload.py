@@ -28,7 +28,8 @@ class Workload(NamedTuple):
 
     The first input's first dimension is the batch. batches: what an epoch of training walks through, pairs of inputs
     and labels, each a tensor or a tuple of tensors (a ``DataLoader`` or a list of such pairs); None where there is only
-    the one batch. data: what inputs and labels are, in words.
+    the one batch. data: what inputs and labels are, in words. hold_output: whether the loop holds the module's output
+    through backward and the optimizer step; else nothing but autograd holds it once the loss is computed.
     """
 
     module: nn.Module
@@ -37,13 +38,14 @@ class Workload(NamedTuple):
     loss: Callable[..., torch.Tensor]
     batches: Iterable[Any] | None = None
     data: str = "the factory's own data"
+    hold_output: bool = False
 
     def to(self, device: torch.device) -> Workload:
         """The same workload on a device, its module in training mode."""
         inputs = tuple(tensor.to(device) for tensor in self.inputs)
         labels = tuple(tensor.to(device) for tensor in self.labels)
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
-        return Workload(self.module.to(device).train(), inputs, labels, loss, self.batches, self.data)
+        return self._replace(module=self.module.to(device).train(), inputs=inputs, labels=labels, loss=loss)
 
     def steps(self, device: torch.device) -> Iterator[Workload]:
         """The steps of one epoch, each this workload with its own batch on the device.

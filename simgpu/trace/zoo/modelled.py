@@ -11,7 +11,7 @@ from simgpu import __version__
 from simgpu.errors import InputError, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 from simgpu.trace.timemodel.formats import model_notes
 from simgpu.trace.timemodel.model import WORKSPACE_LIMIT, time_model
 from simgpu.trace.zoo.catalogue import NETWORKS, Value, build
@@ -98,6 +98,7 @@ def trace_of(
         tool=f"simgpu zoo {__version__}",
         notes=" ".join((_notes(network, optimizer, workspace_limit, Framework(framework)), *model_notes(gpu))),
         workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
+        output=OutputLife.HELD,
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)
     trace = lower(

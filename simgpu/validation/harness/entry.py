@@ -14,6 +14,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.experiments.outputs import check_folder
+from simgpu.trace.model import OutputLife
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.folder import case_folders, read_case, strangers, write_case, write_machine
 from simgpu.validation.harness.cases import CasePlan
@@ -153,6 +154,7 @@ def _is_as_planned(case: Case, plan: CasePlan, repetitions: int, warmup: int, se
     runs = case.runs.items()
     return (
         case.made == plan.made(seed, warmup)
+        and case.trace.info.output is OutputLife.RELEASED
         and all(run.settings == plan.settings(method) for method, run in runs)
         and all(len(run.step_ns) == repetitions for _, run in runs)
     )

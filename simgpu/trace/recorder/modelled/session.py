@@ -15,7 +15,7 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.environment import tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
@@ -29,7 +29,13 @@ from simgpu.trace.recorder.notes import KernelNote
 from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.saved import note_saved
-from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_collection, own_random_state
+from simgpu.trace.recorder.session import (
+    main_dtype,
+    model_name,
+    no_garbage_collection,
+    output_life,
+    own_random_state,
+)
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.timemodel.formats import model_notes
@@ -56,6 +62,7 @@ class ModelledSession:
     say: Callable[[str], None]
     time_model: Callable[[GpuSpec], Prices] = time_model
     as_on_gpu: bool = True
+    hold_output: bool = False
 
     @property
     def name(self) -> str:
@@ -70,6 +77,7 @@ class ModelledSession:
         forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
         with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
             workload = mode.settle(make_workload(self.name, factory, self.batch))
+            workload = workload._replace(hold_output=self.hold_output)
             optimizer = make_optimizer(new_optimizer, workload.module)
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
@@ -88,7 +96,7 @@ class ModelledSession:
                     self.say,
                     self._on_host(optimizer),
                 )
-            dtype = main_dtype(workload)
+            dtype, output = main_dtype(workload), output_life(workload)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
         choices = [
             choice
@@ -96,7 +104,9 @@ class ModelledSession:
             for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
         ]
         times = durations(prices, kernels, blocks, work.calls)
-        return assemble(self._info(dtype, kernels, work), kernels, blocks, [times], algorithms=choices, saved=saved)
+        return assemble(
+            self._info(dtype, output, kernels, work), kernels, blocks, [times], algorithms=choices, saved=saved
+        )
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         """One iteration, so that the optimizer's state exists."""
@@ -122,7 +132,7 @@ class ModelledSession:
     def _on_host(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return step_counts(optimizer) if self.as_on_gpu else []
 
-    def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
+    def _info(self, dtype: str, output: OutputLife, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
         form = " (dropout, attention, optimizer: in the form they have on CUDA)" if self.as_on_gpu else ""
         notes = (
@@ -143,4 +153,5 @@ class ModelledSession:
             tool=f"{tool_name()} (fake tensors), simgpu time model",
             date=self.date,
             notes=notes,
+            output=output,
         )

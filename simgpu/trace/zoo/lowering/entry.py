@@ -6,7 +6,8 @@ of each kind of layer (the families beside this file), or durations (`simgpu.tra
 Backward runs in the reverse of forward, which is the order in which autograd's engine takes what is ready. A feature
 map is let go of after its last reader in forward, or where backward needs it after the last kernel of the last layer
 that saved it; a gradient after the last kernel of the layer it flowed into; gradients of weights after the optimizer's
-step. The network's output and the loss are held to the end, as a training loop's variables are.
+step. The loop holds the network's output and the loss to the end, as variables of its own; a trace of the zoo states
+that (`TraceInfo.output`).
 """
 
 from __future__ import annotations
