@@ -98,6 +98,7 @@ _ROUGH = (
 )
 @click.option("--snapshots", type=_COUNT, help="How many.  [default: 10]")
 @click.option("--hold-output", is_flag=True, help="The loop holds the model's output through backward.")
+@click.option("--grad-scaler", is_flag=True, help="The loop scales gradients (torch.amp.GradScaler).")
 @click.option("--algorithms", is_flag=True, help="Measure other ways to run convolutions.")
 @click.option("--seed", type=_FROM_NOUGHT, default=0, show_default=True, help="Of weights and data.")
 @quiet_option
@@ -117,6 +118,7 @@ def record(
     dump_memory: Path | None,
     snapshots: int | None,
     hold_output: bool,
+    grad_scaler: bool,
     algorithms: bool,
     seed: int,
     quiet: bool,
@@ -160,6 +162,7 @@ def record(
             dump_memory=dump_memory,
             snapshots=snapshots,
             hold_output=hold_output,
+            grad_scaler=grad_scaler,
             say=say,
         )
         say(f"writing {output}")

@@ -89,8 +89,13 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _loop(trace: Trace) -> list[tuple[str, str]]:
-    """How the training loop was written, as far as the trace states it."""
-    return [("output", trace.info.output or NOT_STATED)]
+    """Number formats, and what the training loop holds, as far as the trace states them."""
+    info = trace.info
+    return [
+        ("weight format", info.dtype),
+        ("compute format", info.compute or NOT_STATED),
+        ("output", info.output or NOT_STATED),
+    ]
 
 
 def _layer_rows(trace: Trace) -> list[tuple[str, ...]]:

@@ -50,7 +50,7 @@ def facts(recorded: Recorded) -> list[tuple[str, str]]:
     name = f"{trace['name']}: " if trace["name"] else ""
     found = [
         ("about", document.get("description") or ""),
-        ("trace", f"{name}{info.model}, batch {info.batch}, {info.dtype}"),
+        ("trace", f"{name}{info.model}, batch {info.batch}, {info.format}"),
         ("origin", f"{info.provenance}, by {info.tool}"),
         ("notes", info.notes),
         ("node", _node(node)),

@@ -135,6 +135,8 @@ def _number_message(value: object) -> tuple[str, str]:
 def _check_info(info: TraceInfo, found: Findings) -> None:
     _check_texts(found, "info", -1, info, ("model", "device", "dtype", "tool"))
     _check_word(found, "info", -1, info, "origin", Origin)
+    if info.compute:
+        _check_texts(found, "info", -1, info, ("compute",))
     if info.output is not None:
         _check_word(found, "info", -1, info, "output", OutputLife)
     if not (_is_count(info.batch) and info.batch > 0):

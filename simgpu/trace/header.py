@@ -20,7 +20,7 @@ SCHEMA = "simgpu.trace/1"
 FILE = "trace.yaml"
 
 _TEXTS = ("model", "device", "dtype", "tool")
-_OPTIONAL_TEXTS = ("date", "notes", "modelled")
+_OPTIONAL_TEXTS = ("date", "compute", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
 #: Bytes; left out where there is nothing to tell.
@@ -115,6 +115,7 @@ def header_text(trace: Trace) -> str:
         "tool": info.tool,
         "date": info.date,
         "output": None if info.output is None else str(info.output),
+        "compute": info.compute,
         "notes": info.notes,
         "framework_peak_bytes": info.framework_peak_bytes,
         "modelled": info.modelled,
@@ -122,7 +123,7 @@ def header_text(trace: Trace) -> str:
         "kernels": len(trace.kernels),
         "blocks": len(trace.blocks),
     }
-    for key in (*_SIZES, "modelled", "output"):
+    for key in (*_SIZES, "modelled", "output", "compute"):
         if values[key] in (None, ""):
             del values[key]
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.

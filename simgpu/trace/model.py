@@ -219,6 +219,8 @@ class TraceInfo:
     modelled: what of a recorded or imported trace is modelled all the same, such as its sparsity; empty for nothing.
     workspace_limit: bytes of workspace that the algorithms of a modelled trace were kept to; None for the usual limit.
     output: how long the loop held the model's output; None where the trace does not state it.
+    compute: number formats that products were computed in, the most used first, and whether autocast chose them
+    (``bfloat16 (autocast)``); empty where the trace does not state it. `dtype` is that of the weights.
     """
 
     model: str
@@ -233,6 +235,17 @@ class TraceInfo:
     modelled: str = ""
     workspace_limit: int | None = None
     output: OutputLife | None = None
+    compute: str = ""
+
+    @property
+    def format(self) -> str:
+        """The number format to name the trace by: what it was computed in, where that is stated.
+
+        >>> info = TraceInfo("gpt", 8, "a GPU", "float32", Origin.MODELLED, "torch", compute="bfloat16 (autocast)")
+        >>> info.format, TraceInfo("gpt", 8, "a GPU", "float32", Origin.MODELLED, "torch").format
+        ('bfloat16 (autocast)', 'float32')
+        """
+        return self.compute or self.dtype
 
     @property
     def provenance(self) -> str:
@@ -351,7 +364,7 @@ class Trace:
         'tiny: vgg11, batch 32, float32; 0 kernels, 0 ns of compute'
         """
         info = self.info
-        dtype = "" if info.dtype == NOT_RECORDED else f", {info.dtype}"
+        dtype = "" if info.format == NOT_RECORDED else f", {info.format}"
         kernels = f"{len(self.kernels)} kernels, {format_time(self.compute_ns)} of compute"
         what = f"{info.model}, batch {info.batch}{dtype}; {kernels}"
         return f"{self.name}: {what}" if self.name not in ("", info.model) else what

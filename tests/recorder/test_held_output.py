@@ -1,4 +1,4 @@
-"""The usual loop releases the model's output. One that holds it is recorded on request; the trace states which it was."""
+"""The usual loop releases the model's output. One that holds it is recorded on request; the trace states which."""
 
 from __future__ import annotations
 

@@ -269,15 +269,6 @@ def test_a_tensor_that_is_neither_weight_nor_buffer_nor_made_in_the_factory_is_r
         modelled(lambda: (named(fc=nn.Linear(4, 2), adds=Adds()), torch.ones(3, 4), (), summed), 3)
 
 
-def test_formats_that_only_a_gpu_would_choose_are_refused() -> None:
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", dtype=torch.float16):
-            return (output @ output.t()).sum()
-
-    with pytest.raises(InputError, match="autocast for CUDA chooses number formats on a GPU alone"):
-        modelled(lambda: (nn.Linear(4, 2), torch.ones(3, 4), (), loss), 3)
-
-
 def test_what_else_is_wrong_is_told_as_in_a_recording() -> None:
     with pytest.raises(InputError, match="a training iteration raised RuntimeError"):
         modelled(lambda: (nn.Linear(4, 2), torch.ones(3, 5), (), summed), 3)

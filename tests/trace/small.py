@@ -168,6 +168,7 @@ def _infos(draw: st.DrawFn) -> TraceInfo:
         draw(st.sampled_from(["", "2024-02-29", "1999-12-31"])),
         draw(st.text(st.characters(codec="utf-8"), max_size=20)),
         output=draw(_maybe(st.sampled_from(OutputLife))),
+        compute=draw(st.sampled_from(["", "float32", "bfloat16 and float32 (autocast)"])),
     )
 
 

@@ -217,6 +217,7 @@ MISTAKES = {
         ("batch: 2\n", "", "", "key 'batch' is missing"),
         ("batch: 2", "batch: 2\nbatchsize: 2", "", "unknown key 'batchsize'; did you mean 'batch'?"),
         ("batch: 2", "batch: 2\noutput: hold", "", "'hold' is not a lifetime of the output; did you mean 'held'?"),
+        ("batch: 2", "batch: 2\ncompute: 16", "", "compute: 16 is not a text"),
         ("modelled", "modeled", "", "'modeled' is not an origin; did you mean 'modelled'?"),
         ("2024-02-29", "2023-02-29", "", "'2023-02-29' is not a day"),
         ("kernels: 5", "kernels: 6", "", "promises 6 rows in kernels.csv, which has 5"),

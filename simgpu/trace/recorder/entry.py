@@ -46,6 +46,7 @@ def record(
     dump_memory: str | Path | None = None,
     snapshots: int | None = None,
     hold_output: bool = False,
+    grad_scaler: bool = False,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -99,6 +100,10 @@ def record(
     hold_output: whether the loop holds the model's output through backward and the optimizer step, as
         ``output = model(x); loss = loss_fn(output, y)`` does. Left out, it is the usual loop
         ``loss = loss_fn(model(x), y)``: once the loss is computed, autograd alone holds the output, if it saved it.
+    grad_scaler: whether the loop scales gradients, as float16 needs: ``scaler.scale(loss).backward()``,
+        ``scaler.step(optimizer)``, ``scaler.update()``, with a ``torch.amp.GradScaler`` as PyTorch makes it. With `gpu`
+        all gradients are taken to be finite. Autocast is the model's or the loss's own: ``with torch.autocast(...)`` in
+        ``forward``. For CUDA it needs a recording on CUDA, or `gpu`, where formats follow CUDA's rules.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -152,7 +157,9 @@ def record(
         from simgpu.trace.recorder.modelled.session import ModelledSession
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
-        session = ModelledSession(factory, batch, optimizer, spec, day, say, hold_output=hold_output)
+        session = ModelledSession(
+            factory, batch, optimizer, spec, day, say, hold_output=hold_output, grad_scaler=grad_scaler
+        )
     else:
         from simgpu.trace.recorder.session import Session
 
@@ -174,6 +181,7 @@ def record(
             None if dump_memory is None else Path(dump_memory),
             DEFAULT_SNAPSHOTS if snapshots is None else snapshots,
             hold_output,
+            grad_scaler,
         )
     try:
         return session.run()

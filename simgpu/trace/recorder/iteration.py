@@ -55,9 +55,10 @@ def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor
 def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
     """Forward, loss and backward; returns the module's output, None unless the loop holds it, and the loss."""
     output, loss = run_forward(workload, watcher)
+    root = loss if workload.scaler is None else workload.scaler.scale(loss)
     watcher.begin(Phase.BACKWARD)
-    watcher.differentiate(loss.grad_fn)
-    loss.backward()
+    watcher.differentiate(root.grad_fn)
+    root.backward()
     return output, loss
 
 
@@ -70,7 +71,11 @@ def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher:
     """
     _output, loss = run_gradients(workload, watcher)
     watcher.begin(Phase.OPTIMIZER)
-    optimizer.step()
+    if workload.scaler is None:
+        optimizer.step()
+    else:
+        workload.scaler.step(optimizer)
+        workload.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     watcher.finish()
     return loss

@@ -28,9 +28,12 @@ def as_it_was(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def state_as_it_was(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Puts the optimizer's state back afterwards."""
+def state_as_it_was(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> Iterator[None]:
+    """Puts the optimizer's state back afterwards, and that of what scales its gradients."""
     saved = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
+    scale = None if scaler is None else scaler.state_dict()
     yield
+    if scaler is not None and scale:
+        scaler.load_state_dict(scale)
     optimizer.state.clear()
     optimizer.state.update(saved)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 from simgpu.trace.recorder.algorithms import measure_algorithms
 from simgpu.trace.recorder.assemble import assemble
+from simgpu.trace.recorder.autocast import compute_format, watched
 from simgpu.trace.recorder.contents import MeasureEntries, Values
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
@@ -28,6 +29,7 @@ from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.recorder.saved import note_saved
 from simgpu.trace.recorder.scratch import framework_peak
 from simgpu.trace.recorder.snapshots import Snapshots, spread_over
+from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.timing import Signature, expect_same, time_iteration
 from simgpu.trace.recorder.training import Training, train
 from simgpu.trace.recorder.watching import watch
@@ -55,6 +57,7 @@ class Session:
     dump_memory: Path | None = None
     snapshots: int = 0
     hold_output: bool = False
+    grad_scaler: bool = False
 
     @property
     def name(self) -> str:
@@ -65,14 +68,17 @@ class Session:
         """Make the recording."""
         device = find_device(self.device)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
-        factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         with (
+            watched(self.name, refuses=device.type == "cpu") as autocasts,
             kept_in(self.save_maps) as folder,
             kept_in(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
         ):
-            workload = make_workload(self.name, factory, self.batch)._replace(hold_output=self.hold_output).to(device)
+            factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+            scaler = torch.amp.GradScaler(device.type) if self.grad_scaler else None
+            workload = make_workload(self.name, factory, self.batch).to(device)
+            workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
             self.say(f"recording {self.name}")
@@ -82,7 +88,8 @@ class Session:
                 values = Values(
                     Maps(None if training else self.measure, folder), None if training else self.measure_entries
                 )
-                calls, kernels, blocks = self._structure(workload, optimizer, device, values)
+                structure, kernels, blocks = self._structure(workload, optimizer, device, values)
+                calls = structure.signatures
                 if training:
                     expect_same(self.name, training.calls, calls[: len(training.calls)])
                 durations = [
@@ -94,6 +101,8 @@ class Session:
                     else []
                 )
                 info = self._info(device, workload, optimizer, training, peak)
+                compute = compute_format(structure.flops, info.dtype, autocasts)
+                info = replace(info, compute=compute, notes=info.notes + autocasts.notes)
                 epochs = training.seen_of(blocks) if training else ()
                 saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.say)
                 trace = assemble(info, kernels, blocks, durations, epochs, choices, saved)
@@ -108,12 +117,12 @@ class Session:
 
     def _structure(
         self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
-    ) -> tuple[list[Signature], list[KernelNote], list[BlockNote]]:
-        """The operators of an iteration, and its kernels and blocks."""
+    ) -> tuple[StructurePass, list[KernelNote], list[BlockNote]]:
+        """What watched an iteration, and its kernels and blocks."""
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run_iteration(workload, optimizer, watcher), values
         )
-        return structure.signatures, *fold_sums(structure.kernels, ledger.blocks)
+        return structure, *fold_sums(structure.kernels, ledger.blocks)
 
     def _dump(
         self,
@@ -132,13 +141,15 @@ class Session:
         times = [kernel.duration_ns for kernel in trace.kernels]
         snapshots = Snapshots(folder, spread_over(times, self.snapshots))
         again, _, blocks = self._structure(workload, optimizer, device, Values(snapshots=snapshots))
-        expect_same(self.name, calls, again)
+        expect_same(self.name, calls, again.signatures)
         snapshots.name_files(blocks, trace.blocks, [kernel.id for kernel in trace.kernels])
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         try:
             for _ in range(self.warmup):
                 run_iteration(workload, optimizer, NoWatcher())
+        except SimgpuError:
+            raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
@@ -158,6 +169,8 @@ class Session:
             f"after the factory made them (seed {self.seed}). "
             f"Durations are the median of {self.repetitions} iterations."
         )
+        if workload.scaler is not None:
+            notes = f"{notes} Gradients are scaled (torch.amp.GradScaler)."
         if training:
             notes = f"{notes} {training.told()}"
         return TraceInfo(

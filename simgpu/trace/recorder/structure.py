@@ -6,6 +6,7 @@ Lives here: turning operator calls into kernels, blocks and measured sparsity. D
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
     An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
     shares storage with an argument, and nothing is written) does no work on the device and is left out: later
     operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
-    values: what else is done with them.
+    values: what else is done with them. flops: operations of products so far, by the number format of their operands.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._values = values or Values()
         self.kernels: list[KernelNote] = []
         self.signatures: list[Signature] = []
+        self.flops: Counter[str] = Counter()
         self._ledger = ledger
         self._tracker = tracker
         self._parameters = parameters
@@ -157,6 +159,8 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         call = len(self.signatures) - 1
         self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))
         self._ledger.kernels = len(self.kernels)
+        if flops is not None and done.read:
+            self.flops[_operand_format(done)] += flops
         node = torch._C._current_autograd_node()
         if node is not None:
             self._made_under.update(dict.fromkeys(writes, node._sequence_nr()))
@@ -190,6 +194,12 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
 
 def _storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _operand_format(done: Access) -> str:
+    """The number format that a product is computed in: its operands', of which the last is never what is added."""
+    floating = [tensor.dtype for tensor in done.read if tensor.is_floating_point()]
+    return str(floating[-1] if floating else done.read[-1].dtype).removeprefix("torch.")
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> int | None:

@@ -145,7 +145,7 @@ def _seen(
 ) -> tuple[list[ValueNote], list[Signature]]:
     """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
     is_whole = values.entries is not None
-    with state_as_it_was(optimizer), as_it_was(workload.module, device):
+    with state_as_it_was(optimizer, workload.scaler), as_it_was(workload.module, device):
         if is_whole and not optimizer.state:
             with as_it_was(workload.module, device):
                 run_iteration(workload, optimizer, NoWatcher())

@@ -29,7 +29,8 @@ class Workload(NamedTuple):
     The first input's first dimension is the batch. batches: what an epoch of training walks through, pairs of inputs
     and labels, each a tensor or a tuple of tensors (a ``DataLoader`` or a list of such pairs); None where there is only
     the one batch. data: what inputs and labels are, in words. hold_output: whether the loop holds the module's output
-    through backward and the optimizer step; else nothing but autograd holds it once the loss is computed.
+    through backward and the optimizer step; else nothing but autograd holds it once the loss is computed. scaler: what
+    scales the gradients, a ``torch.amp.GradScaler``; None for none.
     """
 
     module: nn.Module
@@ -39,6 +40,7 @@ class Workload(NamedTuple):
     batches: Iterable[Any] | None = None
     data: str = "the factory's own data"
     hold_output: bool = False
+    scaler: torch.amp.GradScaler | None = None
 
     def to(self, device: torch.device) -> Workload:
         """The same workload on a device, its module in training mode."""

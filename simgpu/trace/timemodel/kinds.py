@@ -60,6 +60,7 @@ _NAMES = {
         hardtanh_backward hardswish_backward hardsigmoid_backward softplus_backward log_sigmoid_forward
         log_sigmoid_backward tanh_backward sigmoid_backward glu glu_backward _prelu_kernel _prelu_kernel_backward
         upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+        _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
         _fused_sgd_ _fused_adam_ _fused_adamw_ _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
     """,
 }

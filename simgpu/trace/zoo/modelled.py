@@ -99,6 +99,7 @@ def trace_of(
         notes=" ".join((_notes(network, optimizer, workspace_limit, Framework(framework)), *model_notes(gpu))),
         workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
         output=OutputLife.HELD,
+        compute="float32",
     )
     prices = time_model(gpu, workspace_limit=workspace_limit)
     trace = lower(

@@ -21,12 +21,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.workload import Workload
-
-#: What PyTorch warns of where autocast for CUDA has no effect, and so it has none on fake tensors.
-_AUTOCAST = "CUDA is not available or torch_xla is imported. Disabling autocast"
 
 
 class FakeTensors(FakeTensorMode):  # type: ignore[misc]
@@ -34,6 +32,9 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        #: Whether a gradient scaler asked for the result of its check, which is that all gradients are finite.
+        self.took_as_finite = False
+        self._checks = WeakIdKeyDictionary()
 
     def __deepcopy__(self, memo: object) -> FakeTensors:
         return self
@@ -41,8 +42,11 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.is_autocast_enabled("cuda"):
-            raise UserWarning(_AUTOCAST)
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self._checks[args[1]] = True
+        elif func is torch.ops.aten._local_scalar_dense.default and args[0] in self._checks:
+            self.took_as_finite = True
+            return 0.0
         returned = super().__torch_dispatch__(func, types, args, kwargs)
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
@@ -85,7 +89,6 @@ def fake_tensors(name: str) -> Iterator[FakeTensors]:
         with FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) asks each weight for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
-            warnings.filterwarnings("error", _AUTOCAST, UserWarning)
             yield mode
     except SimgpuError as error:
         raise _refusal(name, error.__cause__) or error from error.__cause__
@@ -103,9 +106,6 @@ def _refusal(name: str, error: BaseException | None) -> InputError | None:
     elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
         what = "the model uses a tensor that was made outside the factory and is neither a weight nor a buffer"
         remedy = "make it in the factory, or register it as a buffer"
-    elif isinstance(error, UserWarning) and _AUTOCAST in str(error):
-        what = "autocast for CUDA chooses number formats on a GPU alone"
-        remedy = "give the model its format in the factory (module.half()), or record it on a device"
     else:
         return None
     return InputError.single(name, "iteration", what, remedy)

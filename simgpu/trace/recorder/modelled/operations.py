@@ -93,7 +93,8 @@ def _plain(kind: OperationKind, done: Access) -> Operation:
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     if kind is OperationKind.COPY and not done.changed:
         # Where sizes differ (a padding, a slice put back), only the smaller one's values are looked at.
-        bytes_ = min(_bytes(read), _bytes(written)) + _bytes(written)
+        values = sum(values for values, _ in written.values())
+        bytes_ = sum(min(size, values * size // count) for count, size in read.values() if count) + _bytes(written)
     else:
         bytes_ = _bytes(read) + _bytes(written)
     largest = max((values for values, _ in (*read.values(), *written.values())), default=0)

@@ -75,7 +75,7 @@ def _direction(
     sides, groups, transposed = weight.dim() - 2, given["groups"], given["transposed"]
     wide, narrow = (y, x) if transposed else (x, y)
     direction = _UNDONE[way] if transposed else way
-    common: dict[str, Any] = {"results": result.numel(), "direction": direction, "dtype": _dtype(result)}
+    common: dict[str, Any] = {"results": result.numel(), "direction": direction, "dtype": _dtype(x)}
     if sides > 2:
         rows, columns = narrow.shape[0] * prod(narrow.shape[2:]), narrow.shape[1] // groups
         depth = wide.shape[1] // groups * prod(weight.shape[2:])
@@ -115,7 +115,7 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
         count = a.shape[0] if a.dim() > 2 else 1
         added = given.get("self") if first != "self" else None
         bytes_ = _bytes(a, b, returned, None if added is returned else added)
-        return (_gemm(GemmShape(rows, columns, a.shape[-1], count), bytes_, returned),)
+        return (_gemm(GemmShape(rows, columns, a.shape[-1], count), bytes_, returned, a),)
 
     return work
 
@@ -124,12 +124,15 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     given = arguments(func, args, kwargs)
     x, weight = given["input"], given["weight"]
     shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1])
-    return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned),)
+    return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned, x),)
 
 
-def _gemm(shape: GemmShape, bytes_: int, result: torch.Tensor, direction: Direction = _FORWARD) -> Operation:
+def _gemm(
+    shape: GemmShape, bytes_: int, result: torch.Tensor, operand: torch.Tensor, direction: Direction = _FORWARD
+) -> Operation:
+    """A product in the format of its operands, which its result need not have."""
     return Operation(
-        OperationKind.GEMM, 2 * shape.macs, bytes_, result.numel(), direction, gemm=shape, dtype=_dtype(result)
+        OperationKind.GEMM, 2 * shape.macs, bytes_, result.numel(), direction, gemm=shape, dtype=_dtype(operand)
     )
 
 
@@ -139,8 +142,8 @@ def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returne
     query, key, value, result = given["query"], given["key"], given["value"], returned[0]
     scores, values = _attention_shapes(query, key, value)
     return (
-        _gemm(scores, _bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result),
-        _gemm(values, _bytes(value, result), result),
+        _gemm(scores, _bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result, query),
+        _gemm(values, _bytes(value, result), result, query),
     )
 
 
@@ -154,11 +157,11 @@ def _attention_backward(
     scores, values = _attention_shapes(query, key, value)
     turned = GemmShape(scores.n, values.n, scores.m, scores.count)
     return (
-        _gemm(scores, _bytes(query, key), query, _DATA),
-        _gemm(turned, _bytes(grad, value), value, _DATA),
-        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), _bytes(value), query, _DATA),
-        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), _bytes(query), query, _DATA),
-        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), _bytes(key), key, _DATA),
+        _gemm(scores, _bytes(query, key), query, query, _DATA),
+        _gemm(turned, _bytes(grad, value), value, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), _bytes(value), query, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), _bytes(query), query, query, _DATA),
+        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), _bytes(key), key, query, _DATA),
     )
 
 

@@ -7,21 +7,23 @@ Lives here: the order of its steps, and what its trace says of itself. Does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
+from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
+from simgpu.trace.recorder.autocast import Autocasts, compute_format, watched
 from simgpu.trace.recorder.environment import tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
+from simgpu.trace.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.trace.recorder.modelled.fake_tensors import fake_tensors
 from simgpu.trace.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.trace.recorder.modelled.pricing import WorkPass, algorithms, durations
@@ -44,6 +46,8 @@ from simgpu.trace.timemodel.prices import Prices
 
 #: What fake tensors say they are on: the CPU's are the ones that every build of PyTorch can make.
 _CPU = torch.device("cpu")
+#: What is assumed where a gradient scaler asks whether to skip the step.
+_FINITE = " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class ModelledSession:
     time_model: Callable[[GpuSpec], Prices] = time_model
     as_on_gpu: bool = True
     hold_output: bool = False
+    grad_scaler: bool = False
 
     @property
     def name(self) -> str:
@@ -73,11 +78,16 @@ class ModelledSession:
         """Make the trace."""
         prices = self.time_model(self.gpu)
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
-        factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
-        with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
+        with ExitStack() as stack:
+            autocasts = stack.enter_context(self._autocast())
+            factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+            stack.enter_context(own_random_state(_CPU, seed=0))
+            mode = stack.enter_context(fake_tensors(self.name))
+            stack.enter_context(forms)
             workload = mode.settle(make_workload(self.name, factory, self.batch))
-            workload = workload._replace(hold_output=self.hold_output)
+            scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
+            workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
@@ -97,6 +107,7 @@ class ModelledSession:
                     self._on_host(optimizer),
                 )
             dtype, output = main_dtype(workload), output_life(workload)
+        compute = compute_format(structure.flops, dtype, autocasts)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
         choices = [
             choice
@@ -104,14 +115,21 @@ class ModelledSession:
             for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
         ]
         times = durations(prices, kernels, blocks, work.calls)
-        return assemble(
-            self._info(dtype, output, kernels, work), kernels, blocks, [times], algorithms=choices, saved=saved
-        )
+        info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
+        finite = _FINITE if mode.took_as_finite else ""
+        info = replace(info, notes=f"{info.notes}{finite}{autocasts.notes}")
+        return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
+
+    def _autocast(self) -> AbstractContextManager[Autocasts]:
+        """What is followed of autocast; as on a GPU, it chooses formats by CUDA's rules."""
+        return autocast_as_on_gpu(self.name) if self.as_on_gpu else watched(self.name, refuses=True)
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         """One iteration, so that the optimizer's state exists."""
         try:
             run_iteration(workload, optimizer, NoWatcher())
+        except SimgpuError:
+            raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
@@ -132,7 +150,7 @@ class ModelledSession:
     def _on_host(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         return step_counts(optimizer) if self.as_on_gpu else []
 
-    def _info(self, dtype: str, output: OutputLife, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
+    def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
         unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
         form = " (dropout, attention, optimizer: in the form they have on CUDA)" if self.as_on_gpu else ""
         notes = (
@@ -153,5 +171,4 @@ class ModelledSession:
             tool=f"{tool_name()} (fake tensors), simgpu time model",
             date=self.date,
             notes=notes,
-            output=output,
         )
