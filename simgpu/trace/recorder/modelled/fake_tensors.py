@@ -10,6 +10,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from simgpu.errors import InputError, SimgpuError
+from simgpu.trace.recorder.modelled.known_values import KnownValues
+from simgpu.trace.recorder.places import raised_at
 from simgpu.trace.recorder.workload import Workload
 
 #: What PyTorch warns of where autocast for CUDA has no effect, and so it has none on fake tensors.
@@ -34,6 +37,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.known = KnownValues()
 
     def __deepcopy__(self, memo: object) -> FakeTensors:
         return self
@@ -43,7 +47,9 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     ) -> Any:
         if torch.is_autocast_enabled("cuda"):
             raise UserWarning(_AUTOCAST)
-        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        returned = self.known.run(
+            func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
+        )
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
             # are there to make one fake of one real tensor, which `settle` sees to.
@@ -74,6 +80,10 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             labels=tuple(fake(tensor) for tensor in workload.labels),
             loss=faked(workload.loss),
         )
+        self.known.can_draw = False
+        parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
+        self.known.forget(parameter for part in parts for parameter in part.parameters())
+        self.known.forget((*settled.inputs, *settled.labels))
         self.allow_non_fake_inputs = False
         return settled
 
@@ -82,22 +92,45 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Every tensor made within is fake. Raises `InputError` naming `name` where a value would be needed."""
     try:
-        with FakeTensors() as mode, warnings.catch_warnings():
+        with _one_draw(), FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) asks each weight for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             warnings.filterwarnings("error", _AUTOCAST, UserWarning)
             yield mode
     except SimgpuError as error:
-        raise _refusal(name, error.__cause__) or error from error.__cause__
+        raise _refusal(name, _place(mode, error.__cause__), error.__cause__) or error from error.__cause__
     except Exception as error:
-        raise _refusal(name, error) or error from error
+        raise _refusal(name, _place(mode, error), error) or error from error
 
 
-def _refusal(name: str, error: BaseException | None) -> InputError | None:
+def _place(mode: FakeTensors, error: BaseException | None) -> str:
+    """Where an error was raised: in the factory or the iteration, and the user's line if it is one of theirs."""
+    part = "factory" if mode.allow_non_fake_inputs else "iteration"
+    line = raised_at(error) if error is not None else ""
+    return f"{part}, {line}" if line else part
+
+
+@contextmanager
+def _one_draw() -> Iterator[None]:
+    """Within, ``trunc_normal_`` draws once: PyTorch's own (from 2.13) draws until it likes all of the values."""
+
+    def draw(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
+
+    own = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = draw
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = own
+
+
+def _refusal(name: str, place: str, error: BaseException | None) -> InputError | None:
     """What a failure under fake tensors means, where it is theirs."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         what = f"{error.func} needs the values of a tensor, which do not exist where nothing runs"
-        remedy = "record this model on a device, or let it decide from shapes alone"
+        remedy = "record this model on a device, or let it decide from shapes, or from small constants, alone"
     elif isinstance(error, UnsupportedFakeTensorException):
         what, remedy = f"PyTorch has no fake tensors for this: {error}", "record this model on a device"
     elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
@@ -108,4 +141,4 @@ def _refusal(name: str, error: BaseException | None) -> InputError | None:
         remedy = "give the model its format in the factory (module.half()), or record it on a device"
     else:
         return None
-    return InputError.single(name, "iteration", what, remedy)
+    return InputError.single(name, place, what, remedy)
