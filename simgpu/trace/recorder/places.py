@@ -6,6 +6,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -15,22 +16,23 @@ import simgpu
 
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("purelib", "platlib")})
-_NOT_THEIRS = tuple(str(Path(package.__file__).parent) + os.sep for package in (torch, simgpu))
+_TORCH, _SIMGPU = (str(Path(package.__file__).parent) + os.sep for package in (torch, simgpu))
 
 
 def raised_at(error: BaseException) -> str:
     """The innermost line of the user's that an error went through, as ``file:line``; empty where there is none."""
-    return _first(reversed(list(traceback.walk_tb(error.__traceback__))))
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return _first(reversed(lines))
 
 
-def running_at() -> str:
-    """The innermost line of the user's that is running now, as ``file:line``; empty where there is none."""
-    return _first(traceback.walk_stack(None))
+def running_at(frame: FrameType) -> str:
+    """The innermost line of the user's that called this frame, as ``file:line``; empty where simgpu did."""
+    lines = ((caller.f_code.co_filename, line) for caller, line in traceback.walk_stack(frame))
+    return _first(takewhile(lambda line: not line[0].startswith(_SIMGPU), lines))
 
 
-def _first(frames: Iterable[tuple[FrameType, int]]) -> str:
-    for frame, line in frames:
-        file = frame.f_code.co_filename
+def _first(lines: Iterable[tuple[str, int]]) -> str:
+    for file, line in lines:
         if _is_theirs(file):
             inside = Path(file).is_relative_to(Path.cwd())
             return f"{os.path.relpath(file) if inside else file}:{line}"
@@ -38,6 +40,6 @@ def _first(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _is_theirs(file: str) -> bool:
-    if file.startswith("<") or file.startswith(_NOT_THEIRS):
+    if file.startswith(("<", _TORCH, _SIMGPU)):
         return False
     return file.startswith(_INSTALLED) or not file.startswith(_LIBRARY)

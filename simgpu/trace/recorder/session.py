@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.algorithms import measure_algorithms
 from simgpu.trace.recorder.assemble import assemble
@@ -30,6 +30,7 @@ from simgpu.trace.recorder.scratch import framework_peak
 from simgpu.trace.recorder.snapshots import Snapshots, spread_over
 from simgpu.trace.recorder.timing import Signature, expect_same, time_iteration
 from simgpu.trace.recorder.training import Training, train
+from simgpu.trace.recorder.unsupported import refuse_unsupported
 from simgpu.trace.recorder.watching import watch
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
@@ -70,6 +71,7 @@ class Session:
             kept_in(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
+            refuse_unsupported(self.name),
         ):
             workload = make_workload(self.name, factory, self.batch).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
@@ -138,6 +140,8 @@ class Session:
         try:
             for _ in range(self.warmup):
                 run_iteration(workload, optimizer, NoWatcher())
+        except SimgpuError:
+            raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"

@@ -15,6 +15,7 @@ from torch import nn
 from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.catalogue import BUILT_IN_MODELS, factory_path
 from simgpu.trace.recorder.references import find_callable
+from simgpu.trace.recorder.unsupported import check_module
 
 _PLACE = "factory"
 _CONVENTION = (
@@ -88,9 +89,11 @@ def make_workload(name: str, factory: Callable[..., Any], batch: int) -> Workloa
         remedy = "it is called with batch=N if it has a parameter 'batch', else with nothing"
         raise InputError.single(name, _PLACE, what, remedy) from error
     if isinstance(made, nn.Module):
+        check_module(name, made)
         return _image_classifier(name, made, batch)
     if not _is_workload(made) or not isinstance(made[0], nn.Module):
         raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
+    check_module(name, made[0])
     workload = made if isinstance(made, Workload) else Workload(*made)
     workload = workload._replace(
         inputs=_tensors(name, "inputs", workload.inputs), labels=_tensors(name, "labels", workload.labels)

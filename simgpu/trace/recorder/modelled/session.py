@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
@@ -31,6 +31,7 @@ from simgpu.trace.recorder.persistent import enter_persistent
 from simgpu.trace.recorder.saved import note_saved
 from simgpu.trace.recorder.session import main_dtype, model_name, no_garbage_collection, own_random_state
 from simgpu.trace.recorder.structure import StructurePass
+from simgpu.trace.recorder.unsupported import refuse_unsupported
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.timemodel.model import time_model
 from simgpu.trace.timemodel.prices import Prices
@@ -67,7 +68,7 @@ class ModelledSession:
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
-        with own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
+        with refuse_unsupported(self.name), own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
             workload = mode.settle(make_workload(self.name, factory, self.batch))
             optimizer = make_optimizer(new_optimizer, workload.module)
             if self.as_on_gpu:
@@ -101,6 +102,8 @@ class ModelledSession:
         """One iteration, so that the optimizer's state exists."""
         try:
             run_iteration(workload, optimizer, NoWatcher())
+        except SimgpuError:
+            raise
         except Exception as error:
             what = f"a training iteration raised {type(error).__name__}: {error}"
             remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
