@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Trace
+from simgpu.trace.recorder.inputs import parse_inputs
 from simgpu.trace.recorder.shortage import as_shortage
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def record(
     measure_entries: MeasureEntries | None = None,
     dump_memory: str | Path | None = None,
     snapshots: int | None = None,
+    inputs: Mapping[str, str] | None = None,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -53,11 +55,16 @@ def record(
     With `gpu`, model that iteration instead: a trace of origin `modelled`, for which nothing runs.
 
     factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or the factory itself. It is called with
-        ``batch=`` if it has a parameter of that name, else with nothing, and returns either an ``nn.Module``, which
-        is then fed with random 3x32x32 images and trained with cross-entropy on as many classes as it returns
-        scores, or the tuple ``(module, inputs, labels, loss)``: tensors or tuples of tensors, the first input's first
-        dimension the batch, and ``loss(module(*inputs), *labels)`` a single value. A fifth item, `batches`, is the
-        data to train on: a ``DataLoader`` or a list of pairs (inputs, labels), where a shape may differ.
+        ``batch=`` if it has a parameter of that name, else with nothing, and returns an ``nn.Module``, whose inputs
+        are then named by `inputs`, or the tuple ``(module, inputs)`` or ``(module, inputs, labels, loss)``.
+        inputs: a tensor, a tuple of arguments, or a mapping of arguments by keyword, each a tensor, a number, text,
+        None, or tuples, lists and dicts of these; the first tensor's first dimension is the batch. labels: a tensor or
+        a tuple of tensors; ``loss(module(*inputs), *labels)`` is a single value. Where there is no loss, or None, it
+        is the one that the output carries (``output.loss``, ``output["loss"]``), as models of Hugging Face's do that
+        are given ``labels`` among their inputs. Where it carries none and is a tensor of scores, (batch, classes) or
+        (batch, tokens, classes), it is cross-entropy on random labels. A fifth item, `batches`, is the data to train
+        on: a ``DataLoader`` or a list of pairs (inputs, labels), or of mappings of inputs where there are no labels; a
+        shape may differ.
     batch: samples in the iteration.
     device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     repetitions: iterations that are timed; each kernel gets its median and the spread between quartiles. One more is
@@ -95,6 +102,9 @@ def record(
         timed. Each snapshot is a folder (``03-after-k17``), each block a ``.npy`` file in it, named as in `save_maps`:
         its values in a row as they lie in memory. The trace's blocks tell their shapes.
     snapshots: how many, 10 where left out; they are taken between kernels, in the middle of equal parts of the time.
+    inputs: what a module that the factory returns alone is given, by name: random values of
+        ``"SHAPE[:TYPE[:BELOW]]"``, where B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images,
+        ``{"input_ids": "Bx128:int64:50257", "labels": "Bx128:int64:50257"}`` is tokens from 0 to below 50257.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -124,6 +134,7 @@ def record(
     """
     _check_arguments(batch, repetitions, warmup, epochs, date)
     _check_snapshots(snapshots, dump_memory)
+    specs = None if inputs is None else parse_inputs(inputs)
     if gpu is not None:
         _check_that_nothing_runs(
             {
@@ -148,7 +159,7 @@ def record(
         from simgpu.trace.recorder.modelled.session import ModelledSession
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
-        session = ModelledSession(factory, batch, optimizer, spec, day, say)
+        session = ModelledSession(factory, batch, optimizer, spec, day, say, inputs=specs)
     else:
         from simgpu.trace.recorder.session import Session
 
@@ -169,6 +180,7 @@ def record(
             measure_entries,
             None if dump_memory is None else Path(dump_memory),
             DEFAULT_SNAPSHOTS if snapshots is None else snapshots,
+            inputs=specs,
         )
     try:
         return session.run()

@@ -42,7 +42,7 @@ class NoWatcher:
 def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
     """Forward and loss alone; returns the module's output and the loss."""
     watcher.begin(Phase.FORWARD)
-    output = workload.module(*workload.inputs)
+    output = workload.output()
     return output, workload.loss(output, *workload.labels)
 
 

@@ -6,7 +6,7 @@ Lives here: the order of the passes and what is known before them. Does not live
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.contents import MeasureEntries, Values
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.inputs import InputSpec
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.maps import Maps, Measure, kept_in
 from simgpu.trace.recorder.notes import BlockNote, KernelNote
@@ -55,6 +56,7 @@ class Session:
     measure_entries: MeasureEntries | None = None
     dump_memory: Path | None = None
     snapshots: int = 0
+    inputs: Mapping[str, InputSpec] | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +75,7 @@ class Session:
             own_random_state(device, self.seed),
             refuse_unsupported(self.name),
         ):
-            workload = make_workload(self.name, factory, self.batch).to(device)
+            workload = make_workload(self.name, factory, self.batch, self.inputs).to(device)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
             self.say(f"recording {self.name}")
@@ -183,7 +185,7 @@ def model_name(factory: str | Callable[..., Any]) -> str:
 
 def main_dtype(workload: Workload) -> str:
     """The element type that most of the weights' bytes have; the first input's where there are no weights."""
-    bytes_: dict[torch.dtype, int] = {workload.inputs[0].dtype: 0}
+    bytes_: dict[torch.dtype, int] = {next(iter(workload.input_tensors().values())).dtype: 0}
     for parameter in workload.module.parameters():
         bytes_[parameter.dtype] = bytes_.get(parameter.dtype, 0) + parameter.nbytes
     return str(max(bytes_, key=lambda dtype: bytes_[dtype])).removeprefix("torch.")

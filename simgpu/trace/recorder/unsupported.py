@@ -97,7 +97,10 @@ def refuse_unsupported(name: str) -> Iterator[None]:
     except Exception as error:
         if refused:
             raise refused[0] from None
-        raise _refusal(name, error) or error from error
+        refusal = _refusal(name, error)
+        if refusal is None:
+            raise
+        raise refusal from error
     if refused:
         raise refused[0]
 

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.utils._pytree import tree_map_only
 
 from simgpu.errors import InputError, SimgpuError
 from simgpu.trace.recorder.modelled.known_values import KnownValues
@@ -76,14 +77,14 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
         settled = workload._replace(
             module=faked(workload.module).train(),
-            inputs=tuple(fake(tensor) for tensor in workload.inputs),
+            inputs=tree_map_only(torch.Tensor, fake, workload.inputs),
             labels=tuple(fake(tensor) for tensor in workload.labels),
             loss=faked(workload.loss),
         )
         self.known.can_draw = False
         parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
         self.known.forget(parameter for part in parts for parameter in part.parameters())
-        self.known.forget((*settled.inputs, *settled.labels))
+        self.known.forget((*settled.input_tensors().values(), *settled.labels))
         self.allow_non_fake_inputs = False
         return settled
 

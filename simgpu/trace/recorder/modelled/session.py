@@ -6,7 +6,7 @@ Lives here: the order of its steps, and what its trace says of itself. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.environment import tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.inputs import InputSpec
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
@@ -56,6 +57,7 @@ class ModelledSession:
     say: Callable[[str], None]
     time_model: Callable[[GpuSpec], Prices] = time_model
     as_on_gpu: bool = True
+    inputs: Mapping[str, InputSpec] | None = None
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ class ModelledSession:
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
         forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
         with refuse_unsupported(self.name), own_random_state(_CPU, seed=0), fake_tensors(self.name) as mode, forms:
-            workload = mode.settle(make_workload(self.name, factory, self.batch))
+            workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
             optimizer = make_optimizer(new_optimizer, workload.module)
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
