@@ -62,7 +62,7 @@ def named_inputs(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def parse_inputs(given: Mapping[str, str]) -> dict[str, InputSpec]:
+def parse_inputs(given: object) -> dict[str, InputSpec]:
     """What each input is; raises `InputError` naming every one that is not written as it should be.
 
     >>> parse_inputs({"tokens": "Bx128:int64:50257"})["tokens"]

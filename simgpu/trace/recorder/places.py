@@ -16,7 +16,7 @@ import simgpu
 
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("purelib", "platlib")})
-_TORCH, _SIMGPU = (str(Path(package.__file__).parent) + os.sep for package in (torch, simgpu))
+_TORCH, _SIMGPU = (package.__path__[0] + os.sep for package in (torch, simgpu))
 
 
 def raised_at(error: BaseException) -> str:
