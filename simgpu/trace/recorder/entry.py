@@ -126,7 +126,8 @@ def record(
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
     above, the model fails, the batch needs more memory than there is, or the operators are not the same in every
-    iteration; with `gpu` also when the model needs the values of its tensors.
+    iteration; when the model is compiled (``torch.compile``, ``torch.jit``), spread over GPUs (DDP, FSDP, DTensor) or
+    calls flex attention; with `gpu` also when the iteration needs the values of its tensors.
 
     >>> record("resnet20", batch=0)
     Traceback (most recent call last):
