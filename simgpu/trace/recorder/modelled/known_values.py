@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu.trace.recorder.operators import access
 
-#: Bytes of the largest tensor whose values are kept: a table of a few thousand numbers.
-LIMIT = 16 * 1024
+#: Bytes of the largest tensor whose values are kept: a table of some thousand numbers, as of the places in a window.
+LIMIT = 64 * 1024
 
 
 class KnownValues:
