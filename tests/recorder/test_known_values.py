@@ -144,6 +144,15 @@ def test_constants_of_the_constructor_decide_in_the_iteration_too() -> None:
     assert kernels(modelled(lambda: module(0.2), (2, 4)), "neg", "forward")
 
 
+def test_operators_on_lists_change_constants_in_place() -> None:
+    def scales() -> torch.Tensor:
+        first, second = torch.zeros(2), torch.zeros(1)
+        torch._foreach_add_([first, second], 1.0)
+        return first
+
+    assert not kernels(modelled(lambda: named(fc=nn.Linear(4, 4), read=_ReadsEachStep(scales)), (2, 4)), "neg")
+
+
 def _overwritten() -> torch.Tensor:
     small = torch.ones(2)
     view = small[:]

@@ -173,7 +173,7 @@ def _no_compiled_code(name: str, refused: list[InputError]) -> Iterator[None]:
 
 def _compiled_call(name: str, frame: FrameType) -> InputError:
     """The refusal of a compiled function, from the frame of Dynamo's wrapper of it."""
-    function = inspect.unwrap(frame.f_locals.get("fn", frame))
+    function = inspect.unwrap(frame.f_locals["fn"])
     called = getattr(function, "__qualname__", type(function).__name__)
     if getattr(function, "__module__", None) == _FLEX_MODULE:
         what, remedy = f"it calls {called.partition('.')[0]} of {_FLEX_MODULE}", _FLEX

@@ -70,20 +70,17 @@ class KnownValues:
             if real is None:
                 raise
             return self._answer(_call(func, args, kwargs, real), as_fake)
-        values = None
         if real is not None and _is_small(returned):
             try:
                 values = _call(func, args, kwargs, real)
             except Exception:  # it has no code for a CPU, so its values are not known
-                real = None
-        if real is None or values is None:
-            if any(not isinstance(tensor, FakeTensor) or _key(tensor) in self._memory for tensor in tensors):
-                done = access(func, args, kwargs, returned)
-                self.forget([*done.overwritten, *done.changed])
-            return returned
-        if "empty" in func._schema.name:
-            tree_map_only(torch.Tensor, torch.Tensor.zero_, values)  # what memory holds by chance, the same each time
-        self._remember(tree_leaves(returned), tree_leaves(values), real.values(), tensors)
+                self._forget_written(func, args, kwargs, returned)
+                return returned
+            if "empty" in func._schema.name:
+                tree_map_only(torch.Tensor, torch.Tensor.zero_, values)  # not what memory holds by chance
+            self._remember(tree_leaves(returned), tree_leaves(values), real.values(), tensors)
+        elif any(not isinstance(tensor, FakeTensor) or _key(tensor) in self._memory for tensor in tensors):
+            self._forget_written(func, args, kwargs, returned)
         return returned
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -93,6 +90,10 @@ class KnownValues:
                 self._memory.pop(_key(tensor), None)
             else:
                 self._keep(tensor, None)
+
+    def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        done = access(func, args, kwargs, returned)
+        self.forget([*done.overwritten, *done.changed])
 
     def _can_run(self, func: Any) -> bool:
         draws = torch.Tag.nondeterministic_seeded in func.tags
