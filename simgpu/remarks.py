@@ -41,7 +41,7 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
         notes.append(f"of {info.device}, not of the node's {gpu.name}: a node brings memory and links")
     modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
     if info.origin is Origin.MODELLED and modelled is not None:
-        notes += model_notes(modelled, [info.dtype])
+        notes += model_notes(modelled, info.product_formats)
     return ". ".join(notes)
 
 

@@ -19,6 +19,7 @@ from simgpu.codecs.registry import codec_names
 from simgpu.trace.folder import write_trace
 from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.trace.recorder import record as record_model
+from simgpu.trace.recorder.inputs import named_inputs
 
 _DEVICES = suggest(lambda: ("cpu", "cuda"))
 _MOST = 2**31 - 1  # more is a slip, and may be more than the numbers of PyTorch hold
@@ -48,6 +49,14 @@ _ROUGH = (
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @folder_options
 @click.option("--batch", type=_COUNT, required=True, help="Samples in the iteration.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=SHAPE[:TYPE[:BELOW]]",
+    help="What your module is given, where your function returns it alone: x=Bx3x224x224, or ids=Bx128:int64:50257 "
+    "for integers below 50257; B is the batch. Repeatable.",
+)
 @click.option(
     "--device",
     default="cpu",
@@ -107,6 +116,7 @@ def record(
     output: Path,
     force: bool,
     batch: int,
+    inputs: tuple[str, ...],
     device: str,
     gpu: str | None,
     optimizer: str,
@@ -125,12 +135,14 @@ def record(
 ) -> None:
     """Run one training iteration of MODEL for real and write its trace; or with --gpu, model it without running it.
 
-    MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module, or (module,
-    inputs, labels, loss), or these and batches to train on. Needs PyTorch (the extra 'record').
+    MODEL is a built-in name, or module.path:factory for a function of yours that returns a torch module (name its
+    inputs with --input), or (module, inputs), or (module, inputs, labels, loss), or these and batches to train on.
+    Inputs are a tensor, a tuple, or a mapping of keywords. Needs PyTorch (the extra 'record').
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
     simgpu record my_models:unet --batch 8 --device cuda -o traces/unet
+    simgpu record my_models:gpt --input idx=Bx256:int64:50257 --batch 4 -o gpt
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
@@ -148,6 +160,7 @@ def record(
         trace = record_model(
             model,
             batch=batch,
+            inputs=named_inputs(inputs) if inputs else None,
             device=device,
             repetitions=repetitions,
             warmup=warmup,

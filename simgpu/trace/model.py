@@ -248,6 +248,15 @@ class TraceInfo:
         return self.compute or self.dtype
 
     @property
+    def product_formats(self) -> tuple[str, ...]:
+        """The number formats in `format`, one by one.
+
+        >>> TraceInfo("gpt", 8, "", "float32", Origin.MODELLED, "", compute="bfloat16 and float32 (autocast)").product_formats
+        ('bfloat16', 'float32')
+        """
+        return tuple(self.format.removesuffix(" (autocast)").split(" and "))
+
+    @property
     def provenance(self) -> str:
         """Whether it was recorded, imported or modelled, on which device and when; shown with every number.
 

@@ -59,12 +59,14 @@ def _message(factory: str | Callable[..., Any], **more: Any) -> str:
     return str(caught.value)
 
 
-def test_a_module_alone_is_fed_with_images_and_classifies_them(my_models: str) -> None:
-    trace = record(f"{my_models}:images", batch=2, repetitions=1, warmup=1)
+def test_a_module_alone_is_given_the_inputs_that_are_named(my_models: str) -> None:
+    inputs = {"input": "Bx3x32x32"}
+    trace = record(f"{my_models}:images", batch=2, repetitions=1, warmup=1, inputs=inputs)
     assert trace.info.model == f"{my_models}:images"
-    assert trace.block_by_id["input"].shape == (2, 3, 32, 32)
+    assert trace.block_by_id["input.input"].shape == (2, 3, 32, 32)
     assert trace.block_by_id["label"].shape == (2,)
-    assert record(f"{my_models}:Zoo.images", batch=1, repetitions=1).info.batch == 1
+    assert "Ran on random inputs (input=Bx3x32x32:float32) and random labels" in trace.info.notes
+    assert record(f"{my_models}:Zoo.images", batch=1, repetitions=1, inputs=inputs).info.batch == 1
 
 
 def test_a_tuple_names_inputs_labels_and_loss_and_batch_is_passed(my_models: str) -> None:
@@ -101,12 +103,14 @@ def _linear() -> nn.Module:
 @pytest.mark.parametrize(
     ("factory", "what"),
     [
-        (_linear, "the module raised RuntimeError on 2 images of 3x32x32"),
-        (lambda: nn.Identity(), "the module returned (2, 3, 32, 32) for 2 images, not a row of scores"),
+        (_linear, "inputs: the factory returned Linear alone, so what goes into forward(input) is not known"),
+        (lambda: (nn.Identity(), torch.ones(2)), "returned a tensor (2,) of float32 on input float32 (2,), neither a"),
+        (lambda: (_linear(), torch.ones(2, 5)), "Linear raised RuntimeError on input float32 (2, 5): mat1"),
         (lambda: (_linear(), torch.ones(3, 4), (), summed), "inputs: the first one's shape (3, 4) is not of batch 2"),
-        (lambda: (_linear(), (), (), summed), "inputs: there are none"),
+        (lambda: (_linear(), (), (), summed), "inputs: there is no tensor in them"),
         (lambda: Workload(_linear(), (torch.ones(3, 4),), (), summed), "is not of batch 2"),
-        (lambda: (_linear(), [1], (), summed), "inputs: they are list [1]"),
+        (lambda: (_linear(), 1, (), summed), "inputs: they are int 1; give a tensor, a tuple of arguments or a map"),
+        (lambda: (_linear(), {"input": {1}}, (), summed), "inputs, input: it is set, which is not followed"),
         (lambda: (_linear(), torch.ones(2, 4), (), "mse"), "loss: it is str 'mse', not callable"),
         (lambda: (_linear(), torch.ones(2, 4), summed), "a tuple of 3 (Linear, Tensor, function)"),
         (lambda: (_linear(), torch.ones(2, 4), (), lambda y: y), "a training iteration raised RuntimeError"),

@@ -98,4 +98,4 @@ def test_an_iteration_that_no_memory_holds_is_told() -> None:
             self.weight = nn.Parameter(torch.ones(10))
 
     with pytest.raises(InputError, match=r"2 samples need more memory .* another 4096 TiB; give a smaller batch"):
-        record(Wasteful, batch=2)
+        record(Wasteful, batch=2, inputs={"images": "Bx3x32x32"})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Trace
+from simgpu.trace.recorder.inputs import parse_inputs
 from simgpu.trace.recorder.shortage import as_shortage
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def record(
     snapshots: int | None = None,
     hold_output: bool = False,
     grad_scaler: bool = False,
+    inputs: Mapping[str, str] | None = None,
     date: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Trace:
@@ -55,11 +57,16 @@ def record(
     With `gpu`, model that iteration instead: a trace of origin `modelled`, for which nothing runs.
 
     factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or the factory itself. It is called with
-        ``batch=`` if it has a parameter of that name, else with nothing, and returns either an ``nn.Module``, which
-        is then fed with random 3x32x32 images and trained with cross-entropy on as many classes as it returns
-        scores, or the tuple ``(module, inputs, labels, loss)``: tensors or tuples of tensors, the first input's first
-        dimension the batch, and ``loss(module(*inputs), *labels)`` a single value. A fifth item, `batches`, is the
-        data to train on: a ``DataLoader`` or a list of pairs (inputs, labels), where a shape may differ.
+        ``batch=`` if it has a parameter of that name, else with nothing, and returns an ``nn.Module``, whose inputs
+        are then named by `inputs`, or the tuple ``(module, inputs)`` or ``(module, inputs, labels, loss)``.
+        inputs: a tensor, a tuple of arguments, or a mapping of arguments by keyword, each a tensor, a number, text,
+        None, or tuples, lists and dicts of these; the first tensor's first dimension is the batch. labels: a tensor or
+        a tuple of tensors; ``loss(module(*inputs), *labels)`` is a single value. Where there is no loss, or None, it
+        is the one that the output carries (``output.loss``, ``output["loss"]``), as models of Hugging Face's do that
+        are given ``labels`` among their inputs. Where it carries none and is a tensor of scores, (batch, classes) or
+        (batch, tokens, classes), it is cross-entropy on random labels. A fifth item, `batches`, is the data to train
+        on: a ``DataLoader`` or a list of pairs (inputs, labels), or of mappings of inputs where there are no labels; a
+        shape may differ.
     batch: samples in the iteration.
     device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     repetitions: iterations that are timed; each kernel gets its median and the spread between quartiles. One more is
@@ -104,6 +111,9 @@ def record(
         ``scaler.step(optimizer)``, ``scaler.update()``, with a ``torch.amp.GradScaler`` as PyTorch makes it. With `gpu`
         all gradients are taken to be finite. Autocast is the model's or the loss's own: ``with torch.autocast(...)`` in
         ``forward``. For CUDA it needs a recording on CUDA, or `gpu`, where formats follow CUDA's rules.
+    inputs: what a module that the factory returns alone is given, by name: random values of
+        ``"SHAPE[:TYPE[:BELOW]]"``, where B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images,
+        ``{"input_ids": "Bx128:int64:50257", "labels": "Bx128:int64:50257"}`` is tokens from 0 to below 50257.
     date: ISO 8601 day to write down, today when left out.
     say: told what is being done.
 
@@ -125,7 +135,8 @@ def record(
 
     Raises `MissingExtraError` without PyTorch, and `InputError` when an argument is wrong, the factory does not do as
     above, the model fails, the batch needs more memory than there is, or the operators are not the same in every
-    iteration; with `gpu` also when the model needs the values of its tensors.
+    iteration; when the model is compiled (``torch.compile``, ``torch.jit``), spread over GPUs (DDP, FSDP, DTensor) or
+    calls flex attention; with `gpu` also when the iteration needs the values of its tensors.
 
     >>> record("resnet20", batch=0)
     Traceback (most recent call last):
@@ -133,6 +144,7 @@ def record(
     """
     _check_arguments(batch, repetitions, warmup, epochs, date)
     _check_snapshots(snapshots, dump_memory)
+    specs = None if inputs is None else parse_inputs(inputs)
     if gpu is not None:
         _check_that_nothing_runs(
             {
@@ -158,7 +170,7 @@ def record(
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
         session = ModelledSession(
-            factory, batch, optimizer, spec, day, say, hold_output=hold_output, grad_scaler=grad_scaler
+            factory, batch, optimizer, spec, day, say, hold_output=hold_output, grad_scaler=grad_scaler, inputs=specs
         )
     else:
         from simgpu.trace.recorder.session import Session
@@ -182,6 +194,7 @@ def record(
             DEFAULT_SNAPSHOTS if snapshots is None else snapshots,
             hold_output,
             grad_scaler,
+            inputs=specs,
         )
     try:
         return session.run()

@@ -42,14 +42,13 @@ class NoWatcher:
 def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
     """Forward and loss alone; returns the module's output, None unless the loop holds it, and the loss."""
     watcher.begin(Phase.FORWARD)
-    module, inputs, loss_fn, labels = workload.module, workload.inputs, workload.loss, workload.labels
     if workload.hold_output:
-        output = module(*inputs)
-        return output, loss_fn(output, *labels)
+        output = workload.output()
+        return output, workload.loss(output, *workload.labels)
     # As a loop writes it: where labels are unpacked, the tuple of all arguments holds the output during the call.
-    if len(labels) == 1:
-        return None, loss_fn(module(*inputs), labels[0])
-    return None, loss_fn(module(*inputs), *labels)
+    if len(workload.labels) == 1:
+        return None, workload.loss(workload.output(), workload.labels[0])
+    return None, workload.loss(workload.output(), *workload.labels)
 
 
 def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:

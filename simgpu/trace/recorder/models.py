@@ -37,7 +37,12 @@ def convolutions(plan: Iterable[int | str]) -> tuple[OrderedDict[str, nn.Module]
     return layers, channels
 
 
-def vgg11() -> nn.Module:
+def _of_images(module: nn.Module, batch: int) -> Workload:
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(_CLASSES, (batch,))
+    return Workload(module, (images,), (labels,), nn.functional.cross_entropy, data="random images and labels")
+
+
+def vgg11(batch: int) -> Workload:
     """VGG configuration A (Simonyan and Zisserman 2015, table 1) with a classifier narrowed to 512 for 32x32 images."""
     layers, channels = convolutions(_VGG11)
     layers["flatten"] = nn.Flatten()
@@ -47,7 +52,7 @@ def vgg11() -> nn.Module:
         layers[f"drop{number}"] = nn.Dropout(0.5)
         channels = 512
     layers["fc8"] = nn.Linear(channels, _CLASSES)
-    return nn.Sequential(layers)
+    return _of_images(nn.Sequential(layers), batch)
 
 
 class _ResidualBlock(nn.Module):  # type: ignore[misc]
@@ -73,7 +78,7 @@ class _ResidualBlock(nn.Module):  # type: ignore[misc]
         return self.relu2(self.bn2(self.conv2(y)) + shortcut)
 
 
-def resnet20() -> nn.Module:
+def resnet20(batch: int) -> Workload:
     """Three stages of three residual blocks, 16, 32 and 64 channels wide."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -88,12 +93,12 @@ def resnet20() -> nn.Module:
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
     layers["fc"] = nn.Linear(channels, _CLASSES)
-    return nn.Sequential(layers)
+    return _of_images(nn.Sequential(layers), batch)
 
 
-def mlp() -> nn.Module:
+def mlp(batch: int) -> Workload:
     """Three linear layers, 512 wide."""
-    return nn.Sequential(
+    module = nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
             fc1=nn.Linear(3 * 32 * 32, 512),
@@ -103,6 +108,7 @@ def mlp() -> nn.Module:
             fc3=nn.Linear(512, _CLASSES),
         )
     )
+    return _of_images(module, batch)
 
 
 class _TokenLabeller(nn.Module):  # type: ignore[misc]

@@ -17,9 +17,10 @@ def enter_persistent(
     ledger: Ledger, workload: Workload, optimizer: torch.optim.Optimizer, tracker: LayerTracker
 ) -> None:
     """Enter every tensor that an iteration finds."""
-    for kind, tensors in ((BlockKind.INPUT, workload.inputs), (BlockKind.LABEL, workload.labels)):
-        for place, tensor in enumerate(tensors):
-            ledger.keep(tensor, kind, f"{kind}.{place}" if place else str(kind))
+    for name, tensor in workload.input_tensors().items():
+        ledger.keep(tensor, BlockKind.INPUT, name)
+    for place, tensor in enumerate(workload.labels):
+        ledger.keep(tensor, BlockKind.LABEL, f"label.{place}" if place else "label")
     names = {}
     for name, parameter in workload.module.named_parameters():
         names[parameter] = name

@@ -6,7 +6,7 @@ Lives here: the order of the passes and what is known before them. Does not live
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from simgpu.trace.recorder.autocast import compute_format, watched
 from simgpu.trace.recorder.contents import MeasureEntries, Values
 from simgpu.trace.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.inputs import InputSpec
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.maps import Maps, Measure, kept_in
 from simgpu.trace.recorder.notes import BlockNote, KernelNote
@@ -32,6 +33,7 @@ from simgpu.trace.recorder.snapshots import Snapshots, spread_over
 from simgpu.trace.recorder.structure import StructurePass
 from simgpu.trace.recorder.timing import Signature, expect_same, time_iteration
 from simgpu.trace.recorder.training import Training, train
+from simgpu.trace.recorder.unsupported import refuse_unsupported
 from simgpu.trace.recorder.watching import watch
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 
@@ -58,6 +60,7 @@ class Session:
     snapshots: int = 0
     hold_output: bool = False
     grad_scaler: bool = False
+    inputs: Mapping[str, InputSpec] | None = None
 
     @property
     def name(self) -> str:
@@ -74,10 +77,11 @@ class Session:
             kept_in(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
+            refuse_unsupported(self.name),
         ):
             factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
             scaler = torch.amp.GradScaler(device.type) if self.grad_scaler else None
-            workload = make_workload(self.name, factory, self.batch).to(device)
+            workload = make_workload(self.name, factory, self.batch, self.inputs).to(device)
             workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
@@ -199,7 +203,7 @@ def output_life(workload: Workload) -> OutputLife:
 
 def main_dtype(workload: Workload) -> str:
     """The element type that most of the weights' bytes have; the first input's where there are no weights."""
-    bytes_: dict[torch.dtype, int] = {workload.inputs[0].dtype: 0}
+    bytes_: dict[torch.dtype, int] = {next(iter(workload.input_tensors().values())).dtype: 0}
     for parameter in workload.module.parameters():
         bytes_[parameter.dtype] = bytes_.get(parameter.dtype, 0) + parameter.nbytes
     return str(max(bytes_, key=lambda dtype: bytes_[dtype])).removeprefix("torch.")

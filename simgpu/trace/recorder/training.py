@@ -114,7 +114,7 @@ def _right(workload: Workload, device: torch.device) -> float | None:
         workload.module.eval()
         try:
             for step in workload.steps(device):
-                scores, labels = workload.module(*step.inputs), step.labels[0]
+                scores, labels = step.output(), step.labels[0]
                 if labels.is_floating_point() or scores.shape[:-1] != labels.shape:
                     return None
                 found += int((scores.argmax(-1) == labels).sum())

@@ -6,35 +6,49 @@ Lives here: `Workload` and finding, calling and checking a factory. Does not liv
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from simgpu.errors import InputError, SimgpuError
+from simgpu.trace.recorder.arguments import (
+    Arguments,
+    arguments,
+    ask_for_inputs,
+    call,
+    described,
+    moved,
+    named_tensors,
+    random_arguments,
+)
 from simgpu.trace.recorder.catalogue import BUILT_IN_MODELS, factory_path
+from simgpu.trace.recorder.inputs import InputSpec
+from simgpu.trace.recorder.losses import find_loss, own_loss
 from simgpu.trace.recorder.references import find_callable
+from simgpu.trace.recorder.unsupported import check_module
 
 _PLACE = "factory"
 _CONVENTION = (
-    "return an nn.Module that classifies 3x32x32 images, or the tuple (module, inputs, labels, loss) or "
-    "(module, inputs, labels, loss, batches) with inputs and labels a tensor or a tuple of tensors"
+    "return an nn.Module, or the tuple (module, inputs), (module, inputs, labels, loss) or (module, inputs, labels, "
+    "loss, batches) with inputs a tensor, a tuple of arguments or a mapping of keywords, and labels a tensor or a tuple"
 )
 
 
 class Workload(NamedTuple):
     """One training step's ingredients: ``loss(module(*inputs), *labels)`` is a single value to differentiate.
 
-    The first input's first dimension is the batch. batches: what an epoch of training walks through, pairs of inputs
-    and labels, each a tensor or a tuple of tensors (a ``DataLoader`` or a list of such pairs); None where there is only
-    the one batch. data: what inputs and labels are, in words. hold_output: whether the loop holds the module's output
-    through backward and the optimizer step; else nothing but autograd holds it once the loss is computed. scaler: what
-    scales the gradients, a ``torch.amp.GradScaler``; None for none.
+    inputs: positional arguments, or a dict of arguments by keyword; the first tensor's first dimension is the batch.
+    batches: what an epoch of training walks through, pairs of inputs and labels, or mappings of inputs by keyword where
+    there are no labels (a ``DataLoader`` or a list of such); None where there is only the one batch. data: what inputs
+    and labels are, in words. hold_output: whether the loop holds the module's output through backward and the optimizer
+    step; else nothing but autograd holds it once the loss is computed. scaler: what scales the gradients, a
+    ``torch.amp.GradScaler``; None for none.
     """
 
     module: nn.Module
-    inputs: tuple[torch.Tensor, ...]
+    inputs: Arguments
     labels: tuple[torch.Tensor, ...]
     loss: Callable[..., torch.Tensor]
     batches: Iterable[Any] | None = None
@@ -42,9 +56,17 @@ class Workload(NamedTuple):
     hold_output: bool = False
     scaler: torch.amp.GradScaler | None = None
 
+    def output(self) -> Any:
+        """What the module returns on the inputs."""
+        return call(self.module, self.inputs)
+
+    def input_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among the inputs, by name: ``input``, ``input.1``, ``input.mask``."""
+        return named_tensors("input", self.inputs)
+
     def to(self, device: torch.device) -> Workload:
         """The same workload on a device, its module in training mode."""
-        inputs = tuple(tensor.to(device) for tensor in self.inputs)
+        inputs = moved(self.inputs, device)
         labels = tuple(tensor.to(device) for tensor in self.labels)
         loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
         return self._replace(module=self.module.to(device).train(), inputs=inputs, labels=labels, loss=loss)
@@ -52,21 +74,19 @@ class Workload(NamedTuple):
     def steps(self, device: torch.device) -> Iterator[Workload]:
         """The steps of one epoch, each this workload with its own batch on the device.
 
-        Raises `InputError` where a batch is no pair of inputs and labels.
+        Raises `InputError` where a batch is neither a pair of inputs and labels nor a mapping of inputs.
         """
         if self.batches is None:
             yield self
             return
         for number, batch in enumerate(self.batches):
             where = f"batch {number} of an epoch"
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                remedy = "give pairs (inputs, labels), each a tensor or a tuple of tensors"
+            pair = (batch, ()) if isinstance(batch, Mapping) else batch
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                remedy = "give pairs (inputs, labels), or mappings of inputs by keyword where the loss is the module's"
                 raise InputError.single("record", where, f"it is {_describe(batch)}", remedy)
-            inputs, labels = (_tensors("record", where, part) for part in batch)
-            yield self._replace(
-                inputs=tuple(tensor.to(device) for tensor in inputs),
-                labels=tuple(tensor.to(device) for tensor in labels),
-            )
+            inputs, labels = arguments("record", where, pair[0]), _tensors("record", where, pair[1])
+            yield self._replace(inputs=moved(inputs, device), labels=tuple(tensor.to(device) for tensor in labels))
 
 
 def find_factory(name: str) -> Callable[..., Any]:
@@ -78,40 +98,74 @@ def find_factory(name: str) -> Callable[..., Any]:
     return find_callable(name, known, kind="a built-in model", place=_PLACE)
 
 
-def make_workload(name: str, factory: Callable[..., Any], batch: int) -> Workload:
+def make_workload(
+    name: str, factory: Callable[..., Any], batch: int, specs: Mapping[str, InputSpec] | None = None
+) -> Workload:
     """Call a factory, with ``batch=`` if it has a parameter of that name, and check what it returns.
 
-    Random inputs and labels come from torch's default generator. Raises `InputError` naming `name`.
+    specs: inputs by name for a factory that returns a module alone. Random inputs and labels come from torch's default
+    generator. Raises `InputError` naming `name`.
     """
+    made = _called(name, factory, batch)
+    parts = (made,) if isinstance(made, nn.Module) else made
+    known = isinstance(made, Workload | nn.Module) or (isinstance(made, tuple) and len(made) in (2, 4, 5))
+    if not known or not isinstance(parts[0], nn.Module):
+        raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
+    check_module(name, parts[0])
+    if specs and len(parts) > 1:
+        remedy = "leave --input (inputs in Python) out, or return the module alone"
+        raise InputError.single(name, "inputs", "the factory returns inputs of its own", remedy)
+    if len(parts) > 2:
+        workload = _checked(name, made if isinstance(made, Workload) else Workload(*parts), batch)
+    else:
+        workload = _without_loss(name, parts, batch, specs)
+    _check_batches(name, workload.batches)
+    return workload
+
+
+def _called(name: str, factory: Callable[..., Any], batch: int) -> Any:
     try:
-        made = factory(batch=batch) if _takes_batch(factory) else factory()
+        return factory(batch=batch) if _takes_batch(factory) else factory()
     except SimgpuError:
         raise
     except Exception as error:
         what = f"calling it raised {type(error).__name__}: {error}"
         remedy = "it is called with batch=N if it has a parameter 'batch', else with nothing"
         raise InputError.single(name, _PLACE, what, remedy) from error
-    if isinstance(made, nn.Module):
-        return _image_classifier(name, made, batch)
-    if not _is_workload(made) or not isinstance(made[0], nn.Module):
-        raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
-    workload = made if isinstance(made, Workload) else Workload(*made)
+
+
+def _checked(name: str, workload: Workload, batch: int) -> Workload:
+    """A workload as the factory gave it, its inputs and labels in their usual form."""
     workload = workload._replace(
-        inputs=_tensors(name, "inputs", workload.inputs), labels=_tensors(name, "labels", workload.labels)
+        inputs=arguments(name, "inputs", workload.inputs),
+        labels=_tensors(name, "labels", workload.labels),
+        loss=own_loss if workload.loss is None else workload.loss,
     )
     if not callable(workload.loss):
         raise InputError.single(name, "loss", f"it is {_describe(workload.loss)}, not callable", _CONVENTION)
     _check_batch(name, workload.inputs, batch)
-    _check_batches(name, workload.batches)
     return workload
 
 
-def _is_workload(made: object) -> bool:
-    return isinstance(made, Workload) or (isinstance(made, tuple) and len(made) in (4, 5))
+def _without_loss(name: str, parts: tuple[Any, ...], batch: int, specs: Mapping[str, InputSpec] | None) -> Workload:
+    """A workload of a module with inputs of its own, or with those that were asked for by name."""
+    module = parts[0]
+    if len(parts) == 2:
+        inputs, data = arguments(name, "inputs", parts[1]), "the factory's own inputs"
+        given = described(inputs)
+    elif specs:
+        inputs = random_arguments(name, module, specs, batch)
+        given = ", ".join(f"{each}={spec}" for each, spec in specs.items())
+        data = f"random inputs ({given})"
+    else:
+        raise ask_for_inputs(name, module)
+    _check_batch(name, inputs, batch)
+    labels, loss = find_loss(name, module, inputs, batch, given)
+    return Workload(module, inputs, labels, loss, data=f"{data} and random labels" if labels else data)
 
 
 def _check_batches(name: str, batches: object) -> None:
-    remedy = "give a DataLoader, or a list of pairs (inputs, labels)"
+    remedy = "give a DataLoader, or a list of pairs (inputs, labels) or of mappings of inputs"
     if batches is None:
         return
     if not isinstance(batches, Iterable):
@@ -120,11 +174,12 @@ def _check_batches(name: str, batches: object) -> None:
         raise InputError.single(name, "batches", "they can be walked through only once", remedy)
 
 
-def _check_batch(name: str, inputs: tuple[torch.Tensor, ...], batch: int) -> None:
+def _check_batch(name: str, inputs: Arguments, batch: int) -> None:
     remedy = f"give a first input whose first dimension is {batch}"
-    if not inputs:
-        raise InputError.single(name, "inputs", "there are none", remedy)
-    shape = tuple(inputs[0].shape)
+    tensors = list(named_tensors("input", inputs).values())
+    if not tensors:
+        raise InputError.single(name, "inputs", "there is no tensor in them", remedy)
+    shape = tuple(tensors[0].shape)
     if shape[:1] != (batch,):
         raise InputError.single(name, "inputs", f"the first one's shape {shape} is not of batch {batch}", remedy)
 
@@ -144,23 +199,6 @@ def _describe(value: object) -> str:
 
 def _tensors(name: str, what: str, value: object) -> tuple[torch.Tensor, ...]:
     tensors = (value,) if isinstance(value, torch.Tensor) else value
-    if not isinstance(tensors, tuple) or not all(isinstance(item, torch.Tensor) for item in tensors):
+    if not isinstance(tensors, tuple | list) or not all(isinstance(item, torch.Tensor) for item in tensors):
         raise InputError.single(name, what, f"they are {_describe(value)}", _CONVENTION)
-    return tensors
-
-
-def _image_classifier(name: str, module: nn.Module, batch: int) -> Workload:
-    """Feed a module with random 3x32x32 images; its number of classes is what a trial run returns."""
-    images = torch.randn(batch, 3, 32, 32)
-    try:
-        with torch.no_grad():
-            scores = module.eval()(images)
-    except Exception as error:
-        what = f"the module raised {type(error).__name__} on {batch} images of 3x32x32: {error}"
-        raise InputError.single(name, _PLACE, what, _CONVENTION) from error
-    if not isinstance(scores, torch.Tensor) or scores.dim() != 2 or scores.shape[0] != batch:
-        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-        what = f"the module returned {shape} for {batch} images, not a row of scores for each"
-        raise InputError.single(name, _PLACE, what, _CONVENTION)
-    labels = torch.randint(scores.shape[1], (batch,))
-    return Workload(module, (images,), (labels,), nn.functional.cross_entropy, data="random images and labels")
+    return tuple(tensors)

@@ -114,7 +114,7 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
         # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
         needed = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
         limit = max(needed, WORKSPACE_LIMIT)
-    told = " ".join((f"durations by the time model of {gpu.name}.", *model_notes(gpu, [trace.info.dtype])))
+    told = " ".join((f"durations by the time model of {gpu.name}.", *model_notes(gpu, trace.info.product_formats)))
     return time_model(gpu, workspace_limit=limit), told.removesuffix(".")
 
 

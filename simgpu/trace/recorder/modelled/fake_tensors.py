@@ -10,6 +10,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from simgpu.errors import InputError, SimgpuError
+from simgpu.trace.recorder.modelled.known_values import KnownValues
+from simgpu.trace.recorder.places import raised_at
 from simgpu.trace.recorder.workload import Workload
 
 
@@ -35,6 +39,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         #: Whether a gradient scaler asked for the result of its check, which is that all gradients are finite.
         self.took_as_finite = False
         self._checks = WeakIdKeyDictionary()
+        self.known = KnownValues()
 
     def __deepcopy__(self, memo: object) -> FakeTensors:
         return self
@@ -47,7 +52,9 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         elif func is torch.ops.aten._local_scalar_dense.default and args[0] in self._checks:
             self.took_as_finite = True
             return 0.0
-        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        returned = self.known.run(
+            func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
+        )
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which is refused while the mode knows them by weak references. Those
             # are there to make one fake of one real tensor, which `settle` sees to.
@@ -74,10 +81,14 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
         settled = workload._replace(
             module=faked(workload.module).train(),
-            inputs=tuple(fake(tensor) for tensor in workload.inputs),
+            inputs=tree_map_only(torch.Tensor, fake, workload.inputs),
             labels=tuple(fake(tensor) for tensor in workload.labels),
             loss=faked(workload.loss),
         )
+        self.known.can_draw = False
+        parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
+        self.known.forget(parameter for part in parts for parameter in part.parameters())
+        self.known.forget((*settled.input_tensors().values(), *settled.labels))
         self.allow_non_fake_inputs = False
         return settled
 
@@ -86,21 +97,44 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Every tensor made within is fake. Raises `InputError` naming `name` where a value would be needed."""
     try:
-        with FakeTensors() as mode, warnings.catch_warnings():
+        with _one_draw(), FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) asks each weight for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode
     except SimgpuError as error:
-        raise _refusal(name, error.__cause__) or error from error.__cause__
+        raise _refusal(name, _place(mode, error.__cause__), error.__cause__) or error from error.__cause__
     except Exception as error:
-        raise _refusal(name, error) or error from error
+        raise _refusal(name, _place(mode, error), error) or error from error
 
 
-def _refusal(name: str, error: BaseException | None) -> InputError | None:
+def _place(mode: FakeTensors, error: BaseException | None) -> str:
+    """Where an error was raised: in the factory or the iteration, and the user's line if it is one of theirs."""
+    part = "factory" if mode.allow_non_fake_inputs else "iteration"
+    line = raised_at(error) if error is not None else ""
+    return f"{part}, {line}" if line else part
+
+
+@contextmanager
+def _one_draw() -> Iterator[None]:
+    """Within, ``trunc_normal_`` draws once: PyTorch's own (from 2.13) draws until it likes all of the values."""
+
+    def draw(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
+
+    own = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = draw
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = own
+
+
+def _refusal(name: str, place: str, error: BaseException | None) -> InputError | None:
     """What a failure under fake tensors means, where it is theirs."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         what = f"{error.func} needs the values of a tensor, which do not exist where nothing runs"
-        remedy = "record this model on a device, or let it decide from shapes alone"
+        remedy = "record this model on a device, or let it decide from shapes, or from small constants, alone"
     elif isinstance(error, UnsupportedFakeTensorException):
         what, remedy = f"PyTorch has no fake tensors for this: {error}", "record this model on a device"
     elif isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
@@ -108,4 +142,4 @@ def _refusal(name: str, error: BaseException | None) -> InputError | None:
         remedy = "make it in the factory, or register it as a buffer"
     else:
         return None
-    return InputError.single(name, "iteration", what, remedy)
+    return InputError.single(name, place, what, remedy)

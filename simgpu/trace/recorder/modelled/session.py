@@ -6,7 +6,7 @@ Lives here: the order of its steps, and what its trace says of itself. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +20,7 @@ from simgpu.trace.recorder.assemble import assemble
 from simgpu.trace.recorder.autocast import Autocasts, compute_format, watched
 from simgpu.trace.recorder.environment import tool_name
 from simgpu.trace.recorder.gradient_sums import fold_sums
+from simgpu.trace.recorder.inputs import InputSpec
 from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
 from simgpu.trace.recorder.layers import LayerTracker
 from simgpu.trace.recorder.ledger import Ledger
@@ -39,6 +40,7 @@ from simgpu.trace.recorder.session import (
     own_random_state,
 )
 from simgpu.trace.recorder.structure import StructurePass
+from simgpu.trace.recorder.unsupported import refuse_unsupported
 from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.timemodel.formats import model_notes
 from simgpu.trace.timemodel.model import time_model
@@ -68,6 +70,7 @@ class ModelledSession:
     as_on_gpu: bool = True
     hold_output: bool = False
     grad_scaler: bool = False
+    inputs: Mapping[str, InputSpec] | None = None
 
     @property
     def name(self) -> str:
@@ -82,10 +85,11 @@ class ModelledSession:
         with ExitStack() as stack:
             autocasts = stack.enter_context(self._autocast())
             factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+            stack.enter_context(refuse_unsupported(self.name))
             stack.enter_context(own_random_state(_CPU, seed=0))
             mode = stack.enter_context(fake_tensors(self.name))
             stack.enter_context(forms)
-            workload = mode.settle(make_workload(self.name, factory, self.batch))
+            workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
             scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
             workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
