@@ -251,7 +251,8 @@ class TraceInfo:
     def product_formats(self) -> tuple[str, ...]:
         """The number formats in `format`, one by one.
 
-        >>> TraceInfo("gpt", 8, "", "float32", Origin.MODELLED, "", compute="bfloat16 and float32 (autocast)").product_formats
+        >>> info = TraceInfo("gpt", 8, "", "float32", Origin.MODELLED, "", compute="bfloat16 and float32 (autocast)")
+        >>> info.product_formats
         ('bfloat16', 'float32')
         """
         return tuple(self.format.removesuffix(" (autocast)").split(" and "))
