@@ -29,7 +29,17 @@ from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
+from simgpu.policies.placing import (
+    Chosen,
+    PlacingPolicy,
+    Vector,
+    bar,
+    evaluator_of,
+    inexact,
+    notes_on,
+    program_of,
+    slow,
+)
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
@@ -87,7 +97,7 @@ class Joint(PlacingPolicy):
         context.chosen(Chosen(evaluator, vectors.get(label), found.evaluations))
         notes = [_how(found)]
         if label in vectors:
-            notes.insert(0, told(decisions, vectors[label]))
+            notes[:0] = notes_on(context.graph, decisions, vectors[label])
         if not label.startswith("search"):
             why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
             notes.insert(0, f"adopted: the program of {label}, {why}")
