@@ -150,6 +150,7 @@ class Result:
             "spans": len(self.timeline),
             "metrics": {row.key: row.value for row in self.metrics.rows()},
             "notes": list(self.notes),
+            **({"sections": [asdict(section) for section in self.program.sections]} if self.program.sections else {}),
             **({"data_parallel": asdict(self.together.how)} if self.together else {}),
             "energy_note": self.energy_note,
         }
