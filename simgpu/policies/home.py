@@ -121,9 +121,9 @@ class Home(PlacingPolicy):
             runs = tried(context, {v: partial(self._program, context, evaluator, v) for v in vectors})
             if runs:
                 break
-        vector, program, _ = min(
-            runs, key=lambda run: run[2], default=(found.best, self._program(context, evaluator, found.best), 0)
-        )
+        best = min(runs, key=lambda run: run.time_ns, default=None)
+        vector = found.best if best is None else best.label
+        program = self._program(context, evaluator, vector) if best is None else best.program
         context.chosen(Chosen(evaluator, vector, found.evaluations, found))
         notes = (*notes_on(context.graph, decisions, vector), _how(found), *inexact(evaluator))
         return replace(program, notes=(*program.notes, *notes))
