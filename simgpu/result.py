@@ -85,7 +85,9 @@ class Result:
             fragmentation=lost,
             single_ideal_ns=self.together.single_ideal_ns if self.together else None,
             alone_ns=self.together.alone_ns if self.together else None,
-            power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.dtype) if self._work else None,
+            power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
+            if self._work
+            else None,
             compression=self._compression,
         )
 
@@ -156,6 +158,7 @@ class Result:
             "spans": len(self.timeline),
             "metrics": {row.key: row.value for row in self.metrics.rows()},
             "notes": list(self.notes),
+            **({"sections": [asdict(section) for section in self.program.sections]} if self.program.sections else {}),
             **({"data_parallel": asdict(self.together.how)} if self.together else {}),
             "energy_note": self.energy_note,
             "kernel_times": self.kernel_times,
@@ -178,7 +181,7 @@ class Result:
             if self._work is None or self.metrics.power is None:
                 reason = self.energy_note or f"node {self.node.name} does not state what its GPU draws"
                 raise InputError.single("", "argument what", reason, "choose a node with gpu.power, such as k40")
-            curve = power_curve(self.timeline, self._work, self.node.gpu, self.trace.dtype)
+            curve = power_curve(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
             return plot_power(self.timeline, curve, self.metrics.power, title=title)
         if what == "memory":
             return plot_memory(self.timeline, budget=self.budget, title=title)

@@ -142,6 +142,8 @@ def _show(scenario: Scenario, comparison: Comparison, told: list[_Told], top: in
 
 def _show_run(screen: Screen, found: Explanation, answers: tuple[Answer, ...], top: int) -> None:
     screen.print(Text(found.headline, style="bold"))
+    for note in found.result.notes:
+        screen.print(indented(Text(note)))
     if found.losses:
         for line in filter(None, (found.by_engine, found.by_layer)):
             screen.print(Text(line))

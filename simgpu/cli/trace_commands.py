@@ -12,6 +12,7 @@ import click
 
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
+from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
@@ -53,7 +54,7 @@ def check(path: str) -> None:
 @click.command()
 @click.argument("path", shell_complete=traces)
 def stats(path: str) -> None:
-    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded.
+    """Count what is in the trace at PATH: time, blocks by kind, peaks, what was recorded, what cannot be recomputed.
 
     PATH is a shipped trace or a trace folder.
 
@@ -63,7 +64,8 @@ def stats(path: str) -> None:
     found = load_trace(path)
     counted = trace_stats(found)
     screen = Screen()
-    screen.print(facts([*found.facts(), *_loop(found), *counted.summary_rows()]))
+    recomputing = ("cannot be recomputed", _lost(found))
+    screen.print(facts([*found.facts(), *_loop(found), *counted.summary_rows(), recomputing]))
     tables: tuple[tuple[tuple[str, ...], Sequence[Sequence[str]]], ...] = (
         (("phase", "kernels", "time"), counted.phase_rows()),
         (("kind", "blocks", "bytes"), counted.kind_rows()),
@@ -74,6 +76,11 @@ def stats(path: str) -> None:
         if rows:
             screen.print()
             screen.print(table(headings, rows))
+
+
+def _lost(trace: Trace) -> str:
+    """How much of the saved activations cannot be recomputed, and by which operators."""
+    return unrecomputable(TaskGraph.of(trace)).text() if trace.tells_reads else "reads not recorded"
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

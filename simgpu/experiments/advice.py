@@ -14,6 +14,7 @@ from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
+from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
@@ -129,7 +130,7 @@ def _policies_to_try(
     found = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
     for result in found:
         times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
-        yield f"{written(_in_words(result))}, which fits: {times}"
+        yield f"{written(_in_words(result))}, which fits: {times}{_in_micro_batches(result)}"
     if not found:
         no_other = "more memory: no built-in policy fits that this trace and node allow"
         yield _no_policy(trace) if kernel_too_large else no_other
@@ -184,6 +185,14 @@ def _trial(scenario: Scenario, policy: Policy) -> Result | None:
         )
     except (OutOfMemoryError, InputError, MissingExtraError):
         return None
+
+
+def _in_micro_batches(result: Result) -> str:
+    """What users call it where a policy splits the batch, as the end of a sentence."""
+    for change in result.program.transforms:
+        if isinstance(change, Split) and change.batch < result.trace.batch:
+            return f"; gradient accumulation, {-(-result.trace.batch // change.batch)} micro-batches"
+    return ""
 
 
 def _in_words(result: Result) -> str:

@@ -51,7 +51,7 @@ def feature_maps(graph: TaskGraph) -> tuple[FeatureMap, ...]:
     >>> [(graph.blocks[each.block].id, each.after, each.before) for each in feature_maps(graph)]
     [('x2', 1, 4)]
     """
-    saved = [found for b in range(len(graph.blocks)) if (found := _saved(graph, b)) is not None]
+    saved = _all_saved(graph)
     threshold = sum(graph.sizes[each.block] for each in saved)
     step_of = graph.layers.step_of
     worth = (
@@ -62,6 +62,21 @@ def feature_maps(graph: TaskGraph) -> tuple[FeatureMap, ...]:
         and step_of[each.before] - step_of[each.after] > 1
     )
     return tuple(sorted(worth, key=lambda each: (graph.uses[each.block][0], each.block)))
+
+
+def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
+    """The blocks that forward makes and that are used later: feature maps, and what is saved with them, of any size.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
+    >>> [graph.blocks[b].id for b in saved_activations(graph)]
+    ['x2', 'x3', 'x4']
+    """
+    return tuple(each.block for each in _all_saved(graph))
+
+
+def _all_saved(graph: TaskGraph) -> list[FeatureMap]:
+    return [found for b in range(len(graph.blocks)) if (found := _saved(graph, b)) is not None]
 
 
 def _saved(graph: TaskGraph, b: int) -> FeatureMap | None:

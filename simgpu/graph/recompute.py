@@ -1,6 +1,6 @@
 """Which blocks can be made again from others, by which kernels, and why others cannot.
 
-Lives here: `Ancestry`. Does not live here: when something is made again (`simgpu.program.schedule`).
+`Ancestry` answers for single blocks, `unrecomputable` sums what cannot be recomputed by the operator that prevents it.
 
 A kernel may run again where it is pure. Two sorts of kernels are not, and yet may run again with what they saved: a
 batch norm, with the saved statistics of its batch, moves no running statistics then; a dropout applies the mask that
@@ -12,12 +12,28 @@ or something that is neither there any more nor can be made again itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+from simgpu.graph.feature_maps import saved_activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.purity import repeats_with_saved
+from simgpu.units import format_bytes
+
+#: Operators that `Unrecomputable.text` names; the rest is summed.
+_LISTED = 3
+
+
+class Refusal(NamedTuple):
+    """Why a block cannot be made again. why: as a clause. kernel: the one that prevents it, None where none does; of a
+    block that lacks another one, what prevents that. cause: what that kernel does, in a few words."""
+
+    why: str
+    kernel: int | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,10 +124,10 @@ class Ancestry:
         return tuple(latest)
 
     @cached_property
-    def refusals(self) -> tuple[str | None, ...]:
+    def refusals(self) -> tuple[Refusal | None, ...]:
         """For each block why it cannot be made again, None where it can."""
         graph = self.graph
-        found: list[str | None] = ["no kernel makes it"] * len(graph.sizes)
+        found: list[Refusal | None] = [Refusal("no kernel makes it")] * len(graph.sizes)
         order = sorted((b for b in range(len(graph.sizes)) if self.writers[b]), key=lambda b: self.writers[b][-1])
         for b in order:
             found[b] = self._refusal(b, found)
@@ -119,26 +135,29 @@ class Ancestry:
 
     def why_not(self, b: int) -> str | None:
         """Why a block cannot be made again, None where it can."""
-        return self.refusals[b]
+        refusal = self.refusals[b]
+        return refusal.why if refusal else None
 
-    def _refusal(self, b: int, found: list[str | None]) -> str | None:
+    def _refusal(self, b: int, found: list[Refusal | None]) -> Refusal | None:
         graph = self.graph
         block = graph.blocks[b]
         if block.persistent or block.born is not None:
-            return "it is not made in the iteration"
+            return Refusal("it is not made in the iteration")
         if len(self.writers[b]) != graph.last_version[b]:
-            return "it is overwritten after forward"
+            later = next(k for k in graph.uses[b] if b in graph.writes[k] and k not in self.writers[b])
+            return Refusal("it is overwritten after forward", later, "overwrites it")
         for k in self.writers[b]:
             kernel = graph.kernels[k]
             if b in self.kept[k]:
-                return f"kernel {kernel.id} ({kernel.op}) can only run again with it"
+                return Refusal(f"kernel {kernel.id} ({kernel.op}) can only run again with it", k, "reruns with it")
             if not self.repeatable(k):
-                return f"kernel {kernel.id} ({kernel.op}) is not known to give the same again"
+                why = f"kernel {kernel.id} ({kernel.op}) is not known to give the same again"
+                return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
             versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
             made = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
             for r in self.inputs[k]:
-                if r != b and (why := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
-                    return f"kernel {kernel.id} reads {graph.blocks[r].id}, {why}"
+                if r != b and (lost := self._lost(r, versions.get(r, made.get(r, 0)), b, k, found)):
+                    return lost._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {lost.why}")
         return None
 
     def repeatable(self, k: int) -> bool:
@@ -150,16 +169,68 @@ class Ancestry:
         changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
         return (graph.kernels[k].pure is True and not changed) or len(self._made(k)) == len(self.kept[k]) + 1 > 1
 
-    def _lost(self, r: int, version: int, b: int, k: int, found: list[str | None]) -> str | None:
+    def _lost(self, r: int, version: int, b: int, k: int, found: list[Refusal | None]) -> Refusal | None:
         """Why the value that kernel k read of block r is lost when b is made again."""
         graph = self.graph
         latest = self.latest[b]
         if version != graph.last_version[r]:
-            # Block b is made again before kernel `latest` starts: what that kernel itself overwrites is as it was.
-            overwritten = (u for u in graph.uses[r] if k < u < latest and r in graph.writes[u])
-            if not graph.blocks[r].persistent or next(overwritten, None) is not None:
-                return "which was overwritten since"
-        released = graph.needed_releases[r]
-        if released is not None and released < latest and found[r] is not None:
-            return "which is gone by then and cannot be made again"
+            # Where no later kernel overwrites it, kernel k changes it in place. Block b is made again before kernel
+            # `latest` starts: what that kernel itself overwrites is as it was.
+            later = next((u for u in graph.uses[r] if k < u and r in graph.writes[u]), k)
+            if not graph.blocks[r].persistent or k < later < latest:
+                return Refusal("which was overwritten since", later, "overwrites an input")
+        released, refusal = graph.needed_releases[r], found[r]
+        if released is not None and released < latest and refusal is not None:
+            return refusal._replace(why="which is gone by then and cannot be made again")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecomputable:
+    """How much of what forward saves for backward cannot be recomputed. saved, lost: bytes of all of it and of what
+    cannot. by_operator: bytes of the latter by operator and cause, most first; "" where no operator prevents it."""
+
+    saved: int
+    lost: int
+    by_operator: tuple[tuple[str, str, int], ...]
+
+    def text(self) -> str:
+        """In a line: how much of how much, and by which operators."""
+        if not self.lost:
+            return f"none of {format_bytes(self.saved)} of saved activations"
+        named = [
+            f"{op} ({cause}) {format_bytes(size)}" if op else f"released inputs {format_bytes(size)}"
+            for op, cause, size in self.by_operator[:_LISTED]
+        ]
+        if rest := self.by_operator[_LISTED:]:
+            named.append(f"{len(rest)} more {format_bytes(sum(size for _, _, size in rest))}")
+        return f"{format_bytes(self.lost)} of {format_bytes(self.saved)} of saved activations: {', '.join(named)}"
+
+    def notes(self) -> tuple[str, ...]:
+        """A note for results where anything cannot be recomputed."""
+        return (f"cannot be recomputed: {self.text()}",) if self.lost else ()
+
+
+def unrecomputable(graph: TaskGraph) -> Unrecomputable:
+    """What cannot be recomputed of the saved activations (`simgpu.graph.feature_maps.saved_activations`).
+
+    A block counts for the operator that prevents its recomputation, which may be that of a block that it needs.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> made = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+    >>> unknown = replace(made, kernels=(replace(made.kernels[0], op="mine", pure=None), *made.kernels[1:]))
+    >>> unrecomputable(TaskGraph.of(made)).text()
+    'none of 500 B of saved activations'
+    >>> unrecomputable(TaskGraph.of(unknown)).text()
+    '200 B of 500 B of saved activations: mine (purity unknown) 200 B'
+    """
+    ancestry = Ancestry(graph)
+    lost: Counter[tuple[str, str]] = Counter()
+    saved = saved_activations(graph)
+    for b in saved:
+        if refusal := ancestry.refusals[b]:
+            op = "" if refusal.kernel is None else graph.kernels[refusal.kernel].op
+            lost[op, refusal.cause] += graph.sizes[b]
+    ordered = sorted(((*key, size) for key, size in lost.items()), key=lambda each: (-each[2], each[:2]))
+    return Unrecomputable(sum(graph.sizes[b] for b in saved), lost.total(), tuple(ordered))

@@ -7,8 +7,9 @@ then backward goes on.
 
 * `blocks` names modules by the paths in the layer tags: ``layer1.0`` is the layers ``layer1.0`` and ``layer1.0.*``. A
   whole number is as many sections of equal numbers of layers, as `torch.utils.checkpoint.checkpoint_sequential` cuts
-  them: the last section, with what does not divide, is not checkpointed. 0, the default, stands for the whole part of
-  the square root of the number of layers.
+  them: the last section, with what does not divide, is not checkpointed. Such sections may begin within a residual
+  block, where PyTorch could not cut. 0, the default, takes the modules that can be checkpointed, such as residual
+  blocks (`simgpu.graph.sections`). A note says what the sections are; the program lists them all.
 * A part is a run of consecutive forward kernels. One that is interrupted, or runs twice, is several parts.
 * What was made inside stays in forward until the framework drops it. What was made again and is used by backward stays
   until the operator of backward that took it is done: the last kernel that reads anything of what was taken at once.
@@ -27,21 +28,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import isqrt
+from dataclasses import dataclass, field, replace
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
 from simgpu.graph.repeating import Repeating
 from simgpu.graph.saved import Saved, ends, saved_tensors
+from simgpu.graph.sections import NUMBERED, Sections, default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.twins import framework, told_by
 from simgpu.program.eager import Eager
-from simgpu.program.instructions import Program
+from simgpu.program.instructions import Program, Section
 from simgpu.trace.model import Phase
-from simgpu.units import format_time
+from simgpu.units import format_bytes, format_time
+
+#: Names of sections that a note lists.
+_LISTED = 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class Checkpoint(Policy):
     source = "Chen et al., 2016, as torch.utils.checkpoint does it"
 
     blocks: int | Sequence[str] = parameter(
-        0, "modules, by their paths in layer tags, or a number of sections; 0: about the root of the number of layers"
+        0,
+        "modules, by their paths in layer tags, or a number of sections of equal numbers of layers; 0: all modules "
+        "that can be checkpointed, such as residual blocks",
     )
 
     def __post_init__(self) -> None:
@@ -65,7 +71,7 @@ class Checkpoint(Policy):
         """One iteration. Raises `InputError` for modules that are not there or lie in one another, for more sections
         than layers, for several compute streams and for GPUs that train together."""
         graph, transforms = framework(context.graph, self.name)
-        section_of = _sections(graph, self.blocks)
+        section_of, how = _sections(graph, self.blocks)
         found = saved_tensors(graph)
         regions = regions_of(graph, section_of)
         again = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
@@ -75,21 +81,42 @@ class Checkpoint(Policy):
         until = dict(zip(found.tensors, ends(graph, found.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
-        return writing.writer.program(transforms, (*told_by(found), *writing.notes))
+        notes = (*told_by(found), _told(writing.sections, how), *writing.notes)
+        return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
-def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> dict[str, str]:
+def _told(sections: Sequence[Section], how: str) -> str:
+    """The sections in a line."""
+    if not sections:
+        return f"sections: none, of {how}; nothing runs again"
+    names = list(dict.fromkeys(_name(section) for section in sections))
+    listed = ", ".join(names if len(names) <= _LISTED else [*names[: _LISTED - 1], "...", names[-1]])
+    least, most = (format_bytes(pick(section.held_bytes for section in sections)) for pick in (min, max))
+    each = least if least == most else f"{least} to {most}"
+    return f"sections: {len(names)}, {how}: {listed}; each holds what enters it, {each}"
+
+
+def _name(section: Section) -> str:
+    """A module's name; of a section that is only numbered, its first and last layer."""
+    ends = dict.fromkeys((section.layers[0], section.layers[-1]))
+    return section.name if not section.name.startswith(NUMBERED) else " to ".join(ends)
+
+
+def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> Sections:
     """For each layer that is checkpointed the name of its section."""
+    if blocks == 0:
+        return default_sections(graph)
     forward = (graph.layers.name_of(k) for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD)
     layers = [name for name in dict.fromkeys(forward) if not name.startswith("(")]
     if not isinstance(blocks, int):
-        return _named(graph, layers, blocks)
+        return Sections(_named(graph, layers, blocks), "modules as named")
     if not 0 <= blocks <= len(layers):
         what = f"{blocks} sections of {len(layers)} layers"
         raise InputError.single("", "parameters.blocks", what, f"give a number from 0 to {len(layers)}, or modules")
-    count = blocks or max(isqrt(len(layers)), 1)
-    size = max(len(layers) // count, 1)
-    return {layer: f"section {place // size + 1}" for place, layer in enumerate(layers[: (count - 1) * size])}
+    size = len(layers) // blocks
+    checkpointed = enumerate(layers[: (blocks - 1) * size])
+    how = f"all but the last of {blocks} of equal numbers of layers"
+    return Sections({layer: f"{NUMBERED}{place // size + 1}" for place, layer in checkpointed}, how)
 
 
 def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> dict[str, str]:
@@ -121,6 +148,7 @@ class _Checkpointing:
     until: dict[Saved, int]
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
     notes: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -143,6 +171,7 @@ class _Checkpointing:
                     recorded = releases[b]
                     releases[b] = None if recorded is None else max(recorded, start)
             left_out += rerun.left_out
+            self.sections += (self._section(region, rerun),)
             self.reruns[start].insert(0, (region, rerun))
         self.saved = dict(self.parts)
         self.writer = Eager(graph, releases)
@@ -151,6 +180,15 @@ class _Checkpointing:
             took = format_time(sum(graph.durations[k] for k in left_out))
             why = "what they found has changed, or what they made is still held"
             self.notes = (f"not run again, {took} in all: {len(left_out)} of {ops}, since {why}",)
+
+    def _section(self, region: Region, rerun: Rerun) -> Section:
+        """What is said of a region. Weights and the iteration's inputs are there anyway."""
+        graph = self.graph
+        inside = range(region.first, region.stop)
+        births = {b: graph.births[b] for k in inside for b in graph.reads[k] if not graph.blocks[b].persistent}
+        held = sum(graph.sizes[b] for b, birth in births.items() if birth is not None and birth < region.first)
+        layers = tuple(dict.fromkeys(graph.layers.name_of(k) for k in inside))
+        return Section(region.section, layers, held, sum(graph.durations[k] for k, _ in rerun.runs))
 
     def _entering(self) -> dict[int, int]:
         """Until after which kernel each block is held for the parts that it enters."""

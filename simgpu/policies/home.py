@@ -37,7 +37,18 @@ from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
 from simgpu.evaluate.options import Decisions
 from simgpu.evaluate.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
+from simgpu.policies.placing import (
+    Chosen,
+    PlacingPolicy,
+    Vector,
+    bar,
+    evaluator_of,
+    inexact,
+    notes_on,
+    program_of,
+    slow,
+    told,
+)
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.search.space import Score, Vectors
@@ -93,7 +104,8 @@ class Home(PlacingPolicy):
         found = self.search(context, evaluator)
         context.chosen(Chosen(evaluator, found.best, found.evaluations, found))
         program = self._program(context, evaluator, found.best)
-        return replace(program, notes=(*program.notes, told(decisions, found.best), _how(found)))
+        notes = (*notes_on(context.graph, decisions, found.best), _how(found))
+        return replace(program, notes=(*program.notes, *notes))
 
     def _by_runs(self, context: PlanContext, decisions: Decisions) -> Program:
         """Where the evaluator does not know all: the fastest of its few best placements that a run shows to fit.
@@ -109,11 +121,11 @@ class Home(PlacingPolicy):
             runs = tried(context, {v: partial(self._program, context, evaluator, v) for v in vectors})
             if runs:
                 break
-        vector, program, _ = min(
-            runs, key=lambda run: run[2], default=(found.best, self._program(context, evaluator, found.best), 0)
-        )
+        best = min(runs, key=lambda run: run.time_ns, default=None)
+        vector = found.best if best is None else best.label
+        program = self._program(context, evaluator, vector) if best is None else best.program
         context.chosen(Chosen(evaluator, vector, found.evaluations, found))
-        notes = (told(decisions, vector), _how(found), *inexact(evaluator))
+        notes = (*notes_on(context.graph, decisions, vector), _how(found), *inexact(evaluator))
         return replace(program, notes=(*program.notes, *notes))
 
     def _program(self, context: PlanContext, evaluator: Evaluator, vector: Vector) -> Program:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from simgpu.evaluate.compiled import is_compiled
 from simgpu.evaluate.evaluator import Evaluator
 from simgpu.evaluate.options import Action, Decisions, fetch_kernel
+from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
 from simgpu.policies.base import PlanContext, Policy
@@ -58,7 +59,7 @@ class PlacingPolicy(Policy):
         vector = self.place(context, decisions)
         context.chosen(Chosen(evaluator_of(context, decisions), vector))
         program = program_of(context.graph, decisions, vector)
-        return replace(program, notes=(*program.notes, told(decisions, vector)))
+        return replace(program, notes=(*program.notes, *notes_on(context.graph, decisions, vector)))
 
     def decisions(self, context: PlanContext) -> Decisions:
         """The feature maps and their options."""
@@ -130,6 +131,11 @@ def told(decisions: Decisions, vector: Sequence[int]) -> str:
     }
     parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what != "swapped encoded")
     return f"of {len(chosen)} feature maps {parts}"
+
+
+def notes_on(graph: TaskGraph, decisions: Decisions, vector: Sequence[int]) -> tuple[str, ...]:
+    """What a vector does, and how much of the saved activations no vector can recompute, if any."""
+    return (told(decisions, vector), *unrecomputable(graph).notes())
 
 
 def inexact(evaluator: Evaluator) -> tuple[str, ...]:

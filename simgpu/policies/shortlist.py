@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.policies.base import PlanContext
 from simgpu.program.instructions import Program
 from simgpu.search.space import Costs, Score, Vectors
+from simgpu.timeline.model import SpanKind
+from simgpu.units import format_bytes, format_time
 
 Label = TypeVar("Label")
 
@@ -58,16 +60,39 @@ class Shortlist:
         return tuple(self._best)
 
 
-def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -> list[tuple[Label, Program, int]]:
-    """Label, program and time (ns) of those that fit, as runs tell, in order.
+class Tried(NamedTuple, Generic[Label]):
+    """A program that fits: the time of its steady iteration (ns), the most device memory in use at once (bytes), and
+    whether it copies anything in or out."""
+
+    label: Label
+    program: Program
+    time_ns: int
+    peak_bytes: int
+    copies: bool
+
+    @property
+    def cost(self) -> str:
+        """Time and peak memory, to be read."""
+        return f"{format_time(self.time_ns)}, peak {format_bytes(self.peak_bytes)}"
+
+
+def run_of(context: PlanContext, label: Label, program: Program) -> Tried[Label]:
+    """A program as a run shows it: on all GPUs that train together. Raises what the run raises."""
+    trial = (context.together or context.trial)(program)
+    peak = max(int(memory.used.max(initial=0)) for memory in trial.timeline.device_memories)
+    copies = np.isin(trial.timeline.kind, (SpanKind.COPY_OUT, SpanKind.COPY_IN)).any()
+    return Tried(label, program, trial.iteration_ns, peak, bool(copies))
+
+
+def tried(context: PlanContext, makers: Mapping[Label, Callable[[], Program]]) -> list[Tried[Label]]:
+    """The programs that fit, as runs show, in order.
 
     makers: what gives each program; one that refuses the trace gives none.
     """
-    found, run = [], context.together or context.trial
+    found = []
     for number, (label, make) in enumerate(makers.items(), start=1):
         # Placements have no names, and are too long to be told.
         context.progress(f"trying {label if isinstance(label, str) else f'placement {number} of {len(makers)}'}")
         with suppress(InputError, OutOfMemoryError):
-            program = make()
-            found.append((label, program, run(program).iteration_ns))
+            found.append(run_of(context, label, make()))
     return found

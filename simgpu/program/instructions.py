@@ -146,6 +146,20 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A part of forward that is checkpointed: what a policy says of its program, which the machine does not use.
+
+    layers: in order. held_bytes: of the activations that enter it, which stay until its backward is done.
+    rerun_ns: of the kernels that run again.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    held_bytes: int
+    rerun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """One training iteration, as the machine runs it again and again.
 
@@ -157,6 +171,7 @@ class Program:
     (convolution algorithms, say), in order; verify and machine apply them before anything else. unlimited_memory: run
     without a budget. pool: the pool the program was written for (``addressed`` where it gives offsets), None for any.
     residency: where the blocks are of a program that moves none; None where the program takes memory and copies.
+    sections: the checkpointed parts, in order.
     """
 
     segments: tuple[Segment, ...]
@@ -167,6 +182,7 @@ class Program:
     notes: tuple[str, ...] = field(default=(), compare=False)
     elsewhere: tuple[Holding, ...] = ()
     residency: Paged | Remote | None = None
+    sections: tuple[Section, ...] = field(default=(), compare=False)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:

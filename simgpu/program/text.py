@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from simgpu.errors import InputError
@@ -32,12 +32,14 @@ from simgpu.program.instructions import (
     Program,
     Provide,
     Release,
+    Section,
     Segment,
     Signal,
     Space,
 )
 from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
+from simgpu.units import format_bytes, format_time
 
 SCHEMA = "simgpu.program/1"
 
@@ -73,6 +75,11 @@ def listing(program: Program, graph: TaskGraph) -> str:
     for holding in program.elsewhere:
         where = "the host" if holding.gpu is None else f"GPU {holding.gpu}"
         lines.append(f"on {where}: {_blocks(holding.blocks, graph)}".rstrip())
+    for section in program.sections:
+        again = f"{format_time(section.rerun_ns)} run again"
+        lines.append(
+            f"section {section.name}: {', '.join(section.layers)}; {format_bytes(section.held_bytes)} held, {again}"
+        )
     for index, segment in enumerate(program.segments):
         lines.append(f"segment {index}, {'once' if segment.repeat == 1 else f'{segment.repeat} times'}")
         for stream, code in segment.streams.items():
@@ -136,6 +143,8 @@ def to_json(program: Program) -> str:
         document["elsewhere"] = [[holding.gpu, holding.blocks] for holding in program.elsewhere]
     if program.residency is not None:
         document["residency"] = _value(program.residency)
+    if program.sections:
+        document["sections"] = [asdict(section) for section in program.sections]
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
@@ -171,6 +180,9 @@ def from_json(text: str) -> Program:
             notes=tuple(document["notes"]),
             elsewhere=tuple(Holding(gpu, tuple(blocks)) for gpu, blocks in document.get("elsewhere", ())),
             residency=_read(document["residency"]) if "residency" in document else None,
+            sections=tuple(
+                Section(**{**each, "layers": tuple(each["layers"])}) for each in document.get("sections", ())
+            ),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError.single(

@@ -1,8 +1,13 @@
 """Whether an operator, run again on the same inputs, gives the same values and changes nothing else.
 
-Lives here: a table of operator names for recordings that say no more than the name. Names not in the table are
-unknown, and said to be unknown. An in-place operator such as ``relu_`` is as pure as ``relu``: what it changes is a
-block it declares to write, and running all writers of that block in order gives the block again.
+The one table of operator names for recordings that say no more than the name; importers and the recorder share it.
+Names not in the table are unknown, and stay unknown. An in-place operator such as ``relu_`` is as pure as ``relu``:
+what it changes is a block that it declares to write, and running all writers of that block in order gives the block
+again.
+
+Pure means: draws no random numbers, keeps no state. Bits may still differ: kernels that add with atomics (a
+convolution's weight gradient, an embedding's) add in another order each time, as they do from one training run to the
+next. That is not counted as impure.
 """
 
 from __future__ import annotations
@@ -19,29 +24,54 @@ cross_entropy_loss binary_cross_entropy_with_logits mse_loss ones_like zeros_lik
 view reshape flatten t transpose permute expand slice select split chunk as_strided squeeze unsqueeze
 """
 
+#: Operators that have no forward of the same name: backward of `nll_loss2d_forward`, `embedding` and, in PyTorch 1.5,
+#: of a dropout, which scales by the mask that forward drew.
+_PURE_IN_BACKWARD = "nll_loss2d_backward embedding_dense_backward masked_scale"
+
+#: Layers in the graphs of G10 whose names, in lower case, are no operator's of PyTorch.
+_PURE_IN_G10 = """
+maxpool2d adaptiveavgpool2d concat scale gatherv2 divide multiply power softmaxbasic subtract batchmatmul erf
+add_multigredient
+"""
+
 #: Random numbers (a dropout draws a new mask), and batch norm in training, which moves its running statistics.
+#: Backward of cuDNN's and MIOpen's recurrent networks overwrites the reserve that forward left for it.
 _IMPURE = """
 dropout native_dropout fused_dropout fused_droupout feature_dropout alpha_dropout bernoulli rand randn randint
 rand_like randn_like random normal uniform multinomial
-batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_impl_index
+batch_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_impl_index batchnorm2d
+cudnn_rnn_backward miopen_rnn_backward
 """
 
-_IS_PURE = dict.fromkeys(_PURE.split(), True) | dict.fromkeys(_IMPURE.split(), False)
+_IS_PURE = {name: True for names in (_PURE, _PURE_IN_BACKWARD, _PURE_IN_G10) for name in names.split()}
+_IS_PURE |= dict.fromkeys(_IMPURE.split(), False)
 
 _PREFIX = re.compile(r"^aten::")
 _OVERLOAD = re.compile(r"(\..*|_dim_IntList)$")
+#: ``relu_backward``, ``_softmax_backward_data``, ``cudnn_convolution_backward_weight``.
+_BACKWARD = re.compile(r"(.+?)_backward(_(data|input|weight|bias|reduce|grad_input|a|b))?")
+_WITH_SAVED = re.compile(r"batch_?norm|drop_?out|droupout", re.IGNORECASE)
 
 
 def purity(op: str) -> bool | None:
     """True or False where the name settles it, None where it does not.
 
+    Backward of an operator in the table is pure where the operator is, or where it reads what that saved: backward of
+    a dropout applies the mask that was drawn and backward of a batch norm reads the statistics of the batch; neither
+    draws or moves anything.
+
     >>> purity("aten::conv2d"), purity("relu_"), purity("cudnn_batch_norm"), purity("my_kernel")
     (True, True, False, None)
+    >>> purity("threshold_backward"), purity("cudnn_batch_norm_backward"), purity("my_kernel_backward")
+    (True, True, None)
     """
-    return _IS_PURE.get(_OVERLOAD.sub("", _PREFIX.sub("", op)).strip("_"))
-
-
-_WITH_SAVED = re.compile(r"batch_?norm|drop_?out|droupout", re.IGNORECASE)
+    name = _OVERLOAD.sub("", _PREFIX.sub("", op)).strip("_")
+    if name in _IS_PURE:
+        return _IS_PURE[name]
+    if backward := _BACKWARD.fullmatch(name):
+        forward = backward[1]
+        return True if _IS_PURE.get(forward) or (forward in _IS_PURE and repeats_with_saved(forward)) else None
+    return None
 
 
 def repeats_with_saved(op: str) -> bool:

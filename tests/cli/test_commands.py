@@ -16,7 +16,7 @@ from simgpu.cli.schema import json_schema
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.policies.registry import describe, policy_names
 from simgpu.trace.chain import chain
-from simgpu.trace.folder import read_trace
+from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
 from tests.trace.test_import_triosim import written
@@ -256,3 +256,12 @@ def _python(code: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120, check=True
     ).stdout
+
+
+def test_trace_stats_say_how_much_cannot_be_recomputed(tmp_path: Path) -> None:
+    """x2 to x4 are saved, 200, 300 and 0 bytes; x2 comes of an operator that nobody knows."""
+    made = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+    first = dataclasses.replace(made.kernels[0], op="mine", pure=None)
+    write_trace(dataclasses.replace(made, kernels=(first, *made.kernels[1:])), tmp_path / "t")
+    shown = " ".join(simgpu("trace", "stats", str(tmp_path / "t")).stdout.split())
+    assert "cannot be recomputed 200 B of 500 B of saved activations: mine (purity unknown) 200 B" in shown

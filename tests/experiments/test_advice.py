@@ -151,6 +151,7 @@ def test_what_sub_batches_need_is_told_and_those_that_fit_are_found() -> None:
     facts = dict(told(tight))
     assert facts["sub-batches"].startswith(f"{format_bytes(bounds.bound.bytes)} for one sample at a time")
     assert steps(tight)[0].startswith("modnn, which fits: ")
+    assert steps(tight)[0].endswith("; gradient accumulation, 512 micro-batches")
 
 
 def test_a_budget_below_what_the_node_has() -> None:

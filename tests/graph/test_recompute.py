@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from simgpu.graph.recompute import Ancestry
+from simgpu.graph.recompute import Ancestry, Unrecomputable, unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute
@@ -209,3 +209,47 @@ def test_operators_that_repeat_with_what_they_saved(op: str):
 def test_operators_that_do_not(op: str):
     assert not repeats_with_saved(op)
     assert purity(op) is not False or op in ("rand", "bernoulli_")
+
+
+def test_what_cannot_be_recomputed_counts_for_the_operator_that_prevents_it():
+    """Backward reads a to e, 8 B each, and s, 2 B. b lacks a reproducible a only once a is gone, which it is not; d
+    needs c, which is gone by then and comes of an unknown kernel; e is made of what F6 overwrites."""
+    kernels = [
+        kernel("F1", 1, "x", "a", pure=False, op="rand_like"),
+        kernel("F2", 1, "a", "b"),
+        kernel("F3", 1, "b", "c", pure=None, op="mine"),
+        kernel("F4", 1, "c", "d"),
+        kernel("F5", 1, "f", "e", op="copy"),
+        kernel("F6", 1, "f", "f", op="relu_"),
+        kernel("F7", 1, "d", "h s r", pure=False, op="batch_norm"),
+        kernel("B1", 1, "a b d e f h s", "g", phase=BACKWARD),
+    ]
+    first = kernel("F0", 1, "x", "f")
+    blocks = [*BASE, *(block(name, 8) for name in "cdefh"), block("s", 2), held("r", 2)]
+    found = unrecomputable(graph([first, *kernels], [each for each in blocks if each.id != "w"]))
+    assert found == Unrecomputable(
+        saved=6 * 8 + 2,
+        lost=3 * 8 + 2,
+        by_operator=(
+            ("mine", "purity unknown", 8),
+            ("rand_like", "not repeatable", 8),
+            ("relu_", "overwrites an input", 8),
+            ("batch_norm", "reruns with it", 2),
+        ),
+    )
+    assert found.text() == (
+        "26 B of 50 B of saved activations: mine (purity unknown) 8 B, rand_like (not repeatable) 8 B, "
+        "relu_ (overwrites an input) 8 B, 1 more 2 B"
+    )
+
+
+def test_a_kernel_that_changes_another_input_in_place_prevents_its_own_second_run():
+    fused = kernel("F2", 1, "a", "b a", op="fused_")
+    tasks = graph([F1, fused, B1], BASE)
+    assert unrecomputable(tasks).by_operator == (("fused_", "overwrites an input", 8),)
+
+
+def test_what_needs_an_input_that_is_gone_counts_for_no_operator():
+    tasks = graph([F1, F2, B1], [held("x", 4, release="F2"), *BASE[1:]])
+    assert unrecomputable(tasks).by_operator == (("", "", 8),)
+    assert unrecomputable(tasks).text() == "8 B of 16 B of saved activations: released inputs 8 B"

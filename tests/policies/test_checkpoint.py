@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.instructions import Section
+from simgpu.program.text import from_json, listing, to_json
 from simgpu.scenario.load import load_trace
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
@@ -70,6 +73,34 @@ def test_what_enters_a_part_is_held_until_backward_is_done_with_it():
     assert used(result, end) == 1
 
 
+def test_what_an_operator_of_backward_took_back_stays_until_it_is_done():
+    """Backward of a.2 takes y and s back at once and is two kernels, of which the first reads both and the last s
+    alone. So w (1 B), y (1000 B) and what the last makes (600 B) are there together, although nothing reads y then."""
+    tasks = trace(
+        [
+            kernel("make", 1, "w", "x", layer="stem"),
+            kernel("double", 2, "x", "y", layer="a.1"),
+            kernel("use", 4, "y", "z s", layer="a.2"),
+            kernel("head", 1, "z", "l", layer="head"),
+            kernel("head-back", 1, "l z", "gz", layer="head", phase=BACKWARD),
+            kernel("use-back", 8, "y s gz", "gy", layer="a.2", phase=BACKWARD),
+            kernel("use-back-weight", 16, "s gz", "gw", layer="a.2", phase=BACKWARD),
+            kernel("double-back", 1, "gy", "gx", layer="a.1", phase=BACKWARD),
+        ],
+        [
+            held("w", 1, kind=BlockKind.WEIGHT),
+            block("y", 1000, release="use-back"),
+            block("gw", 600, release="use-back-weight"),
+            *(block(name, 0) for name in ("x", "z", "s", "l", "gz", "gy", "gx")),
+        ],
+    )
+    result = run(tasks, "checkpoint", blocks=["a"])
+    assert run_again(result.program, tasks) == ["double", "use"]
+    start, end = next((start, end) for name, start, end in work(result) if name == "use-back-weight")
+    assert (used(result, start - 1), used(result, start), used(result, end)) == (1001, 1601, 1)
+    assert peak(result) == 1 + 1000 + 600
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_chains_cut_anyhow(data: st.DataObject) -> None:
@@ -100,12 +131,42 @@ def test_chains_cut_anyhow(data: st.DataObject) -> None:
         (3, ["F3", "F1"]),
         (4, []),  # layers of one kernel each, whose input alone is saved
         (6, []),
-        (0, ["F1", "F2"]),  # the root of 6, of which the whole part is 2
+        (0, ["F1", "F2"]),  # modules: a, and b, which is the last and would run again at once
     ],
 )
 def test_a_number_of_sections_cuts_as_checkpoint_sequential_does(sections: int, again: list[str]) -> None:
     result = run(SIX, "checkpoint", blocks=sections)
     assert run_again(result.program, SIX) == again
+
+
+def test_the_sections_are_told_and_listed():
+    """Of three modules the last is left out. Into a comes the batch, which is there anyway, into b what F2 made."""
+    tasks = parts([1, 2, 3, 4, 5, 6], [1] * 6, [10, 20, 30, 40, 50, 60], [2, 2, 2])
+    result = run(tasks, "checkpoint")
+    assert result.program.sections == (Section("a", ("a.1", "a.2"), 0, 1), Section("b", ("b.1", "b.2"), 30, 3))
+    assert "sections: 2, modules: a, b; each holds what enters it, 0 B to 30 B" in result.notes
+    assert "section b: b.1, b.2; 30 B held, 3 ns run again" in listing(result.program, TaskGraph.of(tasks)).splitlines()
+    assert result.to_dict()["sections"][1] == {"name": "b", "layers": ("b.1", "b.2"), "held_bytes": 30, "rerun_ns": 3}
+    assert from_json(to_json(result.program)).sections == result.program.sections
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told"),
+    [
+        (3, "sections: 2, all but the last of 3 of equal numbers of layers: a.1 to a.2, a.3 to b.1; each holds"),
+        (1, "sections: none, of all but the last of 1 of equal numbers of layers; nothing runs again"),
+        (["b"], "sections: 1, modules as named: b; each holds what enters it, 40 B"),
+    ],
+)
+def test_sections_are_told_however_they_are_chosen(blocks: int | list[str], told: str) -> None:
+    (note,) = (note for note in run(SIX, "checkpoint", blocks=blocks).notes if note.startswith("sections"))
+    assert note.startswith(told)
+
+
+def test_many_sections_are_told_by_the_first_and_the_last():
+    tasks = parts([1] * 16, [1] * 16, [10] * 16, [2] * 8)
+    (note,) = (note for note in run(tasks, "checkpoint").notes if note.startswith("sections"))
+    assert note.startswith("sections: 7, modules: a, b, c, ..., g; each holds what enters it")
 
 
 def test_one_section_is_a_plain_framework():
@@ -253,6 +314,8 @@ def test_a_recorded_network_to_the_nanosecond_and_the_byte():
     again = run_again(result.program, tasks)
     assert result.iteration_ns == tasks.compute_ns + sum(k.duration_ns * again.count(k.id) for k in tasks.kernels)
     assert (result.iteration_ns, peak(result), len(again)) == GOLDEN
+    assert run(tasks, "checkpoint").program == result.program, "these are the modules that are taken by default"
+    assert not [note for note in result.notes if note.startswith("not run again")]
 
 
 GOLDEN = (151_432_638, 24_551_064, 83)

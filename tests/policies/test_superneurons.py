@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
 
 from simgpu.evaluate.options import Action, Decisions
+from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.nodes import load_node
 from simgpu.policies.base import PlanContext
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.simulation import simulate
+from simgpu.trace.importers import import_trace
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.purity import purity
 from tests.policies.contract import PLENTY, node_of
@@ -77,3 +82,31 @@ def test_the_rule_is_the_same_whatever_fits():
     ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
     assert ample.program == tight.program
     assert ample.timeline.device_memory.used.max() <= 600
+
+
+def test_it_says_how_much_cannot_be_recomputed_and_by_which_operator():
+    """Of y1 to y8, 100 B each, y2 is made by the pooling; what follows is recomputed from y2 while that stays."""
+    trace = told(straight(OPS, [100] * len(OPS)))
+    unknown = replace(trace, kernels=tuple(replace(k, pure=None if "pool" in k.op else k.pure) for k in trace.kernels))
+    known, notes = (simulate(each, node_of(PLENTY), "superneurons").notes for each in (trace, unknown))
+    assert "cannot be recomputed: 100 B of 800 B of saved activations: max_pool2d (purity unknown) 100 B" in notes
+    assert not any("cannot be recomputed" in note for note in known)
+
+
+DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"
+
+
+@pytest.mark.skipif(not DENSENET.exists(), reason="the recorded logs are not beside the repository (../shared/data)")
+def test_the_peak_of_densenet_is_what_waits_for_the_link():
+    """Forward makes what is swapped faster than the link takes it, so the peak comes where the queue is longest, at
+    kernel 494: 107 of 120 copies out have not ended. The rest is constants, what forward still reads, and the
+    statistics of the batch norms, without which they cannot run again.
+    """
+    trace, _ = import_trace(DENSENET)
+    result = simulate(trace, load_node("titan-v"), "superneurons", iterations=2)
+    waiting, constants, in_use, statistics = 3_168_990_720, 82_828_192, 27_402_752, 276_480
+    assert result.metrics.device_peak_bytes == waiting + constants + in_use + statistics
+    assert [row[:2] for row in unrecomputable(result.graph).by_operator] == [
+        ("cudnn_batch_norm", "reruns with it"),
+        ("", ""),
+    ]

@@ -117,4 +117,34 @@ def test_purity_says_only_what_the_name_settles():
     assert purity("sum_dim_IntList") is True
     assert purity("mean.dim") is True
     assert purity("add_") is True
-    assert purity("cudnn_batch_norm_backward") is None
+    assert purity("my_norm_backward") is None
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "threshold_backward",
+        "aten::convolution_backward",
+        "cudnn_convolution_backward_weight",
+        "avg_pool2d_backward",
+        "max_pool2d_with_indices_backward",
+        "_log_softmax_backward_data",
+        "cudnn_batch_norm_backward",
+        "aten::native_layer_norm_backward",
+        "native_dropout_backward",
+        "_masked_scale",
+        "slice_backward",
+    ],
+)
+def test_backward_of_a_known_operator_is_pure(op: str):
+    """It draws nothing: of a dropout it applies the drawn mask, of a batch norm it reads the saved statistics."""
+    assert purity(op) is True
+
+
+def test_backward_that_changes_what_forward_left_is_not_pure():
+    assert purity("aten::_cudnn_rnn_backward") is False
+
+
+@pytest.mark.parametrize("op", ["rrelu_with_noise_backward", "my_kernel_backward", "bernoulli_backward", "backward"])
+def test_backward_of_an_unknown_or_random_operator_stays_unknown(op: str):
+    assert purity(op) is None

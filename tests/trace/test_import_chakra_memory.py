@@ -125,7 +125,7 @@ def test_phases_follow_the_calls_around_a_kernel(tmp_path):
     host.nodes[update - 1]["ctrl_deps"] = [step]
     trace = imported(tmp_path, host)
     assert [kernel.phase for kernel in trace.kernels] == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
-    assert [kernel.pure for kernel in trace.kernels] == [True, None, False]
+    assert [kernel.pure for kernel in trace.kernels] == [True, True, False]
     kinds = {block.id: block.kind for block in trace.blocks}
     assert kinds == {"s101": "weight", "s102": "feature_map", "s103": "weight_gradient"}
 

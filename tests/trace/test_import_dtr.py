@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
+from simgpu.graph.recompute import Ancestry, Unrecomputable, unrecomputable
+from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace import free_memory
 from simgpu.trace.check import check_trace
 from simgpu.trace.importers import Told, detect, import_trace
@@ -304,3 +306,36 @@ def test_a_batch_that_is_guessed_is_said_to_be(tmp_path: Path) -> None:
     small_log(path)
     assert "The batch of 4 is a guess from the file's name" in import_trace(path)[0].info.notes
     assert "guess" not in import_trace(path, Told(batch=8))[0].info.notes
+
+
+POOLED = [
+    START,
+    *constant("w", 8),
+    *constant("x", 16),
+    *call("cudnn_convolution", ["x", "w"], ("y", 64, -1)),
+    *call("max_pool2d_backward", ["y"], ("p", 16, -1), ("i", 32, -1)),
+    *call("{follower}", ["p"], ("z", 16, -1)),
+    line("ANNOTATE", ANNOTATION="BACKWARD"),
+    *call("threshold_backward", ["z", "z"], ("gz", 16, -1)),
+    *call("max_pool2d_with_indices_backward", ["gz", "y", "i"], ("gy", 64, -1)),
+    *call("cudnn_convolution_backward", ["x", "gy", "w"], ("gw", 8, -1)),
+]
+
+
+def pooled(tmp_path: Path, follower: str) -> TaskGraph:
+    trace, _ = import_trace(written(tmp_path, [text.replace("{follower}", follower) for text in POOLED]))
+    return TaskGraph.of(trace)
+
+
+def test_forward_pooling_and_what_follows_it_can_be_recomputed(tmp_path: Path) -> None:
+    """The log calls it max_pool2d_backward: it stands before BACKWARD and makes values and indices of one argument."""
+    graph = pooled(tmp_path, "relu")
+    ancestry = Ancestry(graph)
+    assert [kernel.pure for kernel in graph.kernels] == [True] * 6
+    assert {name: ancestry.why_not(graph.block(name)) for name in "ypiz"} == dict.fromkeys("ypiz")
+
+
+def test_operators_that_nobody_knows_still_cannot(tmp_path: Path) -> None:
+    """Of y (64 B), i (32 B) and z (16 B), which backward reads, z comes of an operator of unknown purity."""
+    found = unrecomputable(pooled(tmp_path, "mine"))
+    assert found == Unrecomputable(112, 16, (("mine", "purity unknown", 16),))

@@ -186,7 +186,7 @@ def test_tensors_become_blocks(tmp_path):
         ("0000", "forward", 1000, ("tensor0", "tensor1"), ("tensor3", "tensor7"), "Convolution_7", True),
         ("0001", "forward", 2000, ("tensor3", "tensor2"), ("tensor5",), "Divide_8", True),
         ("0002", "backward", 3000, ("tensor5",), ("tensor6",), "Divide_8", None),
-        ("0003", "backward", 4000, ("tensor6", "tensor0"), ("tensor4",), "Convolution_7", None),
+        ("0003", "backward", 4000, ("tensor6", "tensor0"), ("tensor4",), "Convolution_7", True),
         ("0004", "optimizer", 5000, ("tensor4", "tensor1"), ("tensor1",), "Convolution_7", False),
     ]
     assert [(block.kind, block.persistent) for block in trace.blocks] == [

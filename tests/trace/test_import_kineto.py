@@ -31,7 +31,7 @@ def test_kernels_in_the_order_they_ran(tmp_path):
         ("aten::add_", "optimizer", None, 2000),
     ]
     assert [kernel.start_ns for kernel in trace.kernels] == [0, 11000, 32000, 40000, 80000]
-    assert [kernel.pure for kernel in trace.kernels] == [True, True, True, None, False]
+    assert [kernel.pure for kernel in trace.kernels] == [True, True, True, True, False]
     assert (trace.info.model, trace.info.batch, trace.info.device) == ("net", 8, "A GPU")
     assert trace.info.origin is Origin.IMPORTED
     assert trace.info.framework_peak_bytes == 3584

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.feature_maps import FeatureMap
+from simgpu.graph.recompute import unrecomputable
 from simgpu.policies.base import PlanContext, Trial
 from simgpu.policies.capuchin.accesses import passive_run
 from simgpu.policies.capuchin.candidates import candidates_of, situation_of
@@ -47,7 +48,8 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
     if fitting is None:
         notes = ("no decisions make the iteration fit: it runs in passive mode",)
         return replace(passive_program(context.graph, context.budget, context.node.gpu.alignment), notes=notes)
-    return guided.adjusted(*fitting, adjustments)
+    program = guided.adjusted(*fitting, adjustments)
+    return replace(program, notes=(*program.notes, *unrecomputable(context.graph).notes()))
 
 
 def placed(decisions: Mapping[int, Decision], maps: Mapping[int, FeatureMap]) -> Placement:

@@ -25,7 +25,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext
-from simgpu.policies.placing import Chosen, Vector, evaluator_of, inexact, program_of, told
+from simgpu.policies.placing import Chosen, Vector, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -44,7 +44,7 @@ def rebuilt(context: PlanContext) -> Program:
     evaluator = evaluator_of(context, decisions)
     context.chosen(Chosen(evaluator, vector))
     program = program_of(graph, decisions, vector)
-    return replace(program, notes=(*program.notes, told(decisions, vector), *inexact(evaluator)))
+    return replace(program, notes=(*program.notes, *notes_on(graph, decisions, vector), *inexact(evaluator)))
 
 
 def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> Vector:

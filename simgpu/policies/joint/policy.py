@@ -7,13 +7,16 @@ placements of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgp
 finds is tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is
 never slower than any of them.
 
+Splitting the batch is no placement, so it is not adopted; where anything has to leave, notes give time and peak memory
+of what was tried, and of gradient accumulation (`simgpu.policies.joint.accumulation`).
+
 How far that is from the best is told by a lower bound on the time of every placement of these actions within the
 budget, or, where a program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,11 +28,22 @@ from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.policies.home import Home
+from simgpu.policies.joint.accumulation import accumulation_note
 from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
 from simgpu.policies.joint.least_times import NOT_BOUNDED, bounds_of
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector, bar, evaluator_of, inexact, program_of, slow, told
-from simgpu.policies.shortlist import Shortlist, tried
+from simgpu.policies.placing import (
+    Chosen,
+    PlacingPolicy,
+    Vector,
+    bar,
+    evaluator_of,
+    inexact,
+    notes_on,
+    program_of,
+    slow,
+)
+from simgpu.policies.shortlist import Shortlist, Tried, tried
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
 from simgpu.program.instructions import Program
@@ -82,16 +96,19 @@ class Joint(PlacingPolicy):
             vectors |= more
             makers["home, by runs"] = partial(Home().plan, alone)
         runs = tried(context, makers)
-        label, program, time_ns = min(runs, key=lambda run: run[2], default=("search", searched, 0))
+        best = min(runs, key=lambda run: run.time_ns, default=None)
+        label, program = ("search", searched) if best is None else best[:2]
         context.chosen(Chosen(evaluator, vectors.get(label), found.evaluations))
         notes = [_how(found)]
         if label in vectors:
-            notes.insert(0, told(decisions, vectors[label]))
+            notes[:0] = notes_on(context.graph, decisions, vectors[label])
         if not label.startswith("search"):
             why = "the search found nothing that fits" if found.score >= DOES_NOT_FIT else "faster than what was found"
             notes.insert(0, f"adopted: the program of {label}, {why}")
-        if self.bound and runs and not evaluator.why_not:
-            notes.append(_distance(evaluator, program, time_ns))
+        if self.bound and best is not None and not evaluator.why_not:
+            notes.append(_distance(evaluator, program, best.time_ns))
+        if any(vectors.get(label, (1,))):
+            notes += _suggestions(context, runs)
         return replace(program, notes=(*program.notes, *notes, *inexact(evaluator)))
 
     def decisions(self, context: PlanContext) -> Decisions:
@@ -140,6 +157,12 @@ def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[
         label: partial(program_of, context.graph, decisions, vector) for label, vector in starts.items()
     }
     return placed | {label: partial(policy.plan, context) for label, policy in _RIVALS}
+
+
+def _suggestions(context: PlanContext, runs: Sequence[Tried[str]]) -> tuple[str, str]:
+    """What was tried, but for the search's other placements, and what there is beyond placements."""
+    named = "; ".join(f"{run.label} {run.cost}" for run in runs if not run.label.startswith("search "))
+    return f"tried: {named or 'nothing that fits'}", accumulation_note(context)
 
 
 def _how(found: Explored) -> str:

@@ -9,6 +9,11 @@ How names become blocks:
 - a CONSTANT before the first operator is persistent; a later one is born at the kernel that follows;
 - lines before ANNOTATE START are set-up and are dropped; after ANNOTATE BACKWARD the phase is backward.
 
+Operators keep their logged names, of which one misleads: `max_pool2d_backward` is max pooling in forward. It stands
+before ANNOTATE BACKWARD, has one argument and two results (values and indices), and where these are read again the log
+has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
+pooling and its backward are pure, so `purity` may go by the name.
+
 What the blocks hold is told by the operators: a constant by its place among the arguments of the first operator that
 knows it (see `_ARGUMENTS`; views look through), a forward result is a feature map, unless its kernel read nothing
 but constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the

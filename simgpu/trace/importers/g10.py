@@ -36,19 +36,13 @@ from simgpu.trace.importers.g10_graph import GraphKernel, Tensor, read_kernels, 
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.importers.quantities import nanoseconds, shown, whole
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.purity import purity
 from simgpu.units import format_bytes
 
 _TOOL = "G10 simulator files"
 _TIMES = re.compile(r"cudnn(\d+)\.txt")
 _PAGE = 4096
 
-#: Forward kernels that give the same values again and change nothing else; batch norm moves its running statistics.
-_PURE = """
-Conv2d ReLU MaxPool2d AdaptiveAvgPool2d Linear Add Concat Scale GatherV2 Divide Multiply Power Sqrt SoftmaxBasic
-Subtract Sum Tanh BatchMatMul Erf
-"""
-_IS_PURE = frozenset(_PURE.split())
-_IMPURE = frozenset({"Dropout", "BatchNorm2d"})
 #: Forward kernels whose unwritten, non-global operand is the batch.
 _READ_THE_BATCH = ("GatherV2_Forward", "Conv2d_Forward")
 #: Puts the batch on the device, in networks made of layers.
@@ -209,10 +203,7 @@ def _phase(name: str) -> Phase:
 
 
 def _pure(name: str, phase: Phase) -> bool | None:
-    operator = name.removesuffix("_Forward")
-    if phase is Phase.OPTIMIZER or operator in _IMPURE:
-        return False
-    return True if phase is Phase.FORWARD and operator in _IS_PURE else None
+    return False if phase is Phase.OPTIMIZER else purity(name.removesuffix("_Forward").lower())
 
 
 def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[Kernel, ...]:

@@ -1,0 +1,254 @@
+"""Where forward can be cut into sections that a framework can checkpoint: modules, or points that one tensor passes.
+
+A section that `torch.utils.checkpoint` can be put around is a module, or a run of consecutive modules of a chain. Layer
+tags are paths of modules, so modules follow from the tags. `default_sections` chooses among them:
+
+* A *list of blocks* is a module that does nothing of its own and whose children, two or more, all have children of
+  their own, follow one another, and are not bypassed: no activation passes beside a child from before it to a later
+  sibling. The children of the innermost such lists are sections: residual blocks, transformer layers, stages. What
+  such a block consists of is bypassed by its shortcut, so no section begins or ends within it.
+* The whole network counts as such a list whatever it does; where all of it lies in one module, that one does. A module
+  whose kernels do not follow one another gives way to its children.
+* A module of numbered single layers (`nn.Sequential`) that holds over half of the network's layers is cut into about
+  the root of their number, as `torch.utils.checkpoint.checkpoint_sequential` does, at points that one tensor passes.
+* Where tags give no modules, the whole network is cut in this way.
+* A last section behind which nothing with weights follows is left out: it would run again at once.
+
+Masks and positions pass beside all blocks of a transformer and do not count: an activation is what comes of a weight,
+where the trace knows any weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import isqrt
+from typing import NamedTuple
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import BlockKind, Phase
+
+#: How sections are called that are no modules, with their number behind it.
+NUMBERED = "section "
+
+
+class Sections(NamedTuple):
+    """Which layers are checkpointed together. of_layer: for each such layer the name of its section. how: what the
+    sections are, in a few words."""
+
+    of_layer: dict[str, str]
+    how: str
+
+
+def default_sections(graph: TaskGraph) -> Sections:
+    """Modules where the tags give any, else parts between points that a single tensor passes.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> made = chain([5] * 4, [10] * 4, [100] * 4)
+    >>> default_sections(TaskGraph.of(made)).of_layer
+    {'L1': 'section 1', 'L2': 'section 1'}
+    >>> names = {"L1": "stem", "L2": "block1.conv", "L3": "block1.relu", "L4": "head"}
+    >>> tagged = replace(made, kernels=tuple(replace(k, layer=names[k.layer]) for k in made.kernels))
+    >>> default_sections(TaskGraph.of(tagged))
+    Sections(of_layer={'block1.conv': 'block1', 'block1.relu': 'block1'}, how='modules')
+    """
+    modules = _Modules(graph)
+    paths = [] if graph.layers.derived else list(modules.sections(modules.start))
+    if paths:
+        how = "modules"
+        found = [section for path in paths for section in _of_module(graph, modules, path)]
+    else:
+        how = "parts that one tensor enters, as tags name no modules"
+        found = [(f"{NUMBERED}{n}", part) for n, part in enumerate(_parts(graph, modules.layers), start=1)]
+    if found and _is_last(graph, found[-1][1]):
+        found.pop()
+    return Sections({layer: name for name, layers in found for layer in layers}, how)
+
+
+def _of_module(graph: TaskGraph, modules: _Modules, path: str) -> list[tuple[str, list[str]]]:
+    """A module's sections and their layers: itself, or slices of a long sequence, named as in Python."""
+    layers = modules.layers_in(path)
+    if 2 * len(layers) <= len(modules.layers) or not modules.is_sequential(path):
+        return [(path, layers)]
+    parts = _parts(graph, layers)
+    begins = [int(part[0].rpartition(".")[2]) for part in parts]
+    ends = [*begins[1:], int(layers[-1].rpartition(".")[2]) + 1]
+    return [(f"{path}[{begin}:{end}]", part) for begin, end, part in zip(begins, ends, parts, strict=True)]
+
+
+def _parts(graph: TaskGraph, layers: Sequence[str]) -> list[list[str]]:
+    """The layers in about the root of the number of parts into which points that one tensor passes cut them."""
+    cuts = _behind_cuts(graph)
+    units: list[list[str]] = []
+    for name in layers:
+        if not units or name in cuts:
+            units.append([])
+        units[-1].append(name)
+    count = max(isqrt(len(units)), 1)
+    size = len(units) // count
+    ends = [*(n * size for n in range(1, count)), len(units)]
+    return [
+        [layer for unit in units[begin:end] for layer in unit] for begin, end in pairwise([0, *ends]) if end > begin
+    ]
+
+
+def _is_last(graph: TaskGraph, layers: Sequence[str]) -> bool:
+    """Whether no kernel of forward behind these layers reads a weight or, where no weight is known, follows at all."""
+    forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
+    behind = forward[1 + max(n for n, k in enumerate(forward) if graph.layers.name_of(k) in layers) :]
+    weights = _weights(graph)
+    return not any(not weights or weights.intersection(graph.reads[k]) for k in behind)
+
+
+def _weights(graph: TaskGraph) -> frozenset[int]:
+    return frozenset(b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.WEIGHT)
+
+
+def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
+    """The layers before whose first kernel exactly one activation is passed on, in the version that stays, and before
+    which every layer that has begun has ended."""
+    forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
+    last_of_layer = {graph.layers.name_of(k): k for k in forward}
+    flows = activations(graph)
+    written: dict[int, int] = {}
+    needed: dict[int, int] = {}
+    for k in forward:
+        written |= dict.fromkeys(graph.writes[k], k)
+        needed |= dict.fromkeys((*graph.reads[k], *graph.writes[k]), k)
+    begun: set[str] = set()
+    passing: set[int] = set()
+    until = -1
+    found: set[str] = set()
+    for k in forward:
+        name = graph.layers.name_of(k)
+        passing = {b for b in passing if needed[b] >= k}
+        if name not in begun and until < k and len(passing) == 1 and all(written[b] < k for b in passing):
+            found.add(name)
+        begun.add(name)
+        until = max(until, last_of_layer[name])
+        for b in graph.writes[k]:
+            if b in flows:
+                passing.add(b)
+    return frozenset(found)
+
+
+def activations(graph: TaskGraph) -> frozenset[int]:
+    """What forward makes of a weight, directly or by way of other kernels; all that it makes where no weight is known.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> sorted(graph.blocks[b].id for b in activations(graph))
+    ['x2', 'x3']
+    """
+    weights = _weights(graph)
+    flows: set[int] = set()
+    for k, kernel in enumerate(graph.kernels):
+        if kernel.phase is Phase.FORWARD and (
+            not weights or any(b in weights or b in flows for b in (*graph.reads[k], *graph.writes[k]))
+        ):
+            flows.update(b for b in graph.writes[k] if not graph.blocks[b].persistent)
+    return frozenset(flows)
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """The modules that the tags of forward name; "" is the network."""
+
+    graph: TaskGraph
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """The layers of forward, in order."""
+        return [name for name in dict.fromkeys(self._names.values()) if not name.startswith("(")]
+
+    @cached_property
+    def start(self) -> str:
+        """The network, or the module in which all of its modules are, where that is more than one block of layers."""
+        start = ""
+        while True:
+            inner = self._with_children(start)
+            if len(inner) != 1 or all(self._is_bypassed(child, inner[0]) for child in self._with_children(inner[0])):
+                return start
+            start = inner[0]
+
+    def sections(self, path: str) -> Iterator[str]:
+        """The sections in a module, in order."""
+        for child in self._with_children(path):
+            if self._has_list(child) or not self._is_run(child):
+                yield from self.sections(child)
+            else:
+                yield child
+
+    def layers_in(self, path: str) -> list[str]:
+        """The layers of a module, its own among them."""
+        return [name for name in self.layers if name == path or name.startswith(f"{path}.")]
+
+    def is_sequential(self, path: str) -> bool:
+        """Whether a module is a sequence of single layers that are called by their numbers."""
+        numbers = [name.removeprefix(f"{path}.") for name in self.layers_in(path)]
+        return all(number.isdecimal() for number in numbers)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        kernels = self.graph.kernels
+        return {k: self.graph.layers.name_of(k) for k, each in enumerate(kernels) if each.phase is Phase.FORWARD}
+
+    @cached_property
+    def _kernels(self) -> dict[str, list[int]]:
+        """For each module the kernels in it."""
+        found: dict[str, list[int]] = {"": []}
+        for k, name in self._names.items():
+            if not name.startswith("("):
+                parts = name.split(".")
+                for n in range(len(parts) + 1):
+                    found.setdefault(".".join(parts[:n]), []).append(k)
+        return found
+
+    @cached_property
+    def _children(self) -> dict[str, list[str]]:
+        """For each module those in it, in order."""
+        found: dict[str, list[str]] = {path: [] for path in self._kernels}
+        for path in self._kernels:
+            if path:
+                found[path.rpartition(".")[0]].append(path)
+        return {path: sorted(inner, key=lambda each: self._kernels[each][0]) for path, inner in found.items()}
+
+    def _with_children(self, path: str) -> list[str]:
+        return [child for child in self._children[path] if self._children[child]]
+
+    def _is_run(self, path: str) -> bool:
+        """Whether the kernels of a module follow one another in forward."""
+        return (
+            len(self._kernels[path]) == self._place[self._kernels[path][-1]] - self._place[self._kernels[path][0]] + 1
+        )
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {k: place for place, k in enumerate(self._names)}
+
+    def _has_list(self, path: str) -> bool:
+        """Whether a module is a list of blocks, or one lies in it that nothing passes by."""
+        inner = [child for child in self._with_children(path) if not self._is_bypassed(child, path)]
+        is_list = len(inner) == len(self._children[path]) > 1 and path not in self._names.values()
+        return (is_list and all(map(self._is_run, inner))) or any(map(self._has_list, inner))
+
+    def _is_bypassed(self, child: str, path: str) -> bool:
+        """Whether a later kernel of the module reads an activation that was made before the child in it."""
+        first, last = self._kernels[child][0], self._kernels[child][-1]
+        return any(made < first for k in self._kernels[path] if k > last for made in self._made_for[k])
+
+    @cached_property
+    def _made_for(self) -> dict[int, list[int]]:
+        """For each kernel of forward those that made the activations that it reads."""
+        graph, flows = self.graph, activations(self.graph)
+        maker: dict[tuple[int, int], int] = {}
+        found = {}
+        for k in self._names:
+            read = zip(graph.reads[k], graph.read_versions[k], strict=True)
+            found[k] = [maker[each] for each in read if each in maker]
+            written = zip(graph.writes[k], graph.write_versions[k], strict=True)
+            maker |= {each: k for each in written if each[0] in flows}
+        return found

@@ -1,0 +1,148 @@
+"""Where forward may be cut for checkpointing: modules, and where tags name none, points that one tensor passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from simgpu.graph.sections import default_sections
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.nodes import load_node
+from simgpu.scenario.load import load_trace
+from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.trace.zoo.modelled import build_trace
+from simgpu.validation.folder import SHIPPED
+from simgpu.validation.harness.cases import SMALL_CASES
+from tests.policies.networks import Layer, network
+
+
+def sections(trace: Trace) -> dict[str, list[str]]:
+    """The layers of each section."""
+    found: dict[str, list[str]] = {}
+    for layer, name in default_sections(TaskGraph.of(trace)).of_layer.items():
+        found.setdefault(name, []).append(layer)
+    return found
+
+
+def with_weights(trace: Trace, *layers: str) -> Trace:
+    """The trace in which forward of these layers reads a weight each."""
+    weights = tuple(replace(trace.block_by_id["x"], id=f"w:{name}", kind=BlockKind.WEIGHT) for name in layers)
+    kernels = tuple(
+        replace(k, reads=(*k.reads, f"w:{k.layer}")) if k.layer in layers and k.phase is Phase.FORWARD else k
+        for k in trace.kernels
+    )
+    return replace(trace, kernels=kernels, blocks=(*trace.blocks, *weights))
+
+
+def chained(names: Sequence[str], op: str = "conv2d") -> Trace:
+    """A layer after the other, each with what the one before it made."""
+    made = ["x", *(f"y{n}" for n in range(len(names)))]
+    return network(*(Layer(name, op, (made[n],), made[n + 1]) for n, name in enumerate(names)))
+
+
+def block(name: str, enters: str, leaves: str) -> list[Layer]:
+    """A residual block of two modules, which a shortcut passes by."""
+    inner = [f"{leaves}{n}" for n in range(3)]
+    return [
+        Layer(f"{name}.attention.query", "linear", (enters,), inner[0]),
+        Layer(f"{name}.attention.out", "linear", (inner[0],), inner[1]),
+        Layer(f"{name}.mlp.up", "linear", (inner[1],), inner[2]),
+        Layer(f"{name}.mlp.down", "linear", (inner[2],), f"{leaves}3"),
+        Layer(name, "add", (enters, f"{leaves}3"), leaves),
+    ]
+
+
+def test_residual_blocks_of_a_list_are_sections():
+    """Not the modules in them, past which the shortcut leads, and not the list that they are in."""
+    layers = [Layer("stem", "conv2d", ("x",), "a"), *block("stage.0", "a", "b"), *block("stage.1", "b", "c")]
+    found = sections(network(*layers, Layer("head", "linear", ("c",), "d")))
+    assert list(found) == ["stage.0", "stage.1"]
+    assert found["stage.0"][-1] == "stage.0"
+    assert len(found["stage.0"]) == 5
+
+
+def test_a_module_around_the_network_is_looked_into_whatever_its_stem_does():
+    """Words pass by positions, both single layers; the mask, which passes by all blocks, comes of no weight."""
+    layers = [
+        Layer("net.mask", "ones", ("x",), "m"),
+        Layer("net.words", "embedding", ("x",), "a1"),
+        Layer("net.positions", "embedding", ("x",), "a2"),
+        Layer("net", "add", ("a1", "a2"), "a"),
+        *block("net.h.0", "a", "b"),
+        *block("net.h.1", "b", "c"),
+        Layer("net.norm", "layer_norm", ("c", "m"), "d"),
+        Layer("head", "linear", ("d",), "e"),
+    ]
+    masked = [replace(each, reads=(*each.reads, "m")) if "query" in each.name else each for each in layers]
+    trace = with_weights(network(*masked), "net.words", "net.positions", "net.h.0.attention.query", "head")
+    assert list(sections(trace)) == ["net.h.0", "net.h.1"]
+
+
+def test_a_long_sequence_of_single_layers_is_cut_as_checkpoint_sequential_would():
+    """Ten of the eleven layers are in it: the root of 10 is 3, and the last slice takes what is left."""
+    found = sections(chained([*(f"features.{n}" for n in range(10)), "classifier"]))
+    assert {name: len(layers) for name, layers in found.items()} == {
+        "features[0:3]": 3,
+        "features[3:6]": 3,
+        "features[6:10]": 4,
+    }
+
+
+def test_a_module_whose_kernels_are_interrupted_gives_way_to_its_children():
+    """Two recurrent layers that take turns: a run of kernels is one step of one of them."""
+    steps = [f"lstm{layer}.step{step}.{part}" for step in (0, 1) for layer in (1, 2) for part in ("cell", "drop")]
+    found = sections(chained([*steps, "head"]))
+    assert sorted(found) == ["lstm1.step0", "lstm1.step1", "lstm2.step0", "lstm2.step1"]
+
+
+def test_a_last_module_is_left_out_as_it_would_run_again_at_once():
+    names = ["a.1", "a.2", "b.1", "b.2", "c.1", "c.2"]
+    assert list(sections(chained(names))) == ["a", "b"]
+    assert list(sections(chained([*names, "head"]))) == ["a", "b", "c"]
+    with_loss = with_weights(chained([*names, "loss"]), *names)
+    assert list(sections(with_loss)) == ["a", "b"], "what follows has no weights"
+
+
+def test_without_modules_it_is_cut_where_one_tensor_passes():
+    """Of l1 to l8 a shortcut leads from l2 to l6, so that no section begins at l4, l5 or l6. Four parts are left with
+    l7, l8, l9 and l1 to l9 by themselves: l1, l2, l3-l6, l7, l8, l9; the root of six is two, three parts each."""
+    names = [f"l{n}" for n in range(1, 10)]
+    layers = [Layer(name, "conv2d", ("x" if n == 0 else f"y{n}",), f"y{n + 1}") for n, name in enumerate(names)]
+    layers[5] = replace(layers[5], reads=("y5", "y2"))
+    assert sections(network(*layers)) == {"section 1": ["l1", "l2", "l3", "l4", "l5", "l6"]}
+    how = default_sections(TaskGraph.of(network(*layers))).how
+    assert how == "parts that one tensor enters, as tags name no modules"
+
+
+def test_no_section_begins_with_a_change_in_place_of_what_enters_it():
+    """PyTorch could not run it again. Of l1 to l4 each even one changes what the one before made: two parts."""
+    layers = [
+        Layer("l1", "conv2d", ("x",), "a"),
+        Layer("l2", "relu_", ("a",), "a"),
+        Layer("l3", "conv2d", ("a",), "b"),
+        Layer("l4", "relu_", ("b",), "b"),
+        Layer("l5", "conv2d", ("b",), "c"),
+        Layer("l6", "relu_", ("c",), "c"),
+        Layer("l7", "conv2d", ("c",), "d"),
+        Layer("l8", "relu_", ("d",), "d"),
+    ]
+    assert sections(network(*layers)) == {"section 1": ["l1", "l2", "l3", "l4"]}
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+def test_recorded_networks_get_the_blocks_that_validation_checkpoints_by_hand(case):
+    """Besides them the stem or the embedding, and not the head."""
+    trace = load_trace(SHIPPED / "cpu-small" / case.name / "trace")
+    assert [name for name in sections(trace) if name not in ("stem", "embed")] == list(case.blocks)
+
+
+def test_networks_of_the_zoo_are_cut_between_residual_blocks():
+    trace = build_trace("resnet18", batch=2, gpu=load_node("v100").gpu)
+    assert list(sections(trace)) == ["conv1", *(f"layer{stage}.{n}" for stage in (1, 2, 3, 4) for n in (0, 1))]
+
+
+def test_a_recorded_resnet_is_cut_between_its_blocks():
+    found = sections(load_trace("resnet20-cifar-cpu"))
+    assert list(found) == [f"stage{stage}_{n}" for stage in (1, 2, 3) for n in (1, 2, 3)]

@@ -1,0 +1,91 @@
+"""Gradient accumulation next to what `joint` finds: how fast, how large, why not; and that it is not adopted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simgpu.policies.joint.accumulation import accumulate
+from simgpu.policies.none import NoPolicy
+from simgpu.simulation import Result, planning, simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Kernel, Origin, Phase, Trace
+from simgpu.units import format_bytes, format_time
+from tests.policies.contract import PLENTY, node_of
+
+FORWARD, BACKWARD, SIZES = [30, 10, 40, 10, 30, 10], [60, 20, 80, 20, 60, 20], [240, 160, 240, 160, 240, 160]
+
+
+def of_batch(batch: int, origin: Origin = Origin.MODELLED) -> Trace:
+    made = chain(FORWARD, BACKWARD, SIZES)
+    return replace(made, info=replace(made.info, batch=batch, origin=origin))
+
+
+def joint(trace: Trace, budget: int) -> Result:
+    return simulate(trace, node_of(PLENTY), "joint", budget=budget, parameters={"bound": False})
+
+
+def note(result: Result) -> str:
+    (found,) = (each for each in result.notes if each.startswith("gradient accumulation"))
+    return found
+
+
+def peak(trace: Trace) -> int:
+    return simulate(trace, node_of(PLENTY), "none").metrics.device_peak_bytes
+
+
+def test_micro_batches_that_fit_are_suggested_with_time_and_peak():
+    """Two halves, each as long as an iteration of half the batch, and as large: nothing has to leave."""
+    trace = of_batch(8)
+    half = simulate(trace.at_batch(4), node_of(PLENTY), "none")
+    result = joint(trace, peak(trace) - 1)
+    cost = f"{format_time(2 * half.iteration_ns)}, peak {format_bytes(peak(trace.at_batch(4)))}"
+    assert note(result) == f"gradient accumulation, 2 micro-batches (vdnn+(sub_batch=4, mode=dynamic)): {cost}"
+
+
+def test_it_stands_next_to_what_else_was_tried_and_is_not_adopted():
+    result = joint(of_batch(8), peak(of_batch(8)) - 1)
+    (tried,) = (each for each in result.notes if each.startswith("tried: "))
+    assert f"search {format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}" in tried
+    assert "vdnn " in tried and "superneurons " in tried
+    assert result.program.transforms == () and result.trace.batch == 8
+
+
+def test_more_micro_batches_where_fewer_have_to_offload():
+    """Six maps of 240 B: half a batch keeps 720 B, which 600 B do not hold, a quarter 360 B."""
+    made = chain(FORWARD, BACKWARD, [240] * 6)
+    trace = replace(made, info=replace(made.info, batch=8))
+    assert (peak(trace), peak(trace.at_batch(4)), peak(trace.at_batch(2))) == (1440, 720, 360)
+    assert "4 micro-batches (vdnn+(sub_batch=2, mode=dynamic))" in note(joint(trace, 600))
+
+
+def test_times_of_a_recorded_trace_are_said_to_be_modelled():
+    trace = of_batch(8, Origin.RECORDED)
+    assert note(joint(trace, peak(trace) - 1)).endswith("; times of 4 samples are modelled, not recorded")
+
+
+def test_what_else_changes_is_said():
+    trace = of_batch(8)
+    norm = tuple(replace(k, op="batch_norm") if k.id == "F2" else k for k in trace.kernels)
+    assert note(joint(replace(trace, kernels=norm), peak(trace) - 1)).endswith("; batch norms see 4 samples at a time")
+
+
+def test_a_batch_that_cannot_be_split_says_why():
+    assert note(joint(of_batch(1), peak(of_batch(1)) - 1)) == (
+        "gradient accumulation: not tried, a batch of 1 cannot be split"
+    )
+    trace = of_batch(8)
+    step = Kernel("step", "sgd", Phase.OPTIMIZER, 1, pure=False)
+    early = replace(trace, kernels=(*trace.kernels[:-1], step, trace.kernels[-1]))
+    why = note(joint(early, peak(trace) - 1))
+    assert why.startswith("gradient accumulation: not tried, ")
+    assert why.endswith("kernel 'step' of the optimizer runs before backward has ended")
+
+
+def test_where_not_even_the_most_micro_batches_fit_it_says_so():
+    context = planning(of_batch(64), node_of(PLENTY), NoPolicy(), budget=10)
+    assert accumulate(context) == "not even 8 samples at a time fit the budget"
+
+
+def test_where_everything_fits_nothing_is_suggested():
+    notes = joint(of_batch(8), PLENTY).notes
+    assert not [each for each in notes if each.startswith(("tried: ", "gradient accumulation"))]
