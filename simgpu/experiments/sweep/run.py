@@ -23,6 +23,7 @@ from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
+from simgpu.graph.replicate import NO_COLLECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,7 @@ class SweepResult:
 
     counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``. folder: where they are kept, None
     where they are in memory. ran: how many points ran this time. notes: which stored points were not reused and why,
-    and whether code was edited while the sweep ran.
+    whether code was edited while the sweep ran, and by what several GPUs exchange gradients.
     """
 
     sweep: Sweep
@@ -145,6 +146,8 @@ def carry_out(
                 notes.append(_EDITED)
         counted = Counter(row["outcome"] for _, rows in store.rows() for row in rows)
         counts = {outcome: counted[outcome] for outcome in OUTCOMES}
+        if any(row.get("gpus", 1) > 1 for _, rows in store.rows() for row in rows):
+            notes.append(NO_COLLECTIVES)
         write_results(sweep, store, counts, decided)
     except BaseException:
         abandon(store)
