@@ -19,7 +19,7 @@ from simgpu.memory.transfer import NANO
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Train on several GPUs, each with an equal share of the batch (moDNN, section 6).
+    """Train on several GPUs, each with an equal share of the batch (moDNN, section 6); not by NCCL's collectives.
 
     exchange: `gather`, GPU 0 adds up gradients and updates the weights at the end; or `host`, the host's cores do,
     beside the last sub-batch. cores: how many of them.

@@ -6,7 +6,7 @@ Lives here: the notes of a result. Does not live here: running (`simgpu.simulati
 from __future__ import annotations
 
 from simgpu.codecs.costs import NodeCosts
-from simgpu.graph.replicate import Exchange
+from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
@@ -119,8 +119,8 @@ def on_gpus(program: Program, node: NodeSpec) -> list[str]:
 
 
 def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
-    """What several GPUs do with weights otherwise than one GPU would. graph: of one of them."""
-    notes = []
+    """How several GPUs exchange gradients, and what they do otherwise with weights than one would. graph: of one."""
+    notes = [NO_COLLECTIVES]
     _, end = updates_of(graph)
     if end == len(graph.kernels):
         notes.append("the trace has no optimizer: weights are updated by plain gradient descent")

@@ -61,8 +61,8 @@ def simulate(
     epoch: of training, for traces that tell how sparsity changes with it. carried: what the policy noted in earlier
     epochs of the same training, to which it may add.
     gpus: how many train together, each on an equal share of the trace's batch and within the budget; by default one,
-    alone on its link. exchange: of their gradients, ``gather`` or ``host`` (`simgpu.parallel.DataParallel`); cores: of
-    the host that add up gradients.
+    alone on its link. exchange: of their gradients as in moDNN, not by NCCL's collectives, ``gather`` or ``host``
+    (`simgpu.parallel.DataParallel`); cores: of the host that add up gradients.
 
     Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
 

@@ -14,11 +14,14 @@ from simgpu.errors import InputError
 from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.parallel import DataParallel, priced
 from simgpu.program.text import to_json
+from simgpu.scenario.load import make_scenario
+from simgpu.scenario.load_sweep import make_sweep
 from simgpu.simulation import Result, simulate
 from simgpu.timeline.export import memory_frame, write_csv, write_perfetto
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.trace.zoo.modelled import build_trace
+from tests.cli.cli_helpers import simgpu as command_line
 from tests.semantics.networks import network, several
 
 GPU_EXCHANGES = [(gpus, exchange) for gpus in (2, 4) for exchange in ("gather", "host")]
@@ -184,6 +187,24 @@ def test_files_tell_the_gpus_apart(node: NodeSpec, recorded: Trace, tmp_path: Pa
     assert names == {"gpu 0": 1, "gpu 1": 2}
     counted = {(event["pid"], event["name"]) for event in events if event["ph"] == "C"}
     assert counted == {(1, "device memory"), (2, "device memory"), (1, "host memory")}
+
+
+def test_whatever_shows_several_gpus_says_that_collectives_are_not_simulated():
+    """A speedup by moDNN's exchange through host memory says nothing of training with NCCL."""
+    text = "NCCL's collectives and links between GPUs"
+    base = {"trace": "resnet20-cifar-cpu", "node": "k40-x4", "policies": "none", "iterations": 1}
+    for gpus, times in ((2, 1), (1, 0)):
+        values = {**base, "data_parallel": {"gpus": gpus}}
+        run = simgpu.compare(make_scenario(values, "a test"))["none"]
+        swept = simgpu.run_sweep(make_sweep({**values, "sweep": {"grid": {"seed": [1]}}}, "a test"))
+        for notes in (run.result.notes, swept.notes):
+            assert sum(text in note for note in notes) == times
+    for study, times in (("modnn-17", 1), ("modnn-14", 0)):
+        assert sum(text in fact for _, fact in simgpu.load_study(study).facts()) == times
+    for command in ("run", "compare"):
+        assert "NCCL's collectives" in " ".join(command_line(command, "--help").stdout.split())
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    assert text in readme
 
 
 def test_notes_tell_what_becomes_of_the_optimizer():

@@ -21,7 +21,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
 from simgpu.experiments.compare import DEFAULT_POLICIES
-from simgpu.experiments.largest_batch import MAX_BATCH_HEADINGS, MaxBatch
+from simgpu.experiments.largest_batch import LEGEND, MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
 from simgpu.scenario.model import Scenario
 
@@ -67,7 +67,10 @@ def max_batch_(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Find the largest batch of TRACE that fits under each policy, with the throughput there.
+    """Find the largest batch of TRACE that fits under each policy, and the largest that is nearly as fast as any.
+
+    Throughput is simulated at every power of two up to the largest batch that fits, at this, and at up to 4 more
+    between. The first batch of the table is the largest of these with at least 80% of the best throughput among them.
 
     TRACE is a shipped trace or a trace folder, zoo:NETWORK (simgpu zoo list), or a scenario. At other batches than its
     own a recorded trace is modelled. Ends with 3 when not even one sample fits any policy with limited memory, with 2
@@ -107,6 +110,8 @@ def _show(screen: Screen, scenario: Scenario, found: MaxBatch) -> None:
     screen.print()
     ends = (0, len(MAX_BATCH_HEADINGS) - 1)
     screen.print(table(MAX_BATCH_HEADINGS, found.rows(), left=ends, whole=ends[:1]))
+    screen.print()
+    click.echo(wrapped(LEGEND, before=0))
     for note in found.notes():
         screen.print()
         click.echo(wrapped(note, before=0))

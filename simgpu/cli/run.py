@@ -31,11 +31,15 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
     are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
     limited memory ran out of it, with 2 when every policy refuses the trace or the node.
 
+    With data_parallel.gpus several GPUs train together. They exchange gradients as in moDNN (2019), through host memory
+    over PCIe, not by NCCL's collectives, which are not simulated.
+
     \b
     simgpu run quickstart
     simgpu run --trace vgg16-b128-v100 --node v100 --memory "10 GiB"
     simgpu run quickstart -o results/try --set node.gpu.memory="1 GiB"
     simgpu run my-scenario.yaml --set iterations=5 --set policies=vdnn --json
+    simgpu run quickstart --set node=k40-x4 --set data_parallel.gpus=4
     """
     loaded = choice.load()
     folder = output if output is not None else loaded.outputs.folder
@@ -72,7 +76,8 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> 
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
     In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
-    out of it, with 2 when every policy refuses the trace or the node.
+    out of it, with 2 when every policy refuses the trace or the node. Several GPUs (data_parallel.gpus) exchange
+    gradients as in moDNN (2019), through host memory over PCIe; NCCL's collectives are not simulated.
 
     \b
     simgpu compare quickstart

@@ -71,7 +71,8 @@ def sweep(
     """Run SCENARIO, a shipped scenario or a YAML file, at every point of its block 'sweep'.
 
     Finished points are kept in a folder, by default results/NAME-sweep. After Ctrl-C, a crash or a power cut the same
-    command goes on where it stopped; points that ended in an error run again. At the end results.csv and
+    command goes on where it stopped; points that ended in an error run again, and those whose code or libraries have
+    changed since. At the end results.csv and
     results.parquet have one row a point and policy with every parameter and number: the same bytes whoever ran them.
     Ends with 3 when all ran out of the simulated memory, with 2 when no row has a result for other reasons.
 
@@ -178,6 +179,8 @@ def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
         if any(row[2].endswith("*") for row in rows):
             screen.print("* unsteady: the last two iterations still differ; run more of them")
         screen.print()
+    for note in result.notes:
+        screen.print(note)
     files = [CSV, PARQUET, REPORT] if has_parquet() else [CSV, REPORT]
     told = ", ".join(f"{count} {outcome}" for outcome, count in result.counts.items() if count)
     again = "" if result.ran == swept.count else f", {result.ran} of them run now"

@@ -7,13 +7,14 @@ drawing on a terminal (the command line's).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.trace.model import Origin
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,12 +24,44 @@ if TYPE_CHECKING:
     from simgpu.simulation import Result
     from simgpu.trace.model import TraceInfo
 
-#: Headings of `MaxBatch.rows`, in order.
-MAX_BATCH_HEADINGS = ("policy", "batch", "of none", "samples/s", "time", "peak", "note")
+#: Headings of `MaxBatch.rows`, in order: of the recommended batch, then of the largest.
+MAX_BATCH_HEADINGS = ("policy", "batch", "samples/s", "slowdown", "largest", "samples/s", "of none", "note")
+#: What the first of these are.
+LEGEND = (
+    "batch: the largest with at least 80% of the best throughput among those simulated (powers of two, the largest "
+    "that fits, some between); slowdown: its time over that in unlimited memory"
+)
+#: A batch with this share of the best throughput is nearly as fast as any.
+NEAR_BEST = 0.8
 
 _ABSENT = "-"
 #: Of a policy's note, what it adopted without the reason: a label may have commas in its parentheses.
 _ADOPTED = re.compile(r"adopted: the program of [^,(]+(\([^)]*\))?")
+
+
+class Speed(NamedTuple):
+    """How fast a batch is: samples per second, nanoseconds an iteration, and this over the time without any stall."""
+
+    batch: int
+    samples_per_s: float
+    iteration_ns: int
+    slowdown: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; what is infinite, of an iteration that takes no time, is None."""
+        return {name: value if isfinite(value) else None for name, value in self._asdict().items()}
+
+
+def recommended(speeds: Iterable[Speed]) -> Speed | None:
+    """The largest batch with at least `NEAR_BEST` of the best throughput of all; None of none.
+
+    >>> recommended([Speed(1, 50.0, 1, 1.0), Speed(2, 100.0, 1, 1.0), Speed(3, 80.0, 1, 1.0), Speed(4, 79.0, 1, 1.0)])
+    Speed(batch=3, samples_per_s=80.0, iteration_ns=1, slowdown=1.0)
+    """
+    found = list(speeds)
+    best = max((each.samples_per_s for each in found), default=0.0)
+    near = (each for each in found if each.samples_per_s >= NEAR_BEST * best)
+    return max(near, key=lambda each: each.batch, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +70,20 @@ class LargestBatch:
 
     batch: the largest that fits, None where there is none. run: at that batch; else the one that tells why there is
     none: out of memory with one sample, refused, or with memory that is not limited. tried: every batch that was asked
-    about and whether it fits, ascending. most: larger ones were not to be tried.
+    about and whether it fits, ascending. most: larger ones were not to be tried. speeds: of the batches at which
+    throughput was simulated, ascending: powers of two, the largest that fits, and some around the recommended one.
     """
 
     run: Run
     batch: int | None
     tried: tuple[tuple[int, bool], ...]
     most: int
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def recommended(self) -> Speed | None:
+        """The largest of the `speeds` with at least 80% of the best throughput among them; None of none."""
+        return recommended(self.speeds)
 
     @property
     def result(self) -> Result | None:
@@ -100,7 +140,9 @@ class LargestBatch:
         """Plain data for JSON: how the batch was found, and the run."""
         tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
         found = {"largest_batch": self.batch, "note": self.note, "most": self.most, "gaps": list(self.gaps)}
-        return {**found, "tried": tried, "run": self.run.to_dict()}
+        best = self.recommended
+        speeds = {"recommended": best and best.to_dict(), "speeds": [each.to_dict() for each in self.speeds]}
+        return {**speeds, **found, "tried": tried, "run": self.run.to_dict()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,13 +189,13 @@ class MaxBatch:
     def _cells(self, each: LargestBatch) -> tuple[str, ...]:
         if each.result is None:
             return (_ABSENT,) * (len(MAX_BATCH_HEADINGS) - 2)
-        metrics, times = each.result.metrics, self.of_none(each)
+        best, times = each.recommended, self.of_none(each)
+        near = (str(best.batch), _rate(best.samples_per_s), f"{best.slowdown:.3f}x") if best else (_ABSENT,) * 3
         return (
+            *near,
             str(each.batch),
+            _rate(each.result.metrics.samples_per_s),
             _ABSENT if times is None else f"{times:.2f}x" if times < 100 else f"{times:.0f}x",
-            f"{metrics.samples_per_s:.4g}" if metrics.samples_per_s < 1000 else f"{metrics.samples_per_s:.0f}",
-            format_time(metrics.iteration_ns),
-            format_bytes(metrics.device_peak_bytes),
         )
 
     def facts(self) -> list[tuple[str, str]]:
@@ -176,7 +218,8 @@ class MaxBatch:
         return [f"{each.run.label}: {told}" for each in self.found for told in each.told()]
 
     def frame(self) -> pd.DataFrame:
-        """One row a policy by label: its largest batch, and the numbers there in base units; empty where there is none.
+        """One row a policy by label: its recommended batch, its largest, and the numbers there in base units; empty
+        where there is none. Columns of the recommended batch begin with ``recommended_``.
 
         The last columns say of what the numbers are: trace, node, budget, origin, device, date.
         """
@@ -190,7 +233,8 @@ class MaxBatch:
         }
         about |= {"origin": told.origin.value, "device": told.device, "date": told.date}
         rows = {each.run.label: {**_numbers(each), "of_none": self.of_none(each)} for each in self.found}
-        columns = ["batch", "of_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
+        near = [f"recommended_{name}" for name in Speed._fields]
+        columns = [*near, "batch", "of_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
         numbers = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         return numbers.assign(**about).rename_axis("policy")
 
@@ -202,7 +246,7 @@ class MaxBatch:
         return {**about, "policies": policies}
 
     def __repr__(self) -> str:
-        return "\n".join((self.caption, table_text(MAX_BATCH_HEADINGS, self.rows()), *self.notes()))
+        return "\n".join((self.caption, table_text(MAX_BATCH_HEADINGS, self.rows()), LEGEND, *self.notes()))
 
     def _repr_html_(self) -> str:
         return table_html(MAX_BATCH_HEADINGS, self.rows(), self.caption)
@@ -211,8 +255,14 @@ class MaxBatch:
 _NUMBERS = ("samples_per_s", "iteration_ns", "device_peak_bytes", "bytes_out", "bytes_in")
 
 
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:.0f}"
+
+
 def _numbers(each: LargestBatch) -> dict[str, Any]:
     numbers = {key: getattr(each.result.metrics, key) for key in _NUMBERS} if each.result else {}
     steady = each.result.steady if each.result else None
+    near = each.recommended
+    numbers |= {f"recommended_{name}": value for name, value in near._asdict().items()} if near else {}
     about = {"batch": each.batch, "gaps": len(each.gaps), "tried": len(each.tried), "note": each.note}
     return {**numbers, "steady": steady, **about}

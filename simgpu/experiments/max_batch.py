@@ -15,7 +15,7 @@ from simgpu.analysis.labels import policy_label
 from simgpu.arguments import bytes_of, check_arguments
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
-from simgpu.experiments.largest_batch import LargestBatch, MaxBatch
+from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS
 from simgpu.policies.base import Policy
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from simgpu.graph.taskgraph import TaskGraph
     from simgpu.scenario.model import Scenario
 
+#: So many batches are simulated between the largest that is nearly as fast as any and the next one that is not.
+_BETWEEN = 4
 #: Larger batches are not tried: policies that run a batch in parts fit nearly any, and take as long as it has parts.
 MOST = 2**16
 
@@ -43,18 +45,26 @@ def max_batch(
     alignment: int | str | None = None,
     epoch: int | None = None,
     most: int = MOST,
+    speeds: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> MaxBatch:
-    """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`.
+    """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`,
+    and the largest one that is nearly as fast as any.
 
     trace: with it, a node is needed; or a scenario, which brings all of that; what is given beside it wins. Policies
-    and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. progress:
-    called with each policy and batch before it is tried.
+    and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. speeds:
+    whether smaller batches are simulated for their throughput. progress: called with each policy and batch before it
+    is tried.
 
     A batch fits if the policy says so without planning (`Policy.fits`), or if its program runs to its end. What fits
     need not be everything below what fits: the fastest algorithm of a convolution, and with it its workspace, changes
     with the batch. So a few batches beyond the answer are tried as well, and an answer with others below that do not
     fit says so.
+
+    The largest batch is often much slower than a smaller one. So throughput is simulated at every power of two up to
+    the largest that fits, at this, and at up to 4 batches between the largest with 80% of the best throughput and the
+    next one without, by halving: 21 batches a policy at most. The recommended batch is the largest of all these with
+    80% of the best (`LargestBatch.recommended`).
 
     A policy that is out of memory with a single sample, or that refuses the trace or the node, does not end the search
     for the others. Raises `InputError` for unknown policies and arguments, and where every policy refuses.
@@ -65,6 +75,8 @@ def max_batch(
     >>> found = max_batch(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, ["none", "vdnn"])
     >>> {each.run.label: each.batch for each in found}
     {'none': 16, 'vdnn': 20}
+    >>> [each.recommended.batch for each in found]
+    [16, 20]
     """
     if not isinstance(trace, Trace):
         scenario = _checked(trace)
@@ -79,6 +91,7 @@ def max_batch(
             alignment=scenario.alignment if alignment is None else alignment,
             epoch=scenario.epoch if epoch is None else epoch,
             most=most,
+            speeds=speeds,
             progress=progress,
         )
     if node is None:
@@ -92,6 +105,7 @@ def max_batch(
         pool=pool,
         alignment=node.gpu.alignment if unit is None else unit,
         epoch=0 if epoch is None else epoch,
+        speeds=speeds,
         say=progress or (lambda what: None),
     )
     check_arguments({"trace": trace, "node": node, **search.arguments}, {"trace": Trace, "node": NodeSpec}, _CHOICES)
@@ -132,12 +146,13 @@ class _Search:
     pool: str | None
     alignment: int
     epoch: int
+    speeds: bool
     say: Callable[[str], None]
 
     @property
     def arguments(self) -> dict[str, object]:
         """The settings by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "say"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("say", "speeds")}
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
         """The largest batch of one policy. graph: at any batch, told at others by its `at_batch`."""
@@ -155,12 +170,14 @@ class _Search:
             return LargestBatch(_run(policy, error), None, runs.tried, self.most)
 
     def _found(self, runs: _Runs, ran: int, batch: int | None) -> LargestBatch:
-        return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.most)
+        speeds = runs.speeds_up_to(batch) if self.speeds and batch is not None else ()
+        return LargestBatch(_run(runs.policy, runs.at(ran)), batch, runs.tried, self.most, speeds)
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """What is known of one policy so far. outcomes: of the runs by batch; answers: whether a batch fits."""
+    """What is known of one policy so far. outcomes: of the runs by batch; answers: whether a batch fits; speeds: of
+    the runs that came to their end."""
 
     search: _Search
     policy: Policy
@@ -168,6 +185,7 @@ class _Runs:
     node: NodeSpec
     outcomes: dict[int, Result | OutOfMemoryError] = field(default_factory=dict)
     answers: dict[int, bool] = field(default_factory=dict)
+    speeds: dict[int, Speed] = field(default_factory=dict)
 
     @property
     def tried(self) -> tuple[tuple[int, bool], ...]:
@@ -199,19 +217,46 @@ class _Runs:
         return self.answers[batch]
 
     def at(self, batch: int) -> Result | OutOfMemoryError:
-        """The run at a batch. Results of smaller ones, which nobody asks for again, are given up: they are large."""
-        if batch not in self.outcomes:
-            self.outcomes[batch] = outcome = self._run(batch)
-            if isinstance(outcome, Result):
-                smaller = [each for each, kept in self.outcomes.items() if each < batch and isinstance(kept, Result)]
-                for each in smaller:
-                    del self.outcomes[each]
-        return self.outcomes[batch]
+        """The run at a batch. Only the result of the largest is kept for later: they take much memory."""
+        if batch in self.outcomes:
+            return self.outcomes[batch]
+        self.outcomes[batch] = outcome = self._run(batch)
+        results = sorted(each for each, kept in self.outcomes.items() if isinstance(kept, Result))
+        for each in results[:-1]:
+            del self.outcomes[each]
+        return outcome
+
+    def speeds_up_to(self, largest: int) -> tuple[Speed, ...]:
+        """The speeds at every power of two up to the largest batch, at it, and near where throughput falls."""
+        batches = [*(2**power for power in range(largest.bit_length()) if 2**power < largest), largest]
+        found = {batch: speed for batch in batches if (speed := self.speed(batch)) is not None}
+        for _ in range(_BETWEEN):
+            if (near := recommended(found.values())) is None:
+                break
+            above = min((batch for batch in batches if batch > near.batch), default=near.batch)
+            between = (near.batch + above) // 2
+            if between in batches:
+                break
+            batches.append(between)
+            if (speed := self.speed(between)) is not None:
+                found[between] = speed
+        return tuple(found[batch] for batch in sorted(found))
+
+    def speed(self, batch: int) -> Speed | None:
+        """How fast a batch is; None where it does not fit, or the policy refuses it."""
+        if batch not in self.speeds:
+            try:
+                if self.fits(batch) and batch not in self.speeds:
+                    self.search.say(f"{policy_label(self.policy)}: throughput at batch {batch}")
+                    self._run(batch)
+            except InputError:
+                return None
+        return self.speeds.get(batch)
 
     def _run(self, batch: int) -> Result | OutOfMemoryError:
         search = self.search
         try:
-            return simulate(
+            result = simulate(
                 self.graph.at_batch(batch).trace,
                 self.node,
                 self.policy,
@@ -223,6 +268,9 @@ class _Runs:
             )
         except OutOfMemoryError as error:
             return error
+        metrics = result.metrics
+        self.speeds[batch] = Speed(batch, metrics.samples_per_s, metrics.iteration_ns, metrics.slowdown)
+        return result
 
 
 def _run(policy: Policy, outcome: Result | OutOfMemoryError | Refusal) -> Run:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
 from simgpu.analysis.labels import policy_label
+from simgpu.experiments.study_means import Means, means_of
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import memory_of
 from simgpu.experiments.study_runs import cell_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from simgpu.trace.model import Trace
 
 STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
-#: What a published number may be of, beside one of the traces.
+#: What a published number may be of, beside one of the traces; a published mean is arithmetic.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 
 
@@ -105,9 +106,24 @@ class StudyResult:
         return found
 
     def mean(self, run: str, over: str = "", measure: str = "throughput") -> float | None:
-        """Arithmetic mean of a measure over all traces, and over all runs of a sweep, where both runs fitted."""
-        found = [value for values in self.values(measure, run, over).values() for value in values]
-        return fmean(found) if found else None
+        """Mean of a measure of one run over the traces on which every run of the study has a value; None without one.
+
+        Geometric of ratios, else arithmetic; `means` says over which traces it is.
+        """
+        return self.means(measure, over).values[run]
+
+    def means(self, measure: str, over: str = "") -> Means:
+        """The means of a measure of all runs over a baseline, taken over the same traces."""
+        return means_of(self, measure, over)
+
+    def all_means(self) -> tuple[Means, ...]:
+        """The means of every measure of the tables over each of its baselines, where means say something."""
+        return tuple(
+            self.means(measure, over)
+            for measure in self.study.tables
+            if measure != "breakdown" and MEASURES[measure].averaged
+            for over in (self.study.baseline if not MEASURES[measure].alone else ("",))
+        )
 
     def _told_of(self, measure: str, of: str = "", without: Iterable[str] = ()) -> list[str]:
         """The labels that a measure has values of: of traces, or of networks where it is of all their batches.
@@ -239,9 +255,7 @@ class StudyResult:
                 | {"over": {label: self._over(trace, runs[run], label) for label in study.baseline}}
                 for (trace, run), cell in self.cells.items()
             ],
-            "mean_of_ratios": {
-                label: {run.label: self.mean(run.label, label) for run in study.runs} for label in study.baseline
-            },
+            "means": [asdict(means) for means in self.all_means()],
             "memory": {trace: dict(amounts) for trace, amounts in self.memory.items()},
             "published": [
                 {

@@ -141,7 +141,8 @@ class Measure:
     of: its value for a run (and the run it is told over), None where that is not known. of_sweep: in place of it, that
     of all batches of a network together. quotient_of: the measure of which it is one run's over another's. share: it is
     told in percent; size: in bytes; else with so many decimals. alone: it needs no other run. averaged: the mean of
-    several says something.
+    several says something. ratio: how a value becomes a ratio, whose means are geometric, and such a mean a value
+    again; None where the mean is arithmetic.
     """
 
     title: str
@@ -154,6 +155,7 @@ class Measure:
     averaged: bool = True
     of_sweep: Callable[[Sequence[Cell], Sequence[Cell]], float | None] | None = None
     quotient_of: str = ""
+    ratio: tuple[Callable[[float], float], Callable[[float], float]] | None = None
 
     def text(self, value: float | None) -> str:
         """A value, or a dash; a thousand and more without decimals."""
@@ -175,6 +177,25 @@ class Measure:
         return 0 if abs(value) >= 1000 else self.decimals
 
 
+def _same(value: float) -> float:
+    return value
+
+
+def _and_one(value: float) -> float:
+    return 1 + value
+
+
+def _less(value: float) -> float:
+    return value - 1
+
+
+def _of_one(value: float) -> float:
+    return 1 - value
+
+
+#: A value is a ratio, is one less one, or is what one leaves of one.
+_RATIO, _RATIO_LESS_ONE, _ONE_LESS_RATIO = (_same, _same), (_and_one, _less), (_of_one, _of_one)
+
 #: What each part of a run's time is called over its table.
 _PARTS = {
     "computation": "share of the time that computes without a copy beside it",
@@ -186,24 +207,32 @@ _PARTS = {
 
 #: By the name that a study's file has for it.
 MEASURES: Mapping[str, Measure] = {
-    "throughput": Measure("throughput over {over}", "", _throughput),
-    "time": Measure("time over that of {over}", "time", _time),
+    "throughput": Measure("throughput over {over}", "", _throughput, ratio=_RATIO),
+    "time": Measure("time over that of {over}", "time", _time, ratio=_RATIO),
     "time_added": Measure(
-        "time added to that of {over}", "time added", lambda a, b: _less_one(_time(a, b)), share=True
+        "time added to that of {over}",
+        "time added",
+        lambda a, b: _less_one(_time(a, b)),
+        share=True,
+        ratio=_RATIO_LESS_ONE,
     ),
-    "time_saved": Measure("time saved of that of {over}", "time saved", _time_saved, share=True),
+    "time_saved": Measure("time saved of that of {over}", "time saved", _time_saved, share=True, ratio=_ONE_LESS_RATIO),
     "moved": Measure("bytes moved, out and in", "moved", lambda a, _: a.bytes_moved, size=True, alone=True),
     "bytes_moved": Measure(
         "bytes that {over} moves over those of the run",
         "fewer bytes moved",
         lambda a, b: _over(b.bytes_moved, a.bytes_moved),
+        ratio=_RATIO,
     ),
-    "energy": Measure("energy over that of {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj)),
+    "energy": Measure(
+        "energy over that of {over}", "energy", lambda a, b: _over(a.energy_nj, b.energy_nj), ratio=_RATIO
+    ),
     "power_added": Measure(
         "average power added to that of {over}",
         "average power added",
         lambda a, b: _less_one(_over(a.average_power, b.average_power)),
         share=True,
+        ratio=_RATIO_LESS_ONE,
     ),
     "average_power": Measure(
         "average power, share of the GPU's limit", "average power", lambda a, _: a.average_power, share=True, alone=True
@@ -219,6 +248,7 @@ MEASURES: Mapping[str, Measure] = {
         "highest throughput",
         lambda a, b: None,
         of_sweep=_best_throughput,
+        ratio=_RATIO,
     ),
     "largest_batch": Measure(
         "largest batch in memory",
@@ -234,10 +264,13 @@ MEASURES: Mapping[str, Measure] = {
         lambda a, b: None,
         of_sweep=_batch_gain,
         quotient_of="largest_batch",
+        ratio=_RATIO,
     ),
     **{name: Measure(title, name, _share(name), share=True, alone=True) for name, title in _PARTS.items()},
     "peak_memory": Measure("peak of device memory", "peak memory", lambda a, _: a.peak_bytes, size=True, alone=True),
-    "compression_ratio": Measure("compression ratio", "compression ratio", lambda a, _: a.ratio, alone=True),
+    "compression_ratio": Measure(
+        "compression ratio", "compression ratio", lambda a, _: a.ratio, alone=True, ratio=_RATIO
+    ),
     "overflow": Measure(
         "share of the memory-entries that overflow", "entries overflow", lambda a, _: a.overflow, share=True, alone=True
     ),
@@ -258,8 +291,15 @@ MEASURES: Mapping[str, Measure] = {
     "metadata_hits": Measure(
         "hit rate of the metadata cache", "metadata hits", lambda a, _: a.metadata_hits, share=True, alone=True
     ),
-    "memory": Measure("all tensors at once over it", "all at once over it", lambda a, b: None, alone=True),
+    "memory": Measure(
+        "all tensors at once over it", "all at once over it", lambda a, b: None, alone=True, ratio=_RATIO
+    ),
     "memory_saved": Measure(
-        "all tensors at once saved", "all at once saved", lambda a, b: None, share=True, alone=True
+        "all tensors at once saved",
+        "all at once saved",
+        lambda a, b: None,
+        share=True,
+        alone=True,
+        ratio=_ONE_LESS_RATIO,
     ),
 }

@@ -6,11 +6,11 @@ Lives here: `measure_panels`. Does not live here: drawing (`simgpu.analysis.meas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simgpu.analysis.panels import Bar, BarPanel, Curve, Kind, LinePanel, Panel, Point, TimePanel, Told
+from simgpu.experiments.study import aggregate
 from simgpu.experiments.study_measures import MEASURES
 from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
 
@@ -28,8 +28,7 @@ def measure_panels(result: StudyResult) -> list[list[Panel]]:
     """Every measure of the study's tables over each of its baselines, and then what overflows over an iteration.
 
     Runs that are a sweep are curves over its budgets in a panel a trace, traces that are a sweep of batches give curves
-    over these in a panel a network; all else are bars. A mean has the traces that have a value; along a sweep, only
-    where all have one.
+    over these in a panel a network; all else are bars. Means are over the traces on which every run has a value.
     """
     found = [
         _of_measure(result, measure, over)
@@ -59,17 +58,11 @@ def _bars(result: StudyResult, measure: str, over: str) -> BarPanel:
         for label in _labels(result, measure)
     }
     if MEASURES[measure].averaged and len(groups) > 1:
-        groups[MEAN] = {run.label: _mean(result, measure, run, over) for run in study.runs}
-        if any(0 < _known(groups, run.label) < len(groups) for run in study.runs):
-            told = told._replace(title=f"{told.title}, {MEAN} of those there are")
+        groups |= _means(result, measure, over, study.runs)
     # A run of which nobody can know the measure, as the compression of one that does not compress, needs no room.
     shown = [run.label for run in study.runs if any(runs[run.label].why != _UNKNOWN for runs in groups.values())]
     kept = shown or [run.label for run in study.runs]
     return BarPanel(told, {label: {run: runs[run] for run in kept} for label, runs in groups.items()})
-
-
-def _known(groups: Mapping[str, Mapping[str, Bar]], run: str) -> int:
-    return sum(runs[run].value is not None for runs in groups.values())
 
 
 def _by_sweep(result: StudyResult, measure: str, over: str) -> Iterator[LinePanel]:
@@ -85,8 +78,8 @@ def _by_sweep(result: StudyResult, measure: str, over: str) -> Iterator[LinePane
             bars = {run.label: _bar(result, measure, label, run, over) for run in shown}
             yield LinePanel(_told(measure, over), label, along, _curves(shown, bars, place))
         if MEASURES[measure].averaged and len(labels) > 1:
-            bars = {run.label: _mean(result, measure, run, over, every=True) for run in shown}
-            yield LinePanel(_told(measure, over), f"{MEAN}, where all have a value", along, _curves(shown, bars, place))
+            for name, bars in _means(result, measure, over, shown).items():
+                yield LinePanel(_told(measure, over), name, along, _curves(shown, bars, place))
 
 
 def _curves(
@@ -161,13 +154,37 @@ def _last(result: StudyResult, label: str) -> str:
     return result.study.networks.get(label, (label,))[-1]
 
 
-def _mean(result: StudyResult, measure: str, run: StudyRun, over: str, *, every: bool = False) -> Bar:
-    """The mean of a run over traces; every: none where one of them has no value."""
-    published = _published(result, measure, run, over, MEAN)
-    values = [value for found in result.values(measure, run.label, over).values() for value in found]
-    if not values or (every and len(values) < len(_labels(result, measure))):
-        return Bar(None, "" if every else _UNKNOWN, published)
-    return Bar(fmean(values), "", published)
+def _means(result: StudyResult, measure: str, over: str, runs: Sequence[StudyRun]) -> dict[str, dict[str, Bar]]:
+    """The means of runs by what they are called: over the same traces, and as papers have them where they state some.
+
+    What is published is an arithmetic mean; it stands on ours of the same kind, which has a name of its own where the
+    other one is geometric.
+    """
+    means = result.means(measure, over)
+    published = {run.label: _published(result, measure, run, over, MEAN) for run in runs}
+    same = not means.geometric
+    found = {
+        means.label: {
+            run.label: Bar(value, "", published[run.label] if same else ())
+            if (value := means.values[run.label]) is not None
+            else Bar(None, _UNKNOWN, published[run.label] if same else ())
+            for run in runs
+        }
+    }
+    if not same and any(published.values()):
+        found[f"arithmetic {MEAN}"] = {
+            run.label: Bar(_of_paper(result, measure, run, over), "", published[run.label])
+            if published[run.label]
+            else Bar(None, _UNKNOWN)
+            for run in runs
+        }
+    return found
+
+
+def _of_paper(result: StudyResult, measure: str, run: StudyRun, over: str) -> float | None:
+    """Ours as the table of published numbers has it."""
+    values = result.values(measure, run.label, over).values()
+    return aggregate(MEAN, [value for each in values for value in each])
 
 
 def _published(result: StudyResult, measure: str, run: StudyRun, over: str, of: str) -> tuple[float, ...]:

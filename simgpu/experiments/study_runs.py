@@ -64,6 +64,7 @@ def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
         iterations=study.iterations,
         seed=study.seed,
         epoch=epoch,
+        speeds=False,
     )
     if isinstance(found.run.outcome, Exception):
         raise found.run.outcome

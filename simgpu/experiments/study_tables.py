@@ -7,7 +7,7 @@ rounded (`simgpu.experiments.study_measures`), or drawing on a terminal (the com
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import breakdown_table, facts_text, table_text
@@ -17,9 +17,10 @@ from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.study import Beside, StudyResult
+    from simgpu.experiments.study_means import Means
     from simgpu.scenario.study import Published, Study, StudyRun
 
-NO_MEMORY, REFUSED = "no memory", "refused"
+NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
 MEAN = "mean"
 _ABSENT = "-"
@@ -39,7 +40,8 @@ def study_tables(result: StudyResult) -> list[StudyTable]:
     published numbers are of it.
 
     One row a trace and one column a run; the other way round where there is a sweep of budgets, which has many runs. Of
-    one trace alone such a sweep is one table, with one column a measure. Means stand at the end.
+    one trace alone such a sweep is one table, with one column a measure. Means stand at the end, and on how many traces
+    each run is out of memory.
     """
     study = result.study
     measures = [each for each in study.tables if each != "breakdown"]
@@ -72,11 +74,19 @@ def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
         for label in (study.networks if whole else study.traces)
     ]
     if told.averaged:
-        means = (told.text(result.mean(run.label, over, measure)) for run in study.runs)
-        rows.append((MEAN, *([""] if given else []), *means))
+        means, blank = result.means(measure, over), [""] if given else []
+        rows.append((means.label, *blank, *(told.text(means.values[run.label]) for run in study.runs)))
+        if any(means.out_of_memory.values()):
+            rows.append((OOM, *blank, *(_oom(means, run) for run in study.runs)))
     batches = ["batches" if whole else "batch"] if given else []
     headings = ("", *batches, *(run.label for run in study.runs))
     return StudyTable(_title(measure, over), headings, rows)
+
+
+def _oom(means: Means, run: StudyRun) -> str:
+    """On how many of the traces a run is out of memory."""
+    count = means.out_of_memory[run.label]
+    return f"{count} of {means.of}" if count else _ABSENT
 
 
 def _batches(study: Study, label: str) -> str:
@@ -88,12 +98,15 @@ def _batches(study: Study, label: str) -> str:
 def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
     study, told = result.study, MEASURES[measure]
     columns = list(study.networks if told.of_sweep is not None else study.traces)
+    means = result.means(measure, over)
+    counted = told.averaged and any(means.out_of_memory.values())
     rows = []
     for run in study.runs:
         cells = (_cell(result, label, run, measure, over, no_memory=_ABSENT) for label in columns)
-        mean = (told.text(result.mean(run.label, over, measure)),) if told.averaged else ()
-        rows.append((run.label, *cells, *mean))
-    return StudyTable(_title(measure, over), ("", *columns, *((MEAN,) if told.averaged else ())), rows)
+        mean = (told.text(means.values[run.label]),) if told.averaged else ()
+        rows.append((run.label, *cells, *mean, *((_oom(means, run),) if counted else ())))
+    behind = (*((means.label,) if told.averaged else ()), *((OOM,) if counted else ()))
+    return StudyTable(_title(measure, over), ("", *columns, *behind), rows)
 
 
 def _of_one_trace(result: StudyResult, measures: Sequence[str], over: str) -> StudyTable:
@@ -113,11 +126,13 @@ def _breakdown(result: StudyResult, trace: str) -> StudyTable:
 
 
 def _memory(result: StudyResult) -> StudyTable:
-    """Each amount in bytes, and under it the mean of all tensors at once over it."""
+    """Each amount in bytes, and under it the geometric mean of all tensors at once over it."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
-    saved = (fmean(amounts["all_at_once"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS)
-    title = "memory: all tensors at once, at least, and by one technique alone; mean of all at once over it"
-    return StudyTable(title, ("", *AMOUNTS.values()), [*rows, (MEAN, *(f"{each:.1f}x" for each in saved))])
+    saved = (
+        geometric_mean(amounts["all_at_once"] / amounts[name] for amounts in result.memory.values()) for name in AMOUNTS
+    )
+    title = "memory: all tensors at once, at least, and by one technique alone; geometric mean of all at once over it"
+    return StudyTable(title, ("", *AMOUNTS.values()), [*rows, ("geomean", *(f"{each:.1f}x" for each in saved))])
 
 
 def _title(measure: str, over: str) -> str:
@@ -126,20 +141,32 @@ def _title(measure: str, over: str) -> str:
 
 def table_notes(result: StudyResult) -> list[str]:
     """What to know before reading the tables."""
-    fits = all(cell.samples_per_s is not None for cell in result.cells.values())
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
-    averaged = any(MEASURES[measure].averaged for measure in result.study.tables if measure != "breakdown")
-    told = (
-        []
-        if one or not averaged
-        else ["mean: arithmetic, of the numbers above" + ("" if fits else "; of those that there are")]
-    )
+    told = [] if one else list(_mean_notes(result))
     if swept and not one and any(cell.out_of_memory for cell in result.cells.values()):
         told.append("-: the budget is too small, or there is no run to compare with")
     if any(cell.steady is False for cell in result.cells.values()):
         told.append("* unsteady: the last two iterations still differ; run more of them")
     return told
+
+
+def _mean_notes(result: StudyResult) -> Iterator[str]:
+    """What kind of means the tables have, and over which traces."""
+    means = result.all_means()
+    kinds = (("geomean: geometric mean", True), ("mean: arithmetic", False))
+    told = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
+    if not told:
+        return
+    every = all(len(each.traces) == each.of for each in means)
+    over = "" if every else ", over the traces on which every run has a value, as many as it says"
+    yield f"{'; '.join(told)}{over}"
+    if any(any(each.out_of_memory.values()) for each in means):
+        yield "OOM: on how many of the traces a run is out of memory"
+    if any(row.of == MEAN and MEASURES[row.measure].ratio for row in result.study.published):
+        yield "means of published numbers, and ours next to them: arithmetic, as papers have them"
+    if any(run.sweep for run in result.study.runs) and any(None in each.values.values() for each in means):
+        yield "a budget at which one of these traces does not fit has no mean"
 
 
 def failures(result: StudyResult) -> list[str]:
@@ -210,7 +237,7 @@ def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str,
     swept = row.points > row.asked or (bool(study.sweeps) and row.asked > 1)
     if swept and row.values < row.points:
         what += f" (of {row.values} of {row.points})"
-    elif number.of in (MEAN, "sum") and row.traces < row.asked:
+    elif row.traces < row.asked and row.asked > 1:
         what += f" (of {row.traces})"
     mark = f" [{numbers[number.note]}]" if number.note else ""
     return (

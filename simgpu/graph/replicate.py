@@ -27,6 +27,12 @@ from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.graph.updates import Update, updates_of
 from simgpu.trace.model import Block, Kernel, Phase, Trace
 
+#: What a speedup of several GPUs is of.
+NO_COLLECTIVES = (
+    "gradients are exchanged as in moDNN (2019), through host memory over each GPU's host link; NCCL's collectives and "
+    "links between GPUs are not simulated, so this is not the speedup of multi-GPU training with them"
+)
+
 
 class Exchange(StrEnum):
     """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host beside the last sub-batch."""

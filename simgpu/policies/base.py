@@ -72,8 +72,9 @@ class PlanContext:
 class Policy(ABC):
     """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
 
-    name: what scenarios call it. summary: one line. source: paper and section. What a policy needs of a trace it
-    checks in `plan`, which raises `InputError` where the trace lacks it.
+    name: what scenarios call it. summary: one line. source: paper and section. libraries: distributions that take part
+    in its decisions, other than those of every run (`simgpu.codestate.COMMON`); stored results of other versions are
+    not reused. What a policy needs of a trace it checks in `plan`, which raises `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass
     >>> from simgpu.program.lowering import lower
@@ -88,6 +89,7 @@ class Policy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     @property
     def parameters(self) -> dict[str, object]:

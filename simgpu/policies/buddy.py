@@ -32,6 +32,7 @@ class Buddy(Policy):
     name = "buddy"
     summary = "a plain framework whose memory is compressed; what overflows lies in a buddy memory"
     source = "Choukse et al., ISCA 2020, sections 3.2 to 3.5"
+    libraries = ("numba",)
 
     def plan(self, context: PlanContext) -> Program:
         """The recorded iteration in compressed memory.

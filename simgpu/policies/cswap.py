@@ -292,6 +292,7 @@ class Cswap(Policy):
     name = "cswap"
     summary = "vdnn (mode conv) that compresses on the GPU what its cost model finds worth it, anew every epoch"
     source = "Chen et al., IEEE CLUSTER 2021, section IV"
+    libraries = ("scikit-learn", "scipy", "bayesian-optimization")
 
     codec: Literal["best", "zvc", "csr", "rle", "lz4"] = parameter("best", "the codec; best: the cheapest per tensor")
     launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(

@@ -70,6 +70,7 @@ class Home(PlacingPolicy):
     name = "home"
     summary = "swap, recompute or keep each feature map, searched over the whole model by a particle swarm"
     source = "He et al., IEEE Transactions on Computers 2022 (HOME), sections 3.3-3.7"
+    libraries = ("numba", "scipy")
 
     particles: int = parameter(500, "particles of the swarm (m in algorithm 1)")
     iterations: int = parameter(500, "iterations of the swarm at most; it stops when its particles agree")

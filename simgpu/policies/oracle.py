@@ -24,6 +24,7 @@ class Oracle(Policy):
     name = "oracle"
     summary = "cswap with a codec that takes no time: its lower bound"
     source = "Chen et al., IEEE CLUSTER 2021, section V (Orac)"
+    libraries = ("scikit-learn", "scipy", "bayesian-optimization")
 
     codec: Literal["best", "zvc", "csr", "rle", "lz4"] = parameter(
         "best", "the codec; best: the one that makes a tensor smallest"

@@ -5,6 +5,7 @@ Lives here: finding a policy by name, describing it, and making it from paramete
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -13,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from simgpu.codestate import Code, code_behind
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.policies.base import Policy
 
@@ -39,6 +41,8 @@ _BUILT_IN = {
 }
 
 GROUP = "simgpu.policies"
+#: Of outside policies by name: the class that was loaded, and when.
+_LOADED: dict[str, tuple[object, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ def policy_class(name: str) -> type[Policy]:
         if fault := _fault(found, name):
             what = f"{point.value}, registered as '{name}', {fault}"
             raise InputError.single("", f"policy {name}", what, "mend its package")
+        if _LOADED.get(name, (None, 0))[0] is not found:
+            _LOADED[name] = found, time.time_ns()
     else:
         raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
     policy: type[Policy] = found
@@ -112,6 +118,17 @@ def _fault(found: object, name: str) -> str:
         return f"calls itself '{found.name}'"
     # Its own decorator, not the base class's: without it the policy's parameters would be ignored.
     return "" if "__dataclass_params__" in vars(found) else "is not a dataclass"
+
+
+def outside_code(name: str) -> tuple[Code, bool] | None:
+    """The code behind a policy, and whether it was written to after this process loaded it; None of a built-in policy.
+
+    Raises `InputError` as `policy_class` does.
+    """
+    if name in _BUILT_IN:
+        return None
+    code = code_behind(policy_class(name))
+    return code, code.changed_ns > _LOADED[name][1]
 
 
 def describe(name: str) -> PolicyInfo:

@@ -22,6 +22,7 @@ class Static(Policy):
     name = "static"
     summary = "vdnn (mode conv) that compresses every sparse tensor on the GPU"
     source = "Chen et al., IEEE CLUSTER 2021, sections II-C and V-B"
+    libraries = ("scikit-learn", "scipy", "bayesian-optimization")
 
     launch: Literal["tuned", "expert", "random", "grid_search"] = parameter(
         "tuned", "launch setting of the codec: by Bayesian search, by an expert's rule, at random, or by trying all"

@@ -36,6 +36,7 @@ class SuperNeurons(PlacingPolicy):
     name = "superneurons"
     summary = "swap tensors of convolutions, recompute those of pooling, activation and normalization layers"
     source = "Wang et al., PPoPP 2018, as HOME (TC 2022) rebuilt it in section 4.1"
+    libraries = ("numba",)
 
     tensors: Literal["inputs", "outputs"] = parameter(
         "inputs", "which feature maps are a layer's: those that it reads, or those that it makes"

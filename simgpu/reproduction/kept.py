@@ -7,38 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from simgpu import __version__
+from simgpu.codestate import LIBRARIES, digest_of, files_below, interpreter, own_code, versions
 from simgpu.errors import InputError
 from simgpu.shipped import Kind, shipped_folder
 from simgpu.whole import unwritable, whole_file
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _KINDS: tuple[Kind, ...] = ("configs", "scenarios", "traces")
-#: What decides results beside simgpu's own files: distributions, by the module that is imported of each.
-_LIBRARIES: Mapping[str, str] = {
-    "numpy": "numpy",
-    "simpy": "simpy",
-    "networkx": "networkx",
-    "scikit-learn": "sklearn",
-    "scipy": "scipy",
-    "bayesian-optimization": "bayes_opt",
-    "numba": "numba",
-    "lz4": "lz4",
-}
-#: What decides no result: how results are asked for, judged and shown.
-_SHOWING = ("cli/", "report/", "webpage/", "testing/", "explain/", "reproduction/")
-#: In a room of these, but what a cell of a study is.
-_DECIDING = ("reproduction/tasks.py",)
 _MARK = "simgpu-reproduction"
 #: A folder of results, by its name: whatever else somebody put beside these is not ours.
 _OF_A_STATE = re.compile("[0-9a-f]{16}")
@@ -50,39 +31,22 @@ def fingerprint() -> str:
 
     Without the checks, of which each task tells by itself (`simgpu.reproduction.tasks`).
     """
-    found = hashlib.sha256(__version__.encode())
-    for path, root in _inputs():
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    told = {"python": platform.python_version(), "zlib": zlib.ZLIB_RUNTIME_VERSION}
-    told |= {library: _version(library, module) for library, module in _LIBRARIES.items()}
-    found.update(json.dumps(told).encode())
-    return found.hexdigest()[:16]
+    state = {
+        "simgpu": __version__,
+        "code": own_code().digest,
+        "shipped": digest_of(_shipped()),
+        **interpreter(),
+        **versions(LIBRARIES),
+    }
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
 
-def _inputs() -> Iterator[tuple[Path, Path]]:
-    for path in _files(_PACKAGE):
-        inside = path.relative_to(_PACKAGE).as_posix()
-        if inside in _DECIDING or not inside.startswith((*_SHOWING, "_shipped")):
-            yield path, _PACKAGE
+def _shipped() -> Iterator[tuple[str, Path]]:
     for kind in _KINDS:
         folder = shipped_folder(kind)
-        yield from ((path, folder) for path in _files(folder) if path.suffix != ".png")
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without what Python and numba keep of compiled code, and editors of open files."""
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if "__pycache__" not in parts and not any(part.startswith(".") for part in parts) and path.is_file():
-            yield path
-
-
-def _version(library: str, module: str) -> str:
-    """Empty where it is not installed."""
-    try:
-        return version(library) if find_spec(module) else ""
-    except PackageNotFoundError:
-        return ""
+        for path in files_below(folder):
+            if path.suffix != ".png":
+                yield f"{kind}/{path.relative_to(folder).as_posix()}", path
 
 
 class Kept:

@@ -92,12 +92,16 @@ class OutputsSection(FileModel):
 
 
 class DataParallelSection(FileModel):
-    """Several GPUs of the node that train together, each on an equal share of the batch."""
+    """Several GPUs of the node that train together, each on an equal share of the batch.
+
+    They exchange gradients as in moDNN, through host memory; NCCL's collectives are not simulated.
+    """
 
     gpus: int = Field(ge=1, description="how many; the batch must divide among them")
     exchange: Literal["gather", "host"] = Field(
         default="host",
-        description="gather: GPU 0 adds up the gradients at the end; host: its cores do, beside the last sub-batch",
+        description="as in moDNN, not NCCL; gather: GPU 0 adds up the gradients at the end; host: its cores do, during "
+        "the last sub-batch",
     )
     cores: int = Field(default=1, ge=1, description="cores of the host that add up gradients")
 

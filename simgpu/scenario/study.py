@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.filemodel import FileModel, Share, Size
+from simgpu.graph.replicate import NO_COLLECTIVES
 from simgpu.parallel import DataParallel
 from simgpu.policies.registry import make_policy
 from simgpu.scenario.model import DataParallelSection, PolicyChoice, PolicyEntry
@@ -315,6 +316,7 @@ class Study:
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
             ("run", f"{told}; " + _iterations(self.iterations)),
             *([("batch", "of every run the largest that fits it")] if self.largest_batch else []),
+            *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
             *(("note", note) for note in self.notes),
         ]
 

@@ -36,12 +36,24 @@ def test_of_a_scenario_it_shows_one_line_a_policy(study: Path) -> None:
     lines = shown(study, "--budget", "6 MB")
     assert lines[0] == "study"
     assert lines[3].split() == ["node", "bench:", "a", "GPU,", "5.722", "MiB"]
-    assert [line.split()[:3] for line in lines[5:9]] == [
-        ["policy", "batch", "of"],
-        ["ideal", "-", "-"],
-        ["none", "10", "1.00x"],
-        ["vdnn", "12", "1.20x"],
+    assert lines[5].split() == [
+        "policy",
+        "batch",
+        "samples/s",
+        "slowdown",
+        "largest",
+        "samples/s",
+        "of",
+        "none",
+        "note",
     ]
+    assert [[line.split()[at] for at in (0, 1, 4, 6)] for line in lines[7:9]] == [
+        ["none", "10", "10", "1.00x"],
+        ["vdnn", "12", "12", "1.20x"],
+    ]
+    assert lines[7].split()[3] == "1.000x"
+    assert lines[6].split() == ["ideal", *"------", "unlimited"]
+    assert "batch: the largest with at least 80% of the best throughput" in " ".join(lines[9:])
     assert max(map(len, lines)) <= 80
 
 

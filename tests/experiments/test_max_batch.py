@@ -14,6 +14,7 @@ from simgpu.experiments.largest_batch import MaxBatch
 from simgpu.experiments.max_batch import max_batch
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
@@ -95,12 +96,53 @@ def test_it_does_not_matter_at_which_batch_the_trace_is(batch: int) -> None:
     assert found[0].result.iteration_ns == found[1].result.iteration_ns
 
 
-def test_a_policy_that_tells_what_fits_is_asked_to_plan_once(resident: Resident) -> None:
+def test_a_policy_that_tells_what_fits_plans_at_the_largest_and_for_speeds_at_powers_of_two(resident: Resident) -> None:
     Resident.said = lambda context: 600 * context.graph.trace.info.batch <= context.budget
-    (found,) = max_batch(CHAIN, node(10_000), [resident])
-    assert found.batch == 16
+    (found,) = max_batch(CHAIN, node(10_000), [resident], speeds=False)
+    assert (found.batch, found.speeds, found.recommended) == (16, (), None)
     assert resident.planned == [16]
+    (found,) = max_batch(CHAIN, node(10_000), [resident])
+    assert resident.planned == [16, 16, 1, 2, 4, 8]
+    assert [speed.batch for speed in found.speeds] == [1, 2, 4, 8, 16]
     assert {batch: fits for batch, fits in found.tried if fits}.keys() <= set(range(1, 17))
+
+
+@dataclass(frozen=True)
+class Swaps(Policy):
+    """Keeps all up to a batch; of larger ones it offloads over a slow link what none needs to offload."""
+
+    name, summary, source = "swaps", "as none, and of large batches as vdnn", "these tests"
+    keeps: int = 8
+
+    def plan(self, context: PlanContext) -> Program:
+        kept = context.graph.trace.info.batch <= self.keeps
+        return lower(context.graph, Placement()) if kept else Vdnn().plan(context)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "batches"),
+    [
+        (8, [1, 2, 4, 8, 9, 10, 12, 16]),  # half way to the next that is slow, until there is none between
+        (11, [1, 2, 4, 8, 10, 11, 12, 16]),
+        (16, [1, 2, 4, 8, 16]),
+    ],
+)
+def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(keeps: int, batches: list[int]) -> None:
+    """63 ns of kernels a sample, and of a swapped batch at least 200 ns of copies at 1 byte a nanosecond."""
+    slow = NodeSpec("slow", GpuSpec("gpu", 10_000), LinkSpec("PCIe", 10**9, 10**9))
+    (found,) = max_batch(CHAIN, slow, [Swaps(keeps)], most=16)
+    assert [speed.batch for speed in found.speeds] == batches
+    best = found.recommended
+    assert best is not None
+    assert (found.batch, best.batch) == (16, keeps)
+    assert (best.iteration_ns, best.slowdown) == (63 * keeps, 1.0)
+    assert best.samples_per_s == pytest.approx(10**9 / 63)
+    assert all(speed.samples_per_s < 0.8 * best.samples_per_s for speed in found.speeds if speed.batch > keeps)
+
+
+def test_the_recommended_batch_does_not_depend_on_the_batch_of_the_trace() -> None:
+    found = [max_batch(CHAIN.at_batch(batch), node(10_000), ["vdnn"]).found[0] for batch in (1, 3, 7)]
+    assert len({each.speeds for each in found}) == 1
 
 
 def test_a_policy_that_does_not_tell_is_run_at_each_batch_once(resident: Resident) -> None:
@@ -247,13 +289,17 @@ def mixed() -> MaxBatch:
 
 def test_it_prints_as_a_table(mixed: MaxBatch) -> None:
     lines = repr(mixed).splitlines()
+    speed = mixed["none"].recommended
+    assert speed is not None
+    rate = speed.samples_per_s
     assert lines[0] == "chain; modelled, not recorded, for hand-made; small: gpu, 9.766 KiB"
     assert [line.split()[:3] for line in lines[1:4]] == [
-        ["policy", "batch", "of"],
+        ["policy", "batch", "samples/s"],
         ["ideal", "-", "-"],
-        ["none", "16", "1.00x"],
+        ["none", "16", f"{rate:.0f}"],
     ]
-    assert lines[4].split()[:3] == ["vdnn", "20", "1.25x"]
+    assert [lines[4].split()[at] for at in (1, 4, 6)] == ["20", "20", "1.25x"]
+    assert "batch: the largest with at least 80% of the best throughput among those simulated" in repr(mixed)
     assert all(text in mixed._repr_html_() for text in ("<caption>chain", "<td>1.25x</td>"))
 
 
@@ -265,7 +311,10 @@ def test_its_frame_has_all_numbers(mixed: MaxBatch) -> None:
     result = mixed["none"].result
     assert result is not None
     assert frame.loc["none", "samples_per_s"] == result.metrics.samples_per_s == 16 * 10**9 / result.iteration_ns
-    assert frame.loc[["ideal", "cswap"], ["batch", "samples_per_s"]].isna().all(axis=None)
+    assert frame.loc["vdnn", "recommended_batch"] == 20
+    assert frame.loc["none", "recommended_samples_per_s"] == frame.loc["none", "samples_per_s"], "the same batch"
+    assert frame.loc["none", "recommended_slowdown"] == result.metrics.slowdown
+    assert frame.loc[["ideal", "cswap"], ["batch", "samples_per_s", "recommended_batch"]].isna().all(axis=None)
     assert set(frame["budget_bytes"]) == {10_000}
 
 
@@ -276,6 +325,9 @@ def test_as_plain_data_it_tells_every_batch_that_was_tried(mixed: MaxBatch) -> N
     assert {"batch": 16, "fits": True} in tried
     assert {"batch": 17, "fits": False} in tried
     assert document["policies"][1]["run"]["trace"]["batch"] == 16
+    assert document["policies"][1]["recommended"]["batch"] == 16
+    assert [each["batch"] for each in document["policies"][1]["speeds"]] == [1, 2, 4, 8, 16]
+    assert document["policies"][0]["recommended"] is None
     with pytest.raises(KeyError):
         _ = mixed["nothing"]
     assert len(mixed) == 4

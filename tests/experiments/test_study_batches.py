@@ -176,15 +176,15 @@ def test_tables_have_a_row_a_batch_or_a_row_a_network(result: StudyResult) -> No
         ("recorded", "16-32", "32", "32"),
         ("alone", "64", "64", "64"),
     ]
-    assert [row[0] for row in best.rows] == ["AlexNet", "recorded", "alone", "mean"]
-    assert swapping.rows[-1][0] == "mean"
+    assert [row[0] for row in best.rows] == ["AlexNet", "recorded", "alone", "geomean", "OOM"]
+    assert [row[0] for row in swapping.rows[-2:]] == ["mean (5 of 6)", "OOM"]
     assert len(breakdowns) == 6
     assert breakdowns[0].title == "AlexNet, batch 1024: where the time goes"
     assert breakdowns[0].headings == ("", "time", "computation", "overlap", "swapping", "recomputation")
     assert breakdowns[2].rows[0] == ("none", "no memory", "-", "-", "-", "-")
     shares = [float(text.removesuffix("%")) for text in breakdowns[0].rows[1][2:]]
     assert sum(shares) == pytest.approx(100, abs=0.2)
-    assert "mean: arithmetic, of the numbers above; of those that there are" in table_notes(result)
+    assert table_notes(result)[0].startswith("geomean: geometric mean; mean: arithmetic, over the traces on which")
 
 
 def test_of_a_sweep_only_the_smallest_batch_that_does_not_fit_is_explained(result: StudyResult) -> None:

@@ -73,18 +73,17 @@ def lines_of(result: StudyResult, section: int) -> list[LinePanel]:
 
 def test_bars_have_the_numbers_of_the_tables_with_the_mean_at_the_end() -> None:
     result, panel = compressed(), bars_of(compressed(), 0)
-    assert list(panel.groups) == ["hpc-cg", "hpc-ep", "mean"]
+    assert list(panel.groups) == ["hpc-cg", "hpc-ep", "geomean (1 of 2)"]
     assert panel.told.level == 1.0
     for trace in ("hpc-cg", "hpc-ep"):
         assert panel.groups[trace]["buddy"].value == result.value("throughput", trace, "buddy", "none")
-    assert panel.groups["mean"]["buddy"].value == result.mean("buddy", "none")
+    assert panel.groups["geomean (1 of 2)"]["buddy"].value == result.mean("buddy", "none")
 
 
-def test_what_has_no_number_says_why_and_the_title_of_what_the_mean_is() -> None:
+def test_what_has_no_number_says_why() -> None:
     over_none, over_small = bars_of(compressed(), 0), bars_of(compressed(), 1)
     assert over_none.groups["hpc-cg"]["small"] == Bar(None, "no memory")
     assert over_small.groups["hpc-cg"]["buddy"] == Bar(None, "no baseline")
-    assert over_none.told.title == "throughput over none, mean of those there are"
 
 
 def test_published_numbers_stand_only_on_what_they_are_of() -> None:
@@ -98,8 +97,10 @@ def test_published_numbers_stand_only_on_what_they_are_of() -> None:
     }
     assert found == {
         ("throughput over none", "hpc-cg", "buddy"): (0.98,),
-        ("throughput over small", "mean", "buddy"): (0.9,),
+        ("throughput over small", "arithmetic mean", "buddy"): (0.9,),
     }
+    ours = over_small.groups["arithmetic mean"]["buddy"].value
+    assert ours == compressed().ratio("hpc-ep", "buddy", "small")
 
 
 def test_runs_that_do_not_compress_need_no_room_in_a_panel_of_overflow() -> None:
@@ -116,12 +117,13 @@ def test_drift_has_a_line_a_trace_where_its_runs_do_not_differ() -> None:
 
 
 def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
-    names = ["AlexNet", "half", "mean, where all have a value"]
+    names = ["AlexNet", "half", "geomean"]
     panels = lines_of(swept(), 0)
     assert [(panel.along.title, panel.name) for panel in panels] == [
-        (along, name) for along in ("budget", "oversubscription") for name in names
+        *(("budget", name) for name in (*names, "arithmetic mean")),
+        *(("oversubscription", name) for name in names),
     ]
-    budget, oversubscribed = panels[0], panels[3]
+    budget, oversubscribed = panels[0], panels[4]
     assert [curve.label for curve in budget.curves] == ["ideal", "none"]
     assert [curve.label for curve in oversubscribed.curves] == ["ideal", "shares"]
     assert [point.at for point in budget.curves[1].points] == [0.3 * GB, GB]
@@ -135,8 +137,8 @@ def test_each_kind_of_sweep_has_a_panel_a_trace_and_one_of_the_mean() -> None:
 
 def test_published_numbers_of_a_sweep_stand_at_their_budget_and_not_those_of_all_of_it() -> None:
     panels = lines_of(swept(), 0)
-    told = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:3]]
-    assert told == [[(), (1.5,)], [(), ()], [(), (1.25,)]]
+    told = [[point.bar.published for point in panel.curves[1].points] for panel in panels[:4]]
+    assert told == [[(), (1.5,)], [(), ()], [(), ()], [(), (1.25,)]]
 
 
 def test_a_mean_along_a_sweep_is_of_all_traces_or_of_none() -> None:

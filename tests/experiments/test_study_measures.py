@@ -162,15 +162,15 @@ def test_memory_by_technique_is_that_of_the_bounds() -> None:
 def test_a_sweep_has_one_row_a_run() -> None:
     time, moved, memory = study_tables(small())
     assert time.title == "time over that of ideal"
-    assert time.headings == ("", "AlexNet", "half", "mean")
+    assert time.headings == ("", "AlexNet", "half", "geomean", "OOM")
     assert [row[0] for row in time.rows] == [run.label for run in small().study.runs]
-    assert time.rows[0][1:] == ("1.000", "1.000", "1.000")
-    assert ("vDNN+ 0.1 GB", "-", "-", "-") in time.rows
+    assert time.rows[0][1:] == ("1.000", "1.000", "1.000", "-")
+    assert ("vDNN+ 0.1 GB", "-", "-", "-", "2 of 2") in time.rows
     assert "-: the budget is too small, or there is no run to compare with" in table_notes(small())
     assert moved.title == "bytes moved, out and in"
-    assert moved.rows[0][1:] == ("0 B", "0 B", "0 B")
+    assert moved.rows[0][1:] == ("0 B", "0 B", "0 B", "-")
     assert memory.headings[1:] == tuple(AMOUNTS.values())
-    assert [row[0] for row in memory.rows] == ["AlexNet", "half", "mean"]
+    assert [row[0] for row in memory.rows] == ["AlexNet", "half", "geomean"]
 
 
 def test_of_a_sweep_only_the_largest_budget_that_does_not_do_is_explained() -> None:

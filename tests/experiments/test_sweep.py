@@ -293,14 +293,17 @@ def test_processes_are_counted_in_whole_numbers() -> None:
 class TestCluster:
     def test_workers_must_have_the_same_simgpu_and_the_same_files(self) -> None:
         sweep = small_sweep(1)
-        here = cluster.Shared(sweep, point.run_point, "1.0", sweep.inputs())
+        code = {"code": "c0de", "libraries": {"numpy": "2.0"}, "policies": {}}
+        here = cluster.Shared(sweep, point.run_point, "1.0", sweep.inputs(), code)
         told = [
             str(problem)
             for answer in (
-                ("1.0", here.inputs),
-                ("", {}),
-                ("0.9", {}),
-                ("1.0", {"node laptop-2gb": "f00"}),
+                ("1.0", here.inputs, code),
+                ("", {}, {}),
+                ("0.9", {}, {}),
+                ("1.0", {"node laptop-2gb": "f00"}, code),
+                ("1.0", here.inputs, {**code, "code": "other", "libraries": {"numpy": "2.1"}}),
+                ("1.0", here.inputs, {}),
                 OSError("x"),
             )
             for problem in cluster._differences("tcp://there:1", answer, here)
@@ -310,6 +313,8 @@ class TestCluster:
             "has simgpu 0.9, here is 1.0",
             "node laptop-2gb has other files there",
             "trace resnet20-cifar-cpu is not there",
+            "does not compute what is computed here: code of simgpu changed",
+            "has other modules of simgpu",
             "gives no answer: OSError('x')",
         ]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simgpu import codestate
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.reproduction import kept, tasks
 from simgpu.reproduction.answers import Changed, simulated
@@ -191,7 +191,7 @@ def test_work_goes_on_where_another_run_took_the_folder_away(
 
 
 def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-    monkeypatch.setattr(kept, "_PACKAGE", folder)
+    monkeypatch.setattr(codestate, "PACKAGE", folder)
     kept.fingerprint.cache_clear()
     found = kept.fingerprint()
     kept.fingerprint.cache_clear()
@@ -216,11 +216,10 @@ def test_code_that_decides_results_counts_and_nothing_else(tmp_path: Path, monke
 
 @pytest.mark.parametrize("library", ["bayesian-optimization", "numba", "scikit-learn", "numpy"])
 def test_libraries_that_compute_count(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = kept._LIBRARIES[library]
-    pytest.importorskip(module)
-    before = _prints(monkeypatch, kept._PACKAGE)
-    monkeypatch.setattr(kept, "find_spec", lambda name: None if name == module else find_spec(name))
-    assert _prints(monkeypatch, kept._PACKAGE) != before
+    before = _prints(monkeypatch, codestate.PACKAGE)
+    known = codestate.version
+    monkeypatch.setattr(codestate, "version", lambda name: "0.0.1" if name == library else known(name))
+    assert _prints(monkeypatch, codestate.PACKAGE) != before
 
 
 def test_an_extra_that_is_missing_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

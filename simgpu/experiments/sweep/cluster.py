@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu import __version__
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.experiments.processes import AHEAD
+from simgpu.experiments.sweep.deciding import deciding, reasons
 from simgpu.experiments.sweep.point import PointRows, Work, died, run_point
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ _PATIENCE = "20s"
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What every worker gets once. version, inputs: of simgpu and of what the sweep reads, as they are here."""
+    """What every worker gets once. version, inputs, decided: of simgpu, of what the sweep reads, and of code and
+    libraries, as they are here."""
 
     sweep: Sweep
     work: Work
     version: str
     inputs: dict[str, str]
+    decided: dict[str, Any]
 
 
 def on_cluster(
@@ -53,7 +56,7 @@ def on_cluster(
     client = _client(distributed, cluster)
     under_way: dict[Any, tuple[Any, int]] = {}
     try:
-        shared = Shared(sweep, work, __version__, sweep.inputs())
+        shared = Shared(sweep, work, __version__, sweep.inputs(), deciding(sweep))
         threads = _checked(client, shared)
         held = client.scatter(shared, broadcast=True, hash=False)
         finished, remaining = distributed.as_completed(loop=client.loop), iter(points)
@@ -94,18 +97,21 @@ def _checked(client: Any, shared: Shared) -> int:
 
     pickled = pickle.dumps(shared.sweep)
 
-    def told() -> tuple[str, dict[str, str]]:
+    def told() -> tuple[str, dict[str, str], dict[str, Any]]:
         # Defined here so that it travels as code: a worker that cannot import simgpu can still say so.
         import pickle
 
         try:
             from simgpu import __version__
         except ImportError:
-            return "", {}
+            return "", {}, {}
         try:
-            return __version__, pickle.loads(pickled).inputs()
+            from simgpu.experiments.sweep.deciding import deciding
+
+            sweep = pickle.loads(pickled)
+            return __version__, sweep.inputs(), deciding(sweep)
         except (ImportError, AttributeError):  # another simgpu may have other modules
-            return __version__, {}
+            return __version__, {}, {}
 
     answers = client.run(told, on_error="return")
     if not answers:
@@ -119,12 +125,12 @@ def _checked(client: Any, shared: Shared) -> int:
 
 
 def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Problem]:
-    """In what a worker differs from this machine. answer: its version and digests, or why it gave none."""
+    """In what a worker differs from this machine. answer: its version, digests and code, or why it gave none."""
     place = f"worker {worker}"
     if not isinstance(answer, tuple):
         yield Problem("", place, f"gives no answer: {answer!r}", "look at its log")
         return
-    version, inputs = answer
+    version, inputs, decided = answer
     if version != shared.version:
         what = f"has simgpu {version}, here is {shared.version}" if version else "cannot import simgpu"
         yield Problem("", place, what, f"install simgpu {shared.version} there")
@@ -133,6 +139,15 @@ def _differences(worker: str, answer: object, shared: Shared) -> Iterator[Proble
         if (there := inputs.get(name, "missing")) != digest:
             what = f"{name} {'is not there' if there == 'missing' else 'has other files there'}"
             yield Problem("", place, what, "give all machines the same files at the same path")
+    if not decided:
+        yield Problem("", place, "has other modules of simgpu", "install there what is installed here")
+    elif why := reasons(shared.decided, decided):
+        what = f"does not compute what is computed here: {'; '.join(f'{each}' for each in why)}"
+        yield Problem("", place, what, "install there what is installed here, and start the worker again")
+
+
+def _here(sweep: Sweep) -> tuple[str, dict[str, str], dict[str, Any]]:
+    return __version__, sweep.inputs(), deciding(sweep)
 
 
 _opened: tuple[Shared, Points] | None = None
@@ -146,7 +161,7 @@ def _run(shared: Shared, point: int) -> PointRows:
         if _opened is None or _opened[0] is not shared:
             from distributed import get_worker
 
-            problems = list(_differences(get_worker().address, (__version__, shared.sweep.inputs()), shared))
+            problems = list(_differences(get_worker().address, _here(shared.sweep), shared))
             if problems:
                 raise InputError(problems)
             _opened = shared, shared.sweep.points()

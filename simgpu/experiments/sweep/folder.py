@@ -11,6 +11,7 @@ Lives here: which file holds what. Does not live here: the database (`simgpu.exp
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu import __version__
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import check_folder
+from simgpu.experiments.sweep.deciding import reasons
 from simgpu.experiments.sweep.store import FILE, Store, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
 from simgpu.whole import unwritable, whole_file
@@ -35,7 +37,7 @@ _SWEPT, _WRITTEN = "swept", "written"
 
 
 def identity(sweep: Sweep) -> dict[str, Any]:
-    """All that the results of a sweep depend on, as plain data."""
+    """All that makes it this sweep and no other, as plain data; the code that runs it is each point's own matter."""
     swept = {
         "simgpu": __version__,
         "scenario": dict(sweep.document.values),
@@ -100,7 +102,23 @@ def _differences(known: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return told or ["it reads other files"]
 
 
-def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int]) -> None:
+def not_reused(store: Store, decided: Mapping[str, Any]) -> list[str]:
+    """Has the store reuse only points that were decided by what is the case now; a line for the others and each cause.
+
+    decided: all that decides the sweep's results now, as `simgpu.experiments.sweep.deciding` has it.
+    """
+    current = []
+    refused: Counter[str] = Counter()
+    for number, then, count in store.decided():
+        if why := reasons(then, decided):
+            refused["; ".join(why)] += count
+        elif number is not None:
+            current.append(number)
+    store.set_current(current)
+    return [f"{count} stored point{'s' * (count > 1)} not reused: {why}" for why, count in refused.items()]
+
+
+def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], decided: Mapping[str, Any]) -> None:
     """Writes the tables and the report of a finished sweep, unless they are there; each appears whole or not at all."""
     folder = store.folder
     if folder is None:
@@ -120,6 +138,7 @@ def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int]) -> None
         "rows": sum(counts.values()),
         "outcomes": dict(counts),
         **store.about()[_SWEPT],
+        "decided_by": dict(decided),
     }
     with whole_file(folder / REPORT) as part:
         part.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

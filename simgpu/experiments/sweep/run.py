@@ -7,7 +7,7 @@ Lives here: `run_sweep` and its answer. Does not live here: who runs a point (`p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,13 @@ from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError
 from simgpu.experiments.processes import in_processes, in_this_process
 from simgpu.experiments.sweep.cluster import on_cluster
-from simgpu.experiments.sweep.folder import abandon, forget_results, open_store, write_results
+from simgpu.experiments.sweep.deciding import deciding, of_point
+from simgpu.experiments.sweep.folder import abandon, forget_results, not_reused, open_store, write_results
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
+from simgpu.graph.replicate import NO_COLLECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 #: Told how many points are finished, and of how many.
 Progress = Callable[[int, int], None]
+_EDITED = "code that decides results was edited while the sweep ran: the same call runs its points again"
 #: Runs points, and gives each as it finishes.
 Engine = Callable[[Iterable[int]], Generator[PointRows, None, None]]
 
@@ -40,13 +43,15 @@ class SweepResult:
     """All points of a sweep. Prints as a table of the first rows.
 
     counts: rows by outcome: ``ok``, ``out of memory``, ``refused`` and ``error``. folder: where they are kept, None
-    where they are in memory. ran: how many points ran this time.
+    where they are in memory. ran: how many points ran this time. notes: which stored points were not reused and why,
+    whether code was edited while the sweep ran, and by what several GPUs exchange gradients.
     """
 
     sweep: Sweep
     counts: dict[str, int]
     folder: Path | None
     ran: int
+    notes: tuple[str, ...]
     _kept: Callable[[], Iterator[tuple[int, list[dict[str, Any]]]]]
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -74,7 +79,7 @@ class SweepResult:
     def __repr__(self) -> str:
         more = sum(self.counts.values()) - SHOWN
         below = f"\n{more} more rows: frame() has them" if more > 0 else ""
-        return f"{self.caption}\n{table_text(HEADINGS, self._shown())}{below}"
+        return "\n".join([self.caption, *self.notes, f"{table_text(HEADINGS, self._shown())}{below}"])
 
     def _repr_html_(self) -> str:
         return table_html(HEADINGS, self._shown(), self.caption)
@@ -92,7 +97,8 @@ def run_sweep(
     """Runs the points of a sweep that have yet to run; the results are the same whoever runs them.
 
     folder: where finished points are kept, and the tables once all are; the same call goes on where an earlier one
-    stopped. Points that ended in an error, or lacked a package, run again. Without a folder nothing is written. jobs:
+    stopped. Points that ended in an error, or lacked a package, run again, and so do those whose code or libraries have
+    changed since: that of simgpu, or of an outside policy that they use. Without a folder nothing is written. jobs:
     processes on this machine, 1 for none but this one. dask: the address of a cluster's scheduler, or a client of it,
     in their place. restart: forget what the folder has. progress: told how many points are finished, of how many.
 
@@ -128,23 +134,32 @@ def carry_out(
 ) -> SweepResult:
     """What `run_sweep` does, whoever runs the points."""
     home = None if folder is None else Path(folder)
+    decided = deciding(sweep)
     store = open_store(sweep, home, restart)
     try:
-        ran = _finish(sweep, store, engine, progress)
+        notes = not_reused(store, decided)
+        try:
+            ran = _finish(sweep, store, engine, progress, decided)
+        finally:
+            if deciding(sweep) != decided:
+                store.forget_decided()
+                notes.append(_EDITED)
         counted = Counter(row["outcome"] for _, rows in store.rows() for row in rows)
         counts = {outcome: counted[outcome] for outcome in OUTCOMES}
-        write_results(sweep, store, counts)
+        if any(row.get("gpus", 1) > 1 for _, rows in store.rows() for row in rows):
+            notes.append(NO_COLLECTIVES)
+        write_results(sweep, store, counts, decided)
     except BaseException:
         abandon(store)
         raise
     if home is None:
-        return SweepResult(sweep, counts, None, ran, store.rows)
+        return SweepResult(sweep, counts, None, ran, tuple(notes), store.rows)
     store.close()
     kept = home.absolute()
-    return SweepResult(sweep, counts, kept, ran, lambda: stored(kept))
+    return SweepResult(sweep, counts, kept, ran, tuple(notes), lambda: stored(kept))
 
 
-def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | None) -> int:
+def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | None, decided: Mapping[str, Any]) -> int:
     """Runs what has yet to run, and keeps each point before the next; how many there were."""
     done, total = store.finished(), sweep.count
     if progress:
@@ -155,7 +170,7 @@ def _finish(sweep: Sweep, store: Store, engine: Engine, progress: Progress | Non
     ran = 0
     with closing(engine(store.pending(total))) as finished:
         for point in finished:
-            store.keep(point)
+            store.keep(point, of_point(decided, point))
             ran += 1
             if progress:
                 progress(done + ran, total)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,14 @@ _PAGE = 4096
 
 _TABLES = """
 create table if not exists about (key text primary key, value text not null) without rowid;
-create table if not exists points (point integer primary key, again integer not null, rows text not null);
+create table if not exists points (
+    point integer primary key, again integer not null, rows text not null, decided integer
+);
+create table if not exists decided (id integer primary key, what text not null unique, current integer not null);
 """
+#: Of a point: what decided it is as it is now; and it is finished too, so that it need not run again.
+_CURRENT = "decided in (select id from decided where current = 1)"
+_FINISHED = f"again = 0 and {_CURRENT}"
 
 
 class Store:
@@ -46,6 +52,9 @@ class Store:
             self._database.execute("begin exclusive")
             for statement in _TABLES.split(";"):
                 self._database.execute(statement)
+            columns = self._database.execute("select name from pragma_table_info('points')")
+            if ("decided",) not in columns:  # a file of an earlier simgpu
+                self._database.execute("alter table points add column decided integer")
             self._database.execute(f"pragma application_id = {_APPLICATION}")
             self._database.execute("commit")
             self._database.execute("pragma synchronous = normal")
@@ -66,14 +75,37 @@ class Store:
     def clear(self) -> None:
         """Forgets everything."""
         with self._writing():
-            self._database.execute("delete from points")
-            self._database.execute("delete from about")
+            for table in ("points", "about", "decided"):
+                self._database.execute(f"delete from {table}")
 
-    def keep(self, finished: PointRows) -> None:
-        """Keeps a point, whole or, where the process dies meanwhile, not at all."""
-        row = (finished.point, finished.again, json.dumps(finished.rows, allow_nan=False))
+    def keep(self, finished: PointRows, decided: Mapping[str, object]) -> None:
+        """Keeps a point and what decided it, whole or, where the process dies meanwhile, not at all."""
+        what = json.dumps(decided, sort_keys=True)
+        row = (finished.point, finished.again, json.dumps(finished.rows, allow_nan=False), what)
         with self._writing():
-            self._database.execute("insert or replace into points values (?, ?, ?)", row)
+            self._database.execute("insert or ignore into decided (what, current) values (?, 1)", (what,))
+            self._database.execute("insert or replace into points select ?, ?, ?, id from decided where what = ?", row)
+
+    def decided(self) -> list[tuple[int | None, dict[str, Any] | None, int]]:
+        """Each thing that decided finished points: its number, what it is, of how many points; None where not known."""
+        query = """
+            select decided.id, what, count(*) from points left join decided on points.decided = decided.id
+            where again = 0 group by decided.id order by min(point)
+        """
+        with self._telling():
+            found = self._database.execute(query).fetchall()
+            return [(number, None if what is None else json.loads(what), count) for number, what, count in found]
+
+    def set_current(self, numbers: Iterable[int]) -> None:
+        """Says which of the things that decided points are as they are now; points of the others run again."""
+        with self._writing():
+            self._database.execute("update decided set current = 0 where current = 1")
+            self._database.executemany("update decided set current = 1 where id = ?", [(each,) for each in numbers])
+
+    def forget_decided(self) -> None:
+        """Forgets what decided the points of everything that is current, so that they are never reused."""
+        with self._writing():
+            self._database.execute(f"update points set decided = null where {_CURRENT}")
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -98,12 +130,12 @@ class Store:
     def finished(self) -> int:
         """How many points need not run again."""
         with self._telling():
-            ((count,),) = self._database.execute("select count(*) from points where again = 0")
+            ((count,),) = self._database.execute(f"select count(*) from points where {_FINISHED}")
             return int(count)
 
     def pending(self, count: int) -> Iterator[int]:
         """The points below `count` that have yet to run, ascending; those may be kept meanwhile that were given out."""
-        query = "select point from points where again = 0 and point >= ? order by point limit ?"
+        query = f"select point from points where {_FINISHED} and point >= ? order by point limit ?"
         start = 0
         while True:
             with self._telling():

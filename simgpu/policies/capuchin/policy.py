@@ -29,6 +29,7 @@ class Capuchin(Policy):
     name = "capuchin"
     summary = "swap or recompute feature maps one by one, greedily"
     source = "Peng et al., ASPLOS 2020, from public summaries; HOME (TC 2022), sections 2.3 and 4.1"
+    libraries = ("numba",)
 
     version: Literal["home", "published"] = parameter(
         "home",

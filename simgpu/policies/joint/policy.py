@@ -69,6 +69,7 @@ class Joint(PlacingPolicy):
     name = "joint"
     summary = "keep, swap, swap encoded or recompute, searched from the placements of the others; tells its distance"
     source = "simgpu's own; HOME (TC 2022), section 3.3, Capuchin (ASPLOS 2020), CSWAP (CLUSTER 2021), section IV"
+    libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")
 
     evaluations: int = parameter(
         250_000, "placements that the search may evaluate, besides those of the policies that it starts from"

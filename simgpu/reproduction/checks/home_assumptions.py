@@ -26,7 +26,7 @@ def holes() -> dict[str, Any]:
     """Largest batches of Capuchin where every block has one place and nothing is moved together; over those of none."""
     batches = {}
     for network in plain():
-        found = max_batch(network.traces[0], network.node, ["none", "capuchin"], pool="addressed")
+        found = max_batch(network.traces[0], network.node, ["none", "capuchin"], pool="addressed", speeds=False)
         batches[network.name] = [each.batch or 0 for each in found]
     none, capuchin = map(sum, zip(*batches.values(), strict=True))
     return {**{name: both[1] for name, both in batches.items()}, "gain": capuchin / none}
@@ -35,7 +35,8 @@ def holes() -> dict[str, Any]:
 def holes_home() -> dict[str, Any]:
     """The same of HOME on VGG16, the quickest to find."""
     (vgg16,) = (network for network in plain() if network.name == "VGG16")
-    (found,) = max_batch(vgg16.traces[0], vgg16.node, [{"home": {"update": "recombine"}}], pool="addressed")
+    home = {"home": {"update": "recombine"}}
+    (found,) = max_batch(vgg16.traces[0], vgg16.node, [home], pool="addressed", speeds=False)
     return {"VGG16": found.batch or 0}
 
 
