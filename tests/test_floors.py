@@ -13,7 +13,21 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "simgpu"
 
 FLOORS = {
-    0: ("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "yamlfile", "filemodel", "webpage"),
+    0: (
+        "errors",
+        "units",
+        "arguments",
+        "inputfile",
+        "textfile",
+        "jsonfile",
+        "arrayfile",
+        "whole",
+        "fitting",
+        "shipped",
+        "yamlfile",
+        "filemodel",
+        "webpage",
+    ),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),
     3: ("program", "search", "evaluate", "buddy"),
