@@ -1,20 +1,22 @@
-"""Reading a text file that must be there, be text and hold something.
-
-Lives here: that one check, for every format. Does not live here: any format.
-"""
+"""Reading a text file that must be there, be text and hold something: that one check, for every format."""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 from simgpu.errors import InputError
+from simgpu.inputfile import TABLE_LIMIT, Stream, open_input, pieces, read_errors
 
 
-def read_text(path: str | Path, what: str = "a text file", if_empty: str = "write it again") -> str:
+def read_text(
+    path: str | Path, what: str = "a text file", if_empty: str = "write it again", limit: int = TABLE_LIMIT
+) -> str:
     r"""The text of a UTF-8 file, without a byte order mark.
 
     what: the kind of file, for remedies, such as "a CSV text file". if_empty: what to do about an empty one.
-    Raises `InputError` for a missing, empty or binary file, and when the system refuses.
+    limit: bytes that it may have. Raises `InputError` for a file that is missing, empty, binary, above the limit or no
+    regular file, and when the system refuses.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "rows.csv"
@@ -26,19 +28,32 @@ def read_text(path: str | Path, what: str = "a text file", if_empty: str = "writ
     Traceback (most recent call last):
     simgpu.errors.InputError: ...rows.csv: is empty; write it again
     """
-    try:
-        raw = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError.single(path, "", "no such file", "check the path") from None
-    except IsADirectoryError:
-        raise InputError.single(path, "", "is a folder", f"give {what}") from None
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
-    return text_of(raw, path, what, if_empty)
+    with open_input(path, what, limit) as stream, read_errors(path, if_empty):
+        return text_of(_bytes_of_text(stream, path, what, if_empty, limit), path, what, if_empty)
 
 
-def text_of(raw: bytes, path: str | Path, what: str = "a text file", if_empty: str = "write it again") -> str:
+def read_gzip_text(
+    path: str | Path, what: str = "a gzip text file", if_empty: str = "write it again", limit: int = TABLE_LIMIT
+) -> str:
+    """The text of a gzip file; limit: bytes that it may unpack to. Otherwise as `read_text`.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "rows.csv.gz"
+    >>> _ = file.write_bytes(gzip.compress(b"id"))
+    >>> read_gzip_text(file)
+    'id'
+    """
+    with (
+        open_input(path, what, limit) as stream,
+        read_errors(path, if_empty),
+        gzip.GzipFile(fileobj=stream, mode="rb") as unzipped,
+    ):
+        return text_of(_bytes_of_text(unzipped, path, what, if_empty, limit), path, what, if_empty)
+
+
+def text_of(
+    raw: bytes | bytearray, path: str | Path, what: str = "a text file", if_empty: str = "write it again"
+) -> str:
     """The text of a file's bytes, however they were read; see `read_text`."""
     try:
         text = raw.decode("utf-8-sig")
@@ -53,6 +68,16 @@ def text_of(raw: bytes, path: str | Path, what: str = "a text file", if_empty: s
     return text
 
 
-def _line(raw: bytes, at: int) -> str:
+def _bytes_of_text(stream: Stream, path: str | Path, what: str, if_empty: str, limit: int) -> bytearray:
+    """All bytes of a stream of text; a null byte ends the reading, and `text_of` then says what the file is."""
+    raw = bytearray()
+    for piece in pieces(stream, path, what, limit):
+        raw += piece
+        if (at := raw.find(b"\0", len(raw) - len(piece))) >= 0:
+            text_of(raw[: at + 1], path, what, if_empty)
+    return raw
+
+
+def _line(raw: bytes | bytearray, at: int) -> str:
     number = raw.count(b"\n", 0, at) + 1
     return f"line {number}"

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parent.parent / "simgpu"
 
 FLOORS = {
     0: (
-        *("errors", "units", "arguments", "textfile", "whole", "fitting", "shipped", "codestate", "yamlfile"),
-        *("filemodel", "webpage"),
+        *("errors", "units", "arguments", "inputfile", "textfile", "jsonfile", "arrayfile", "yamlfile", "filemodel"),
+        *("whole", "fitting", "shipped", "codestate", "webpage"),
     ),
     1: ("trace", "hardware", "timeline"),
     2: ("graph", "memory", "codecs", "analysis"),

@@ -11,29 +11,29 @@ snapshots of a program.
 
 from __future__ import annotations
 
+import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.buddy.histograms import trace_snapshots
+from simgpu.arrayfile import ARCHIVE_MAGIC, ARRAY_MAGIC, member_names, open_archive, open_array
+from simgpu.buddy.histograms import trace_histograms, trace_snapshots
 from simgpu.buddy.snapshots import Say, Seen, Snapshots, check_sizes, classes_of, collect
-from simgpu.buddy.stored import DAMAGE, FILE, load_entries
-from simgpu.codecs.measure import open_array
+from simgpu.buddy.stored import FILE, load_entries
 from simgpu.errors import InputError, Problem
+from simgpu.inputfile import first_bytes
 from simgpu.shipped import find, shipped_names
 from simgpu.trace.folder import read_trace
+from simgpu.trace.free_memory import available_memory
+from simgpu.trace.model import Trace
 
 _TRACE = "trace.yaml"
-_ARCHIVE, _ARRAY = b"PK", b"\x93NUMPY"
 _KINDS = "give .npy or .npz files, folders of .npy files, or a trace"
-_ARRAY_REMEDY = "give arrays of numbers as numpy.save and numpy.savez write them"
 
 
 class _Array(NamedTuple):
@@ -80,6 +80,7 @@ def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) ->
     allocation whose size changes.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> folder = Path(tempfile.mkdtemp())
     >>> for time in ("early", "late"):
     ...     (folder / time).mkdir()
@@ -109,18 +110,53 @@ def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) ->
     return collect(_name(given), found.labels, seen)
 
 
+def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
+    """The trace in a folder, and the stored entries that lie in it; None where there are none.
+
+    Raises `InputError` with every problem of both, and where they, or the trace's table of compressibility, do not fit
+    together.
+
+    >>> trace, entries = read_trace_and_entries(find("traces", "hpc-ep"))
+    >>> len(trace.blocks), len(entries.labels)
+    (13, 10)
+    """
+    folder = Path(path)
+    problems: list[Problem] = []
+    trace = stored = None
+    try:
+        trace = read_trace(folder)
+    except InputError as error:
+        problems += error.problems
+    try:
+        stored = load_entries(folder / FILE) if os.path.lexists(folder / FILE) else None
+    except InputError as error:
+        problems += error.problems
+    if trace is not None and not problems:
+        try:
+            if stored is None:
+                trace_histograms(trace)
+            else:
+                trace_snapshots(trace, stored)
+        except InputError as error:  # it knows the names of the trace's files, not where they are
+            problems += [replace(each, file=str(folder / each.file)) for each in error.problems]
+    if trace is None or problems:
+        raise InputError(problems)
+    return trace, stored
+
+
 def _whole_program(path: Path, say: Say) -> Snapshots | None:
     """The snapshots of a trace, or of stored entries; None where the path holds neither."""
-    stored = path / FILE if path.is_dir() else path
-    is_stored = stored.is_file() and _begins(stored).startswith(_ARCHIVE) and _is_stored(stored)
     if path.is_dir() and (path / _TRACE).exists():
         say(f"reading {path}")
-        trace, kept = read_trace(path), load_entries(stored) if is_stored else None
+        trace, stored = read_trace_and_entries(path)
         try:
-            return trace_snapshots(trace, kept)
-        except InputError as error:  # it knows the names of the trace's files, not where they are
+            return trace_snapshots(trace, stored)
+        except InputError as error:
             raise InputError(replace(each, file=str(path / each.file)) for each in error.problems) from None
-    return load_entries(stored) if is_stored else None
+    if path.is_dir():
+        return load_entries(path / FILE) if (path / FILE).exists() else None
+    is_stored = path.is_file() and _begins(path).startswith(ARCHIVE_MAGIC) and _is_stored(path)
+    return load_entries(path) if is_stored else None
 
 
 def _look(path: Path, found: _Found) -> None:
@@ -128,11 +164,11 @@ def _look(path: Path, found: _Found) -> None:
     try:
         if path.is_dir():
             _look_into(path, found)
-        elif (begin := _begins(path)).startswith(_ARRAY):
+        elif (begin := _begins(path)).startswith(ARRAY_MAGIC):
             found.add_one(path.stem, _array(path))
-        elif begin.startswith(_ARCHIVE) and _is_stored(path):
+        elif begin.startswith(ARCHIVE_MAGIC) and _is_stored(path):
             found.problems.append(_not_alone(path))
-        elif begin.startswith(_ARCHIVE):
+        elif begin.startswith(ARCHIVE_MAGIC):
             found.add_together(path.stem, _members(path))
         else:
             what = "is no array" if begin else "is empty"
@@ -183,69 +219,33 @@ def _array(file: Path) -> _Array:
 
 def _members(file: Path) -> dict[str, _Array]:
     """The arrays of an archive."""
-    arrays, problems = {}, []
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                with archive.open(member) as stream:
-                    size = _data_bytes(stream.read(12), archive.getinfo(member).file_size)
-                if size is None or not size:
-                    what = "is no array" if size is None else "is an empty array"
-                    problems.append(Problem(str(file), name, what, "leave it out"))
-                else:
-                    arrays[name] = _Array(file, name, size, partial(_member, file, name))
-    except DAMAGE as error:
-        raise _damaged(file, "", error) from None
-    if problems:
-        raise InputError(problems)
-    if not arrays:
-        raise InputError.single(file, "", "holds no arrays", _ARRAY_REMEDY)
-    return arrays
+    with open_archive(file) as archive:
+        headers = archive.headers
+    empty = [name for name, header in headers.items() if not header.bytes]
+    if empty:
+        raise InputError(Problem(str(file), name, "is an empty array", "leave it out") for name in empty)
+    if not headers:
+        raise InputError.single(file, "", "holds no arrays", "give arrays of numbers as numpy.savez writes them")
+    return {name: _Array(file, name, header.bytes, partial(_member, file, name)) for name, header in headers.items()}
 
 
 def _member(file: Path, name: str) -> NDArray[Any]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            array: NDArray[Any] = archive[name]
-    except DAMAGE as error:
-        raise _damaged(file, name, error) from None
-    return array
-
-
-def _damaged(file: Path, place: str, error: Exception) -> InputError:
-    what = "holds Python objects" if "Python objects" in str(error) else f"is damaged or was cut off: {error}"
-    if "allow_pickle" in str(error):
-        what = "holds Python objects"
-    return InputError.single(file, place, what, _ARRAY_REMEDY)
-
-
-def _data_bytes(begin: bytes, size: int) -> int | None:
-    """Bytes of the data of a .npy file, told by its first 12 bytes and its size; None if it is none."""
-    if not begin.startswith(_ARRAY) or len(begin) < 12:
-        return None
-    width = 2 if begin[6] == 1 else 4  # of the length of the header, since version 2 of the format
-    return size - 8 - width - int.from_bytes(begin[8 : 8 + width], "little")
+    with open_archive(file) as archive:
+        return archive.read(name, available_memory())
 
 
 def _is_stored(file: Path) -> bool:
     """Whether an archive is of stored entries, sound or not."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            return {"format.npy", "allocations.npy", "seen.npy"} <= set(archive.namelist())
-    except DAMAGE:
+        return {"format", "allocations", "seen"} <= {name.removesuffix(".npy") for name in member_names(file)}
+    except InputError:
         return file.name == FILE
 
 
 def _begins(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(len(_ARRAY))
-    except FileNotFoundError:
-        raise InputError.single(file, "", "no such file or folder", "check the path") from None
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError.single(file, "", f"cannot be read: {reason}", "check the path and its rights") from None
+    if not file.exists():
+        raise InputError.single(file, "", "no such file or folder", "check the path")
+    return first_bytes(file, len(ARRAY_MAGIC), "an array")
 
 
 def _not_alone(path: Path) -> Problem:

@@ -17,7 +17,6 @@ It is an archive that `numpy.load` reads:
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.arrayfile import ArrayArchive, ArrayHeader, open_archive
 from simgpu.buddy.snapshots import Observed, Snapshots
 from simgpu.buddy.targets import Allocation
 from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
+from simgpu.trace.free_memory import available_memory, too_large
 from simgpu.whole import whole_file
 
 FILE = "entries.npz"
 FORMAT = "simgpu.entries/1"
-_HEAD = ("format", "about", "allocations", "bytes", "snapshots", "seen")
+#: The arrays that say what the others are: kind of their type and number of their dimensions.
+_HEAD = {
+    "format": ("U", 0),
+    "about": ("U", 0),
+    "allocations": ("U", 1),
+    "bytes": ("i", 1),
+    "snapshots": ("U", 1),
+    "seen": ("b", 2),
+}
 _REMEDY = f"give a file that simgpu wrote as {FILE}"
-#: What reading an archive raises that is damaged or was cut off.
-DAMAGE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+#: Bytes that one of them may have; the largest that ships has 3 kB.
+_HEAD_LIMIT = 64 * 2**20
+#: Bytes of memory that a byte of the arrays takes at the peak of reading: itself, and eight while NumPy counts it.
+_MEMORY_FACTOR = 9
 
 
 def save_entries(snapshots: Snapshots, path: str | Path) -> None:
@@ -78,23 +89,27 @@ def load_entries(path: str | Path) -> Snapshots:
     Raises `InputError` for a file that is missing, of another kind, damaged, or whose arrays do not fit together.
     """
     file = Path(path)
-    try:
-        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as archive:
-            arrays: dict[str, NDArray[Any]] = dict(archive.items())
-    except FileNotFoundError:
-        raise InputError.single(file, "", "no such file", "check the path") from None
-    except DAMAGE as error:
-        raise InputError.single(file, "", f"is damaged or was cut off: {error}", _REMEDY) from None
-    if what := _mistake(arrays):
-        raise InputError.single(file, "", what, _REMEDY)
-    observed = []
-    for index, name in enumerate(arrays["allocations"].tolist()):
-        classes = arrays[f"classes_{index}"]
-        counts = tuple(histogram(row) for row in classes)
-        at = tuple(np.flatnonzero(arrays["seen"][index]).tolist())
-        observed.append(Observed(Allocation(name, int(arrays["bytes"][index]), counts), at, tuple(classes)))
+    with open_archive(file) as archive:
+        head = _head(file, archive)
+        if problems := _mistakes(file, head, archive.headers):
+            raise InputError(problems)
+        size = sum(header.bytes for header in archive.headers.values())
+        if (free := available_memory()) is not None and size * _MEMORY_FACTOR > free:
+            raise too_large(file, size, _MEMORY_FACTOR, free)
+        observed = []
+        for index, name in enumerate(head["allocations"].tolist()):
+            classes = archive.read(f"classes_{index}")
+            if (largest := int(classes.max())) >= len(ENTRY_SIZES):
+                what = f"holds class {largest}, and classes go to {len(ENTRY_SIZES) - 1}"
+                problems.append(Problem(str(file), f"classes_{index}", what, _REMEDY))
+                continue
+            counts = tuple(histogram(row) for row in classes)
+            at = tuple(np.flatnonzero(head["seen"][index]).tolist())
+            observed.append(Observed(Allocation(name, int(head["bytes"][index]), counts), at, tuple(classes)))
+    if problems:
+        raise InputError(problems)
     name = file.resolve().parent.name if file.name == FILE else file.stem
-    return Snapshots(name, tuple(arrays["snapshots"].tolist()), tuple(observed), str(arrays["about"]))
+    return Snapshots(name, tuple(head["snapshots"].tolist()), tuple(observed), str(head["about"]))
 
 
 def _write(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
@@ -105,26 +120,49 @@ def _write(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
         np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def _mistake(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """What is wrong with the arrays of a file, empty where nothing is."""
-    missing = [name for name in _HEAD if name not in arrays]
-    if missing:
-        return f"has no array {missing[0]!r}"
-    if str(arrays["format"]) != FORMAT:
-        return f"is of format {str(arrays['format'])!r}, not {FORMAT!r}"
-    names, sizes, labels, seen = (arrays[name] for name in _HEAD[2:])
-    texts = names.dtype.kind == labels.dtype.kind == "U" and names.ndim == labels.ndim == 1
-    if not (texts and sizes.dtype == np.int64 and sizes.shape == names.shape):
-        return "has allocations, bytes and snapshots that are not two lists of names and one of sizes"
-    if seen.dtype != np.bool_ or seen.shape != (names.size, labels.size) or not seen.any(axis=1).all():
-        return "does not tell of each allocation in which snapshots it is"
-    if len(set(names.tolist())) < names.size or (sizes <= 0).any() or not names.size:
-        return "has an allocation twice, an empty one, or none at all"
-    for index in range(names.size):
-        classes = arrays.get(f"classes_{index}")
-        shape = (int(seen[index].sum()), -(-int(sizes[index]) // ENTRY_BYTES))
-        if classes is None or classes.dtype != np.uint8 or classes.shape != shape:
-            return f"has no classes_{index} of {shape[0]} x {shape[1]} bytes, for allocation {names[index]}"
-        if int(classes.max()) >= len(ENTRY_SIZES):
-            return f"has class {int(classes.max())} in classes_{index}, and classes go to {len(ENTRY_SIZES) - 1}"
-    return ""
+def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
+    """The arrays that say what the others are; `InputError` where one is missing or no such thing."""
+    if missing := [name for name in _HEAD if name not in archive.headers]:
+        raise InputError(Problem(str(file), "", f"has no array {name!r}", _REMEDY) for name in missing)
+    found, problems = {}, []
+    for name, (kind, dimensions) in _HEAD.items():
+        header = archive.headers[name]
+        if header.dtype.kind != kind or len(header.shape) != dimensions:
+            what = f"is of type {header.dtype} and shape {header.shape}"
+            problems.append(Problem(str(file), name, what, _REMEDY))
+            continue
+        found[name] = archive.read(name, _HEAD_LIMIT)
+        try:
+            found[name].tolist()
+        except ValueError as error:  # letters that there are not
+            problems.append(Problem(str(file), name, f"is damaged: {error}", _REMEDY))
+    if problems:
+        raise InputError(problems)
+    if str(found["format"]) != FORMAT:
+        what = f"{str(found['format'])[:40]!r} is not {FORMAT!r}"
+        raise InputError.single(file, "format", what, _REMEDY)
+    return found
+
+
+def _mistakes(file: Path, head: Mapping[str, NDArray[Any]], headers: Mapping[str, ArrayHeader]) -> list[Problem]:
+    """Where the arrays of a file do not fit together; told by their headers, before the large ones are read."""
+    names, sizes, labels, seen = head["allocations"].tolist(), head["bytes"], head["snapshots"].tolist(), head["seen"]
+    found: list[tuple[str, str]] = []
+    if not names or len(set(names)) < len(names):
+        found.append(("allocations", "names one twice, or none at all"))
+    if sizes.dtype != np.int64 or sizes.shape != (len(names),) or (sizes <= 0).any():
+        found.append(("bytes", f"is not a size above 0 for each of the {len(names)} allocations"))
+    if seen.shape != (len(names), len(labels)) or not seen.any(axis=1).all():
+        found.append(("seen", "does not say of each allocation in which of the snapshots it is"))
+    if not found:
+        for index, name in enumerate(names):
+            header = headers.get(f"classes_{index}")
+            shape = (int(seen[index].sum()), -(-int(sizes[index]) // ENTRY_BYTES))
+            if header is None:
+                found.append(("", f"has no classes_{index}, of allocation {name}"))
+            elif header.dtype != np.uint8 or header.shape != shape:
+                what = f"is of type {header.dtype} and shape {header.shape}; allocation {name} needs uint8, {shape}"
+                found.append((f"classes_{index}", what))
+    known = {*_HEAD, *(f"classes_{index}" for index in range(len(names)))}
+    found += [(name, "belongs to no allocation") for name in headers if name not in known]
+    return [Problem(str(file), place, what, _REMEDY) for place, what in found]

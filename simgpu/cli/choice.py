@@ -202,13 +202,15 @@ def parse_policy(text: str) -> object:
     >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
     ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
     """
-    import yaml
+    from simgpu.yamlfile import yaml_value
 
     if (label := _LABEL.fullmatch(text)) is not None:
         text = f"{label['name']}: {{{label['parameters'].replace('=', ': ')}}}"
     try:
-        return yaml.safe_load(text) or text
-    except (yaml.YAMLError, ValueError):
+        return yaml_value(text) or text
+    except InputError as error:
+        raise InputError(replace(each, place=f"policy {text[:40]!r}") for each in error.problems) from None
+    except ValueError:
         return text
 
 

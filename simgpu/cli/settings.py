@@ -5,6 +5,8 @@ Lives here: reading them. Does not live here: which keys there are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simgpu.errors import InputError
 from simgpu.units import parse_bytes
 
@@ -17,7 +19,7 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
     >>> parse_settings(("iterations=5", "node.gpu.memory=8 GiB"))
     {'iterations': 5, 'node.gpu.memory': '8 GiB'}
     """
-    import yaml
+    from simgpu.yamlfile import yaml_value
 
     values: dict[str, object] = {}
     for setting in settings:
@@ -25,8 +27,10 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
         if not equals or not key.strip():
             raise InputError.single(of, "", f"{setting!r} is not KEY=VALUE", f"write for example {example}")
         try:
-            values[key.strip()] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
+            values[key.strip()] = yaml_value(text)
+        except InputError as error:
+            raise InputError(replace(each, file=of, place=key.strip()) for each in error.problems) from None
+        except ValueError:
             if text.lstrip().startswith(("[", "{")):
                 what = f"{text!r} is not YAML: a bracket or a quote is missing"
                 raise InputError.single(of, key.strip(), what, f"write for example {key.strip()}=[1, 2]") from None

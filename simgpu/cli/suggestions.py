@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from simgpu.shipped import shipped_folder, shipped_names
+from simgpu.textfile import read_text
 
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 #: Before the name of a network of the zoo, where a trace could stand.
@@ -54,7 +55,7 @@ def _study_names() -> list[str]:
 def _shipped(study: bool) -> Iterator[str]:
     folder = shipped_folder("scenarios")
     for name in shipped_names("scenarios"):
-        text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+        text = read_text(folder / f"{name}.yaml")
         if study == (_IS_STUDY.search(text) is not None):
             yield name
 

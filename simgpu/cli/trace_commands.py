@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import click
 
+from simgpu.buddy.sources import read_trace_and_entries
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.scenario.load import load_trace
+from simgpu.shipped import find
+from simgpu.trace.folder import other_files
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
@@ -40,15 +43,20 @@ def show(path: str) -> None:
 @click.command()
 @click.argument("path", shell_complete=traces)
 def check(path: str) -> None:
-    """Check the trace at PATH; list everything that is wrong with it.
+    """Check the trace at PATH, every file of it; list everything that is wrong with it.
 
-    PATH is a shipped trace or a trace folder. Ends with 2 when anything is wrong.
+    PATH is a shipped trace or a trace folder. Ends with 2 when anything is wrong. Files that no trace has, such as a
+    README, are not read and named.
 
     \b
     simgpu trace check vgg11-cifar-cpu
     """
-    found = load_trace(path)
-    click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks")
+    folder = find("traces", path)
+    found, entries = read_trace_and_entries(folder)
+    measured = f"; entries of {len(entries.allocations)} blocks" if entries is not None else ""
+    click.echo(f"{path}: a sound trace; {len(found.kernels)} kernels, {len(found.blocks)} blocks{measured}")
+    if others := other_files(folder):
+        click.echo(f"not part of a trace, not read: {', '.join(others)}")
 
 
 @click.command()

@@ -1,20 +1,19 @@
 """What codecs make of an array, in the layouts it could lie in.
 
-Lives here: reading an array from a file, and measuring it. Does not live here: any codec, or printing.
+Lives here: measuring an array, and reading one that codecs take. Does not live here: any codec, or printing.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.arrayfile import open_array
 from simgpu.codecs.base import SMALLEST_WINDOW
 from simgpu.codecs.elements import format_of
 from simgpu.codecs.layouts import LAYOUTS, in_layout
@@ -23,9 +22,6 @@ from simgpu.errors import InputError
 
 #: The layout of a measurement that reordered nothing.
 AS_GIVEN = "as given"
-
-_NPY_MAGIC = b"\x93NUMPY"
-_REMEDY = "give one array as numpy.save writes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +96,3 @@ def load_array(path: str | Path) -> NDArray[Any]:
     except InputError as error:
         raise InputError.single(path, "", error.problems[0].what, error.problems[0].remedy) from None
     return array
-
-
-def open_array(path: str | Path) -> NDArray[Any]:
-    """The array of a ``.npy`` file, of any dtype but Python objects, its data left in the file until they are used.
-
-    Raises `InputError` for a file that is missing, is not of this kind, was cut off or holds Python objects.
-
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "ones.npy"
-    >>> np.save(file, np.ones((2, 3), np.complex128))
-    >>> open_array(file).dtype
-    dtype('complex128')
-    """
-    try:
-        with Path(path).open("rb") as file:
-            begin, size = file.read(len(_NPY_MAGIC)), os.fstat(file.fileno()).st_size
-        if begin != _NPY_MAGIC:
-            raise InputError.single(path, "", _instead(begin, size), _REMEDY)
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights") from None
-    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as error:  # damaged headers
-        what = "holds Python objects" if "Python objects" in str(error) else f"is damaged or was cut off: {error}"
-        raise InputError.single(path, "", what, _REMEDY) from None
-    return array
-
-
-def _instead(begin: bytes, size: int) -> str:
-    if not size:
-        return "is empty"
-    return "is an archive of arrays (.npz)" if begin.startswith(b"PK") else "is not a .npy file"

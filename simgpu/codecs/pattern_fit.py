@@ -27,6 +27,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from simgpu.arrayfile import open_archive
 from simgpu.codecs.base import SMALLEST_WINDOW
 from simgpu.codecs.layouts import LAYOUTS
 from simgpu.codecs.measure import measure
@@ -153,12 +154,8 @@ def _nested(sizes: Sizes) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path) as stored:
-            maps = dict(stored)
-    except (OSError, ValueError, AttributeError) as error:
-        what = f"cannot be read as an archive of arrays: {error}"
-        raise InputError.single(path, "", what, "give an .npz file as numpy.savez writes it") from None
+    with open_archive(path) as archive:
+        maps = {name: archive.read(name) for name in archive.headers}
     for name, array in maps.items():
         if array.ndim != 4 or array.dtype != np.float32 or not array.any():
             what = f"{array.dtype} of shape {array.shape} is not a feature map with values"

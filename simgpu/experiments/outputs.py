@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.graph.tasks_file import tasks_to_json
+from simgpu.jsonfile import read_json
 from simgpu.program.text import to_json
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
@@ -212,9 +213,9 @@ def _not_ours(folder: Path) -> str:
 def holds_other_than(folder: Path, schema: str, word: str) -> str:
     """What a folder holds that may not be replaced: only one that simgpu wrote may, and its report says so."""
     try:
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        report = read_json(folder / REPORT)
         if str(report["schema"]).startswith(schema):
             return ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError):
         pass
     return f"files that are not from an earlier {word} of simgpu"

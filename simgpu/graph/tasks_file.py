@@ -16,6 +16,7 @@ from simgpu.errors import InputError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import in_versions
+from simgpu.jsonfile import parse_json
 from simgpu.trace.model import Trace
 
 SCHEMA = "simgpu.tasks/1"
@@ -51,7 +52,7 @@ def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
     (2, 7)
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text, "tasks", _AGAIN)
         if document["schema"] != SCHEMA:
             raise InputError.single("tasks", "schema", f"{document['schema']!r} is not {SCHEMA}", _AGAIN)
         blocks = len(trace.blocks)
@@ -67,7 +68,7 @@ def tasks_from_json(text: str, trace: Trace) -> TaskGraph:
             encoded=encoded,
         )
         return in_versions(graph)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         what = f"are no tasks as simgpu writes them: {error}"
         raise InputError.single("tasks", "", what, _AGAIN) from error
 

@@ -19,6 +19,7 @@ from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
+from simgpu.jsonfile import parse_json
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -168,7 +169,7 @@ def from_json(text: str) -> Program:
     True
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text, "program", "write it anew")
         if document["schema"] != SCHEMA:
             raise InputError.single("program", "schema", f"{document['schema']!r} is not {SCHEMA}", "write it anew")
         return Program(
@@ -184,7 +185,7 @@ def from_json(text: str) -> Program:
                 Section(**{**each, "layers": tuple(each["layers"])}) for each in document.get("sections", ())
             ),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError.single(
             "program", "", f"is no program as simgpu writes it: {error}", "write it anew"
         ) from error

@@ -16,7 +16,7 @@ from simgpu import __version__
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
-from simgpu.textfile import read_text
+from simgpu.jsonfile import read_json
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import BLOCKS, KERNELS
@@ -139,11 +139,7 @@ def _document(home: Path) -> Mapping[str, Any]:
         raise InputError.single(home, "", what, _RUN)
     if not path.exists():
         raise InputError.single(home, "", f"holds no {REPORT}: no run of simgpu wrote it", _RUN)
-    try:
-        document = json.loads(read_text(path, "the report of a run"))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}"
-        raise InputError.single(path, place, f"is not JSON: {error.msg}", "run it again") from None
+    document = read_json(path, "the report of a run", "run it again")
     schema = str(document.get("schema", "")) if isinstance(document, dict) else ""
     if schema != REPORT_SCHEMA:
         other = next((what for start, what in _OTHERS.items() if schema.startswith(start)), "")

@@ -16,6 +16,7 @@ from pathlib import Path
 from simgpu import __version__
 from simgpu.codestate import LIBRARIES, digest_of, files_below, interpreter, own_code, versions
 from simgpu.errors import InputError
+from simgpu.jsonfile import read_json
 from simgpu.shipped import Kind, shipped_folder
 from simgpu.whole import unwritable, whole_file
 
@@ -79,8 +80,8 @@ class Kept:
         if key in self._found or self._folder is None:
             return self._found.get(key)
         try:
-            document = json.loads(self._file(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            document = read_json(self._file(key))
+        except InputError:
             return None
         if not isinstance(document, dict) or document.get("key") != key or "found" not in document:
             return None

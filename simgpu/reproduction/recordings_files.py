@@ -8,7 +8,6 @@ Lives here: counts, sums and peaks of each format. Does not live here: traces (`
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from simgpu.jsonfile import parse_json
+from simgpu.textfile import read_text, text_of
 from simgpu.trace.importers.json_stream import read_unzipped
 
 #: Names of what is stated.
@@ -37,20 +38,20 @@ class Fact:
 
 def of_folder(path: Path) -> list[Fact]:
     """Of a trace of simgpu: kernels.csv."""
-    rows = list(csv.DictReader((path / "kernels.csv").read_text(encoding="utf-8-sig").splitlines()))
+    rows = list(csv.DictReader(read_text(path / "kernels.csv").splitlines()))
     return [Fact(KERNELS, len(rows)), Fact(COMPUTE, sum(int(row["duration_ns"]) for row in rows))]
 
 
 def of_triosim(path: Path) -> list[Fact]:
     """trace.csv, in microseconds."""
-    rows = list(csv.DictReader((path / "trace.csv").read_text(encoding="utf-8-sig").splitlines()))
+    rows = list(csv.DictReader(read_text(path / "trace.csv").splitlines()))
     times = [Decimal(row["Operator_cudatimenooverlap"]) for row in rows]
     return [Fact(KERNELS, len(rows)), Fact(COMPUTE, int(sum(times) * 1000))]
 
 
 def g10_times(path: Path) -> list[int]:
     """Nanoseconds of the kernels of a file of G10, in order."""
-    return [int(Decimal(line.split()[1]) * 10**6) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [int(Decimal(line.split()[1]) * 10**6) for line in read_text(path).splitlines()]
 
 
 def of_g10(path: Path) -> list[Fact]:
@@ -117,7 +118,7 @@ def _work(events: list[dict[str, Any]], category: str) -> Iterator[dict[str, Any
 def _profile(path: Path) -> list[dict[str, Any]]:
     files = sorted(path.glob("*.json*")) if path.is_dir() else [path]
     for file in files:
-        found = json.loads(read_unzipped(file, 1))
+        found = parse_json(text_of(read_unzipped(file, 1), file), file)
         if "traceEvents" in found:
             events: list[dict[str, Any]] = found["traceEvents"]
             return events
@@ -127,7 +128,8 @@ def _profile(path: Path) -> list[dict[str, Any]]:
 def of_dtr(path: Path) -> list[Fact]:
     """A DTR log: operators and their time, and what storages took that still had a name."""
     walk = _Storages()
-    lines = [json.loads(line) for line in read_unzipped(path, 1).splitlines() if line.strip()]
+    text = text_of(read_unzipped(path, 1), path)
+    lines = [parse_json(line, path) for line in text.splitlines() if line.strip()]
     start = next(number for number, line in enumerate(lines) if line.get("ANNOTATION") == "START")
     for line in lines[start + 1 :]:
         walk.follow(line)

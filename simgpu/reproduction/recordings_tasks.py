@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.inputfile import open_input, pieces
 from simgpu.reproduction.kept import Kept
 from simgpu.reproduction.recordings import Compared, Managed, NotCompared, Recordings, Trial
 from simgpu.reproduction.recordings_ideal import compare, is_trace
@@ -79,7 +80,11 @@ def _hash(path: Path) -> str:
     """Of a file, or of all files in a folder."""
     found = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
-        found.update(file.relative_to(path).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+        found.update(file.relative_to(path).as_posix().encode() + b"\0")
+        with open_input(file) as stream:
+            for piece in pieces(stream, file):
+                found.update(piece)
+        found.update(b"\0")
     return found.hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ Lives here: which traces and nodes a sweep names, and their digests. Does not li
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simgpu.errors import InputError
 from simgpu.hardware.layering import read_layered
 from simgpu.hardware.nodes import SCHEMA
+from simgpu.inputfile import open_input, pieces
 from simgpu.shipped import Kind, find
 
 if TYPE_CHECKING:
@@ -79,9 +81,10 @@ def _digest(named: Named) -> str:
             files = [Path(document.file) for document in read_layered(path, SCHEMA).files]
         digest = hashlib.sha256()
         for file in files:
-            content = file.read_bytes()
-            digest.update(f"{file.name}\0{len(content)}\0".encode())
-            digest.update(content)
+            with open_input(file) as stream:
+                digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+                for piece in pieces(stream, file):
+                    digest.update(piece)
     except (OSError, InputError):
         return "missing"
     return digest.hexdigest()

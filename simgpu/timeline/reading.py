@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
+from simgpu.inputfile import TABLE_LIMIT, open_input, too_large
 from simgpu.textfile import read_text
 from simgpu.timeline.export import HOST, MEMORY_COLUMNS, SPAN_COLUMNS
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
@@ -27,6 +28,7 @@ _KINDS = {kind.label: int(kind) for kind in SpanKind}
 _TEXTS = ("stream", "kind", "name", "cause", "space")
 _SPACES = ("device", "host")
 _AGAIN = "write it again"
+_PARQUET = "a Parquet file that simgpu wrote"
 
 _Table = dict[str, Sequence[Any]]
 
@@ -188,7 +190,6 @@ def _cells(name: str, cells: Sequence[str], say: _Teller) -> Sequence[Any]:
     """Texts as they are, whole numbers as such; 0 in place of one that is none."""
     if name in _TEXTS:
         return cells
-    least = HOST if name == "gpu" else 0
     values = []
     for row, text in enumerate(cells):
         try:
@@ -196,10 +197,7 @@ def _cells(name: str, cells: Sequence[str], say: _Teller) -> Sequence[Any]:
         except ValueError:
             say(row, name, f"'{text[:40]}' is not a whole number", _AGAIN)
             value = 0
-        if not least <= value <= _LARGEST:
-            say(row, name, f"'{text}' is not between {least} and {_LARGEST}", _AGAIN)
-            value = 0
-        values.append(value)
+        values.append(_within(name, value, row, say))
     return values
 
 
@@ -211,15 +209,46 @@ def _read_parquet(path: Path, problems: list[Problem]) -> _Table:
     except ImportError as error:
         raise MissingExtraError("reading Parquet", "pyarrow", "parquet") from error
     try:
-        found = pyarrow.parquet.read_table(path)
-        if tuple(found.column_names) != SPAN_COLUMNS:
-            what = f"the columns are {','.join(found.column_names)[:80]!r}"
-            problems.append(Problem(str(path), "", what, f"they should be {','.join(SPAN_COLUMNS)}"))
-            return nothing
-        return {name: found.column(name).to_pylist() for name in SPAN_COLUMNS}
-    except (pyarrow.ArrowException, OSError) as error:
+        with open_input(path, _PARQUET, TABLE_LIMIT) as stream:
+            file = pyarrow.parquet.ParquetFile(stream)
+            columns = tuple(file.schema_arrow.names)
+            if columns != SPAN_COLUMNS:
+                what = f"the columns are {','.join(columns)[:80]!r}"
+                raise InputError.single(path, "", what, f"they should be {','.join(SPAN_COLUMNS)}")
+            groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > TABLE_LIMIT:
+                raise too_large(path, _PARQUET, None, TABLE_LIMIT)
+            found = file.read()
+    except InputError as error:
+        problems += error.problems
+        return nothing
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.append(Problem(str(path), "", f"not readable as Parquet ({error})", _AGAIN))
         return nothing
+    say = _Teller(str(path), problems)
+    return {name: _parquet_values(name, found.column(name), say) for name in SPAN_COLUMNS}
+
+
+def _parquet_values(name: str, column: Any, say: _Teller) -> Sequence[Any]:
+    """The values of a column of Parquet; none where they are of another type than `write_parquet` gives them."""
+    import pyarrow.types
+
+    kinds = pyarrow.types
+    is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
+    if len(column) and (column.null_count or not (is_text if name in _TEXTS else kinds.is_integer(column.type))):
+        say(-1, name, f"holds blanks, or is of type {column.type}", _AGAIN)
+        return ()
+    values: list[Any] = column.to_pylist()
+    return values if name in _TEXTS else [_within(name, value, row, say) for row, value in enumerate(values)]
+
+
+def _within(name: str, value: int, row: int, say: _Teller) -> int:
+    """A whole number that a timeline can hold; 0 in place of another."""
+    least = HOST if name == "gpu" else 0
+    if least <= value <= _LARGEST:
+        return value
+    say(row, name, f"'{str(value)[:40]}' is not between {least} and {_LARGEST}", _AGAIN)
+    return 0
 
 
 def _is_stream(name: str) -> bool:

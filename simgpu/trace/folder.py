@@ -7,11 +7,13 @@ The format is described field by field in traces/README.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.inputfile import TABLE_LIMIT, YAML_LIMIT
 from simgpu.trace.check import Place, check_trace
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.free_memory import require_memory
@@ -35,6 +37,9 @@ _NEEDED = ("kernels", "blocks")
 #: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.buddy.stored`). Goes with the trace.
 ENTRIES = "entries.npz"
 _FILES = (FILE, *(table.file for table in _TABLES.values()))
+_KNOWN = (*_FILES, ENTRIES)
+#: Of the files of a trace: one that ends so and has another name is most likely misspelt.
+_ENDINGS = (".csv", ".yaml", ".yml", ".npz")
 #: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.0 to 9.3
 #: on the shipped traces of over 10 KB, which tests hold to it; more where the rows are short.
 MEMORY_FACTOR = 8
@@ -54,13 +59,15 @@ def read_trace(path: str | Path) -> Trace:
     """
     folder = Path(path)
     _require_folder(folder)
-    require_memory(folder, [folder / file for file in _FILES], MEMORY_FACTOR)
+    # Those above their own limit are refused when they are read, and named.
+    require_memory(folder, [folder / name for name in _FILES if not _is_above_limit(folder / name)], MEMORY_FACTOR)
     header = read_header(folder / FILE)
     problems = _unknown_files(folder) + header.problems
     tables: dict[str, ReadTable[Any]] = {}
     for name, table in _TABLES.items():
         file = folder / table.file
-        tables[name] = read_table(file, table) if name in _NEEDED or file.exists() else ReadTable()
+        # A link that leads nowhere is a table that cannot be read, not one that is left out.
+        tables[name] = read_table(file, table) if name in _NEEDED or os.path.lexists(file) else ReadTable()
         problems += tables[name].problems
     trace = None
     if all(table.sound for table in tables.values()):
@@ -84,6 +91,11 @@ def read_trace(path: str | Path) -> Trace:
     return trace
 
 
+def _is_above_limit(file: Path) -> bool:
+    limit = YAML_LIMIT if file.name == FILE else TABLE_LIMIT
+    return file.exists() and file.stat().st_size > limit
+
+
 def _require_folder(folder: Path) -> None:
     if not folder.exists():
         raise InputError.single(folder, "", "no such folder", "give the path of a trace folder")
@@ -94,12 +106,20 @@ def _require_folder(folder: Path) -> None:
 
 def _unknown_files(folder: Path) -> list[Problem]:
     """Tables nobody would read: most likely a misspelt name. Other files, such as a README, are no concern."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".csv", ".yaml", ".yml"))
     return [
-        Problem(str(folder / name), "", "not a file of a trace", did_you_mean(name, _FILES))
-        for name in names
-        if name not in _FILES
+        Problem(str(folder / name), "", "not a file of a trace", did_you_mean(name, _KNOWN))
+        for name in _not_ours(folder)
+        if Path(name).suffix.lower() in _ENDINGS
     ]
+
+
+def other_files(folder: Path) -> list[str]:
+    """Files and folders that lie in a trace's folder and that no trace has, by name: a README, a picture."""
+    return [name for name in _not_ours(folder) if Path(name).suffix.lower() not in _ENDINGS]
+
+
+def _not_ours(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.name not in _KNOWN)
 
 
 def _count_problems(folder: Path, name: str, promised: int, read: ReadTable[Any], place: str) -> list[Problem]:
@@ -151,7 +171,7 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
 
 def strangers(folder: Path) -> str:
     """Says that there are files that no trace has, and that replacing the folder would lose; empty where none are."""
-    found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (*_FILES, ENTRIES))
+    found = _not_ours(folder)
     return f"files that are not from a trace, such as '{found[0]}'" if found else ""
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from simgpu.errors import InputError, Problem
 from simgpu.filemodel import LARGEST, FileModel, validate
-from simgpu.textfile import read_text
+from simgpu.jsonfile import read_json
 from simgpu.validation.measured import Case, MeasuredRun, Method
 
 FILE = "runs.json"
@@ -141,14 +141,7 @@ def runs_text(case: Case) -> str:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    text = read_text(path, "a JSON text file", if_empty="record the case again")
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        what = f"is not JSON: {error.msg}; is the file cut off?"
-        raise InputError.single(path, f"line {error.lineno}", what, "record the case again") from None
-    except (RecursionError, ValueError) as error:  # a number of too many digits
-        raise InputError.single(path, "", f"is not JSON that can be read: {error}", "record the case again") from None
+    document = read_json(path, remedy="record the case again")
     if not isinstance(document, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", "record the case again")
     given = document.get("schema")

@@ -7,7 +7,6 @@ folder that it lies in (`simgpu.validation.folder`).
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from sys import intern
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.textfile import text_of
+from simgpu.inputfile import open_input
+from simgpu.textfile import read_gzip_text
 from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.tables import ReadTable, table_of, write_table
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
@@ -56,20 +56,17 @@ def write_spans(path: Path, spans: Sequence[MeasuredSpan]) -> None:
     """The spans as a gzipped CSV file; the same bytes for the same spans."""
     plain = path.with_suffix(".part")
     write_table(plain, SPANS, spans)
-    path.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
+    with open_input(plain) as file:
+        path.write_bytes(gzip.compress(file.read(), mtime=0))
     plain.unlink()
 
 
 def read_spans(path: Path) -> ReadTable[MeasuredSpan]:
     """The spans of a file, with every problem found in it; never raises for what a file holds."""
     try:
-        text = text_of(gzip.decompress(path.read_bytes()), path, "a gzipped CSV text file")
+        text = read_gzip_text(path, "a gzipped CSV text file", "record the case again")
     except InputError as error:
         return ReadTable(problems=list(error.problems), sound=False)
-    except FileNotFoundError:
-        return _unreadable(path, "no such file", "record the case again")
-    except (OSError, EOFError, zlib.error) as error:
-        return _unreadable(path, f"cannot be unpacked: {error}", "record the case again")
     found = table_of(text, path, SPANS)
     if not found.problems:
         rows = zip(found.rows, found.lines, strict=True)
@@ -87,7 +84,3 @@ def _wrong(span: MeasuredSpan) -> list[str]:
         (not is_copy and span.bytes > 0, "a kernel copies no bytes"),
     )
     return [what for wrong, what in checks if wrong]
-
-
-def _unreadable(path: Path, what: str, remedy: str) -> ReadTable[MeasuredSpan]:
-    return ReadTable(problems=[Problem(str(path), "", what, remedy)], sound=False)

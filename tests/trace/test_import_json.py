@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
     def denied(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("simgpu.inputfile.os.open", denied)
     with pytest.raises(InputError, match=r"net\.json: cannot be read: Permission denied; check the path and its"):
         import_trace(path)
 
@@ -102,13 +103,13 @@ def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
 def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
     profile, recorded = small_run()
     path, graph = profile.write(tmp_path / "net.json"), recorded.write(tmp_path / "graph.json")
-    plainly = Path.open
+    plainly = os.open
 
-    def denied(self, *args, **options):
-        if self == graph:
+    def denied(file, *args, **options):
+        if file == graph:
             raise PermissionError(13, "Permission denied")
-        return plainly(self, *args, **options)
+        return plainly(file, *args, **options)
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr("simgpu.inputfile.os.open", denied)
     with pytest.raises(InputError, match=r"graph\.json: cannot be read: Permission denied; check the path and its"):
         import_trace(path, Told(execution_trace=graph))

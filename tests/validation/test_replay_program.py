@@ -108,7 +108,7 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "no tables": (lambda home: (home / "blocks.csv").unlink(), "vdnn: holds no blocks.csv; an earlier simgpu"),
     "cut off": (
         lambda home: (home / "program.json").write_text('{"schema":'),
-        "program.json: is no program as simgpu writes it",
+        "program.json: line 1: is not JSON: Expecting value; is it cut off?",
     ),
     "another schema": (
         lambda home: replaced(home / "tasks.json", "simgpu.tasks/1", "simgpu.tasks/9"),

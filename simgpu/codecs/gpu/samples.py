@@ -82,7 +82,16 @@ def read_samples(path: str | Path) -> tuple[CodecSample, ...]:
     Raises `InputError` for a missing, empty or binary file, columns missing or unknown, and every wrong value.
     """
     file = str(path)
-    rows = csv.DictReader(io.StringIO(read_text(path, "a CSV text file", if_empty="write a header and samples")))
+    text = read_text(path, "a CSV text file", if_empty="write a header and samples")
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        return _samples(file, rows)
+    except csv.Error as error:
+        what = f"not readable as CSV ({error}); is a quote left open?"
+        raise InputError.single(file, f"row {rows.line_num}", what, "write the file again") from None
+
+
+def _samples(file: str, rows: csv.DictReader[str]) -> tuple[CodecSample, ...]:
     columns = rows.fieldnames or []
     if sorted(columns) != sorted(_COLUMNS):
         what = f"the columns are {', '.join(columns)}"

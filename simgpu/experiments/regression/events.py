@@ -16,11 +16,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from simgpu.errors import InputError
+from simgpu.textfile import read_gzip_text
 from simgpu.timeline.model import Span, SpanKind
 from simgpu.timeline.streams import StreamId
 
@@ -57,12 +57,11 @@ def read_events(path: Path) -> tuple[Span, ...]:
     True
     """
     remedy = "get it back from version control, or store it anew"
+    text = read_gzip_text(path, "a timeline that simgpu stored", remedy)
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as text:
-            rows = list(csv.reader(text))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is cut off or damaged"
-        raise InputError.single(path, "", f"cannot be read: {reason}", remedy) from None
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise InputError.single(path, "", f"not readable as CSV ({error})", remedy) from None
     if not rows or tuple(rows[0]) != COLUMNS:
         what = "has not the columns of a stored timeline"
         raise InputError.single(path, "row 1", what, f"{','.join(COLUMNS)} are needed; {remedy}")

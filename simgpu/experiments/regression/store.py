@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from simgpu.experiments.outputs import folder_names
 from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
 from simgpu.filemodel import FileModel, validate
-from simgpu.textfile import read_text
+from simgpu.jsonfile import read_json
 from simgpu.whole import whole_folder
 
 TIMINGS = "timings.json"
@@ -98,8 +97,8 @@ def read_timings(folder: Path) -> Timings:
 def is_kept(folder: Path) -> bool:
     """Whether the folder holds kept timings, of any version."""
     try:
-        schema = json.loads((folder / TIMINGS).read_text(encoding="utf-8"))["schema"]
-    except (OSError, ValueError, KeyError, TypeError):
+        schema = read_json(folder / TIMINGS)["schema"]
+    except (InputError, KeyError, TypeError):
         return False
     return str(schema).startswith("simgpu.timings/")
 
@@ -141,22 +140,10 @@ def _named_twice(path: Path, file: _TimingsFile) -> list[Problem]:
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:
-    text = read_text(path, "a JSON file", if_empty=_REMEDY)
-    try:
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
-    except ValueError as error:
-        raise InputError.single(path, "", f"is not JSON: {error}", _REMEDY) from None
+    found = read_json(path, "a JSON file", _REMEDY)
     if not isinstance(found, dict):
         raise InputError.single(path, "", "is not a mapping of keys to values", _REMEDY)
     return found
-
-
-def _finite(text: str) -> float:
-    """What JSON cannot hold is not taken from it either: Python would read NaN, and infinity for 1e999."""
-    number = float(text)
-    if not isfinite(number):
-        raise ValueError(f"{text} is no finite number")
-    return number
 
 
 def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:

@@ -7,6 +7,7 @@ tables made of them (`simgpu.experiments.sweep.table`).
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,11 +16,14 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.experiments.sweep.point import PointRows
+from simgpu.inputfile import first_bytes, require_regular
+from simgpu.jsonfile import parse_json
 from simgpu.whole import unwritable
 
 FILE = "points.sqlite"
 #: Says of a SQLite file that it is one of these ("simg").
 _APPLICATION = 0x73696D67
+_REMEDY = "remove it, or choose another folder with -o"
 #: Points that are looked up at once.
 _PAGE = 4096
 
@@ -44,6 +48,8 @@ class Store:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._file = ":memory:" if folder is None else str(folder / FILE)
+        if folder is not None and os.path.lexists(self._file):
+            require_regular(self._file, "a folder without it")
         try:
             self._database = sqlite3.connect(self._file, timeout=0, isolation_level=None, check_same_thread=False)
             # The first look at the file locks it for this process, until it is closed or dies.
@@ -64,7 +70,10 @@ class Store:
     def about(self) -> dict[str, Any]:
         """What was noted of the sweep, by key."""
         with self._telling():
-            return {key: json.loads(value) for key, value in self._database.execute("select key, value from about")}
+            return {
+                key: parse_json(value, self._file, _REMEDY)
+                for key, value in self._database.execute("select key, value from about")
+            }
 
     def note(self, about: Mapping[str, object]) -> None:
         """Notes something of the sweep."""
@@ -150,7 +159,7 @@ class Store:
     def rows(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The points that are kept, ascending, with their rows."""
         with self._telling():
-            yield from _rows(self._database)
+            yield from _rows(self._database, self._file)
 
     def close(self) -> None:
         """Closes the file, of which nothing else stays beside it."""
@@ -162,9 +171,8 @@ class Store:
 def is_store(folder: Path) -> bool:
     """Whether a folder holds the points of a sweep, or was to hold them. Touches nothing."""
     try:
-        with (folder / FILE).open("rb") as file:
-            head = file.read(72)
-    except OSError:
+        head = first_bytes(folder / FILE, 72)
+    except InputError:
         return False
     # https://www.sqlite.org/fileformat.html, section 1.3: the application's id is at 68, once it has left the log.
     return not head or (
@@ -175,18 +183,19 @@ def is_store(folder: Path) -> bool:
 def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """The points that a folder keeps, ascending, with their rows, while nobody runs it."""
     file = folder / FILE
+    require_regular(file)
     database = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
     try:
-        yield from _rows(database)
+        yield from _rows(database, file)
     except (sqlite3.Error, ValueError) as error:
         raise _refused(str(file), error) from error
     finally:
         database.close()
 
 
-def _rows(database: sqlite3.Connection) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _rows(database: sqlite3.Connection, file: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     for point, rows in database.execute("select point, rows from points order by point"):
-        yield point, json.loads(rows)
+        yield point, parse_json(rows, file, _REMEDY)
 
 
 def _refused(file: str, error: Exception) -> InputError:
@@ -196,5 +205,5 @@ def _refused(file: str, error: Exception) -> InputError:
         remedy = "wait for it, or choose another folder with -o"
         return InputError.single(file, "", "another sweep is running in this folder", remedy)
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or isinstance(error, ValueError):
-        return InputError.single(file, "", f"is damaged: {error}", "remove it, or choose another folder with -o")
+        return InputError.single(file, "", f"is damaged: {error}", _REMEDY)
     return unwritable(Path(file), OSError(0, str(error)))

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simgpu.errors import InputError
+from simgpu.inputfile import require_regular, unreadable
 from simgpu.trace.check import check_trace
 from simgpu.trace.free_memory import require_memory
 from simgpu.trace.importers import dtr, execution_trace, g10, triosim
 from simgpu.trace.importers.chakra import load as chakra
-from simgpu.trace.importers.json_stream import unreadable
 from simgpu.trace.importers.kineto import load as kineto
 from simgpu.trace.importers.provenance import Told
 from simgpu.trace.model import Trace
@@ -107,6 +107,8 @@ def detect(path: str | Path) -> Importer:
         raise InputError.single(source, "", "no such file or folder", "check the path")
     if source.is_dir() and (source / "trace.yaml").exists():
         raise InputError.single(source, "", "is a simgpu trace already", "use it as it is, without importing")
+    if not source.is_dir():
+        require_regular(source, "a recording")
     if source.is_file() and not source.stat().st_size:
         raise InputError.single(source, "", "is empty", "record it again")
     try:

@@ -31,6 +31,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
+from simgpu.inputfile import first_bytes
 from simgpu.textfile import read_text
 from simgpu.trace.importers.g10_graph import GraphKernel, Tensor, read_kernels, read_tensors
 from simgpu.trace.importers.provenance import Told
@@ -55,10 +56,7 @@ def recognises(path: Path) -> bool:
 
 
 def _begins(path: Path, word: bytes) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(word)) == word
+    return path.is_file() and first_bytes(path, len(word)) == word
 
 
 def load(path: Path, told: Told) -> Trace:

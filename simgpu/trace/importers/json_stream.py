@@ -1,7 +1,6 @@
 """Reading large JSON recordings piece by piece, plain or gzip, without holding the file.
 
-Lives here: opening, the first bytes by which a format is recognised, and the items of one array as they come. Does
-not live here: any format.
+Here are the first bytes by which a format is recognised, and the items of one array as they come; no format.
 """
 
 from __future__ import annotations
@@ -11,77 +10,87 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.inputfile import AGAIN, TABLE_LIMIT, Stream, open_unzipped, pieces, read_errors, unreadable
 from simgpu.trace import free_memory
+from simgpu.units import format_bytes
 
-_GZIP = b"\x1f\x8b"
+_WHAT = "a recording"
+_DAMAGED = "it is damaged: record it again, or copy it again"
 
 #: What is looked at to recognise a file: more than any recording writes before its first event.
 _HEAD_BYTES = 1 << 16
 
-_PIECE = 1 << 20
-
 #: So many digits in a row are no number of a recording.
 _DIGITS = 1000
 
+#: Bytes of the longest item, and of all that stands before the first one: the parser holds them at once.
+_ITEM_LIMIT = 256 * 2**20
 
-def open_plain(path: Path) -> gzip.GzipFile | BufferedReader:
-    """The file's bytes; gzip is told by its first two bytes and read through."""
-    file = path.open("rb")
-    if file.peek(2)[:2] != _GZIP:
-        return file
-    file.close()
-    return gzip.open(path, "rb")
+#: Levels within an item. Items are counted from the pieces in which they arrive, so real ones stay far below.
+_DEPTH = 1 << 12
 
 
 def read_unzipped(path: Path, factor: int) -> bytes:
     """All bytes of a file, read through gzip.
 
     factor: bytes of memory that the reader takes for each. Raises `InputError` for a damaged file, and for one that
-    unpacks to more than the free memory allows, of which the file's own size says nothing.
+    unpacks to more than `TABLE_LIMIT` or the free memory allows, of which the file's own size says nothing.
     """
     free = free_memory.available_memory()
-    pieces, size = list[bytes](), 0
-    with _reading(path, lambda: ""), open_plain(path) as file:
-        if not isinstance(file, gzip.GzipFile):
-            return file.read()
-        while piece := file.read(_PIECE):
-            pieces.append(piece)
-            size += len(piece)
-            if free is not None and size * factor > free:
-                raise free_memory.too_large(path, size, factor, free)
-    return b"".join(pieces)
+    found = bytearray()
+    with open_unzipped(path, _WHAT, TABLE_LIMIT) as stream, read_errors(path):
+        for piece in pieces(stream, path, _WHAT, TABLE_LIMIT):
+            found += piece
+            if free is not None and len(found) * factor > free:
+                raise free_memory.too_large(path, len(found), factor, free)
+    return bytes(found)
 
 
 class _Text:
-    """The bytes of a JSON file as the parser reads them: without a byte order mark, and with numbers of sane length.
+    """The bytes of a JSON file as the parser reads them: without a byte order mark, and within what it can hold.
 
     The parser ends the whole program at an integer that Python does not convert (4300 digits), so a row of digits
-    half as long is refused here.
+    half as long is refused here. It holds an item until it is complete: one that is too long or too deep is refused.
     """
 
-    def __init__(self, path: Path, file: gzip.GzipFile | BufferedReader) -> None:
-        self._path, self._file, self._begun = path, file, False
+    def __init__(self, path: Path, stream: Stream) -> None:
+        self._path, self._stream, self._begun = path, stream, False
+        self._since_item = self._open = 0
+
+    def next_item(self) -> None:
+        """An item has been taken; what is read from now on belongs to the ones behind it."""
+        self._since_item = self._open = 0
 
     def read(self, size: int) -> bytes:
-        piece = self._file.read(size)
+        piece = self._stream.read(size)
         if not self._begun and size:
             piece, self._begun = piece.removeprefix(BOM_UTF8), True
+            if b"\0" in piece:
+                raise self._refused("is a binary file", f"give {_WHAT} in JSON")
         # Any row of digits twice as long as a part fills one part, or lies at the border of two pieces.
         if any(piece[at : at + _DIGITS].isdigit() for at in range(0, len(piece) - _DIGITS + 1, _DIGITS)):
-            what = f"holds a number of more than {_DIGITS} digits"
-            raise InputError.single(self._path, "", what, "it is damaged: record it again, or copy it again")
+            raise self._refused(f"holds a number of more than {_DIGITS} digits", _DAMAGED)
+        self._since_item += len(piece)
+        if self._since_item > _ITEM_LIMIT:
+            raise self._refused(f"holds a value of more than {format_bytes(_ITEM_LIMIT)}", _DAMAGED)
+        # Brackets within texts count too; over the few pieces of an item they do not add up to so many.
+        self._open += piece.count(b"[") + piece.count(b"{") - piece.count(b"]") - piece.count(b"}")
+        if self._open > _DEPTH:
+            raise self._refused("is nested too deeply", _DAMAGED)
         return piece
+
+    def _refused(self, what: str, remedy: str) -> InputError:
+        return InputError.single(self._path, "", what, remedy)
 
 
 @contextmanager
 def _open_json(path: Path) -> Iterator[_Text]:
-    with open_plain(path) as file:
-        yield _Text(path, file)
+    with open_unzipped(path, _WHAT) as stream:
+        yield _Text(path, stream)
 
 
 def head(path: Path) -> bytes:
@@ -90,21 +99,15 @@ def head(path: Path) -> bytes:
     if not path.is_file():
         return start
     try:
-        with open_plain(path) as file:
+        with open_unzipped(path, _WHAT) as stream:
             # What a cut-off gzip file still holds comes out piece by piece, before the error does.
-            while len(start) < _HEAD_BYTES and (piece := file.read1(_HEAD_BYTES)):
+            while len(start) < _HEAD_BYTES and (piece := stream.read1(_HEAD_BYTES)):
                 start += piece
     except (EOFError, gzip.BadGzipFile, zlib.error):
         pass  # told when the file is read
     except OSError as error:
         raise unreadable(path, error) from None
     return start[:_HEAD_BYTES].removeprefix(BOM_UTF8)
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """The message for a file that the system does not let be read."""
-    reason = error.strerror or type(error).__name__
-    return InputError.single(path, "", f"cannot be read: {reason}", "check the path and its rights")
 
 
 def members_before(path: Path, array: str) -> dict[str, Any]:
@@ -148,6 +151,7 @@ def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
     number = 0
     with _reading(path, lambda: f"item {number + 1} of {array}"), _open_json(path) as file:
         for number, item in enumerate(ijson.items(file, f"{array}.item"), start=1):
+            file.next_item()
             yield number, item
 
 
@@ -168,6 +172,7 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     with _reading(path, lambda: f"value {number + 1}"), _open_json(path) as file:
         for value in ijson.items(file, "", multiple_values=True):
             number += 1
+            file.next_item()
             yield number, value
 
 
@@ -176,22 +181,16 @@ def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
     """Turns what can go wrong with the file itself into messages for the user."""
     import ijson
 
-    again = "record it again, or copy it again from where it came"
     try:
-        yield
-    except EOFError:
-        raise InputError.single(path, place(), "the gzip file is cut off", again) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError.single(path, place(), f"the gzip file is damaged ({error})", again) from None
+        with read_errors(path, place=place):
+            yield
     except ijson.JSONError as error:
         detail = error.args[0] if error.args else ""
         text = detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
         if "premature EOF" in text or "Incomplete" in text:
-            raise InputError.single(path, place(), "the JSON ends too early: the file is cut off", again) from None
+            raise InputError.single(path, place(), "the JSON ends too early: the file is cut off", AGAIN) from None
         remedy = "JSON knows no NaN and no Infinity and is UTF-8; put it right or record it again"
         shown = text.partition("\n")[0].strip()
         raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
-    except OSError as error:
-        raise unreadable(path, error) from None
     except ArithmeticError:
-        raise InputError.single(path, place(), "holds a number with an exponent beyond any use", again) from None
+        raise InputError.single(path, place(), "holds a number with an exponent beyond any use", AGAIN) from None

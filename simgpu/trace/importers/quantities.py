@@ -61,5 +61,8 @@ def shown(value: object) -> str:
     """
     if isinstance(value, int) and not -(10**_SHOWN) < value < 10**_SHOWN:
         return f"a number of more than {_SHOWN} digits"
-    text = str(value) if isinstance(value, Decimal) else repr(value[:_SHOWN] if isinstance(value, str) else value)
+    try:
+        text = str(value) if isinstance(value, Decimal) else repr(value[:_SHOWN] if isinstance(value, str) else value)
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= _SHOWN + 2 else f"{text[:_SHOWN]}..."

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
+from simgpu.inputfile import first_bytes
 from simgpu.textfile import read_text
 from simgpu.trace.importers.kinds import kind_of_new
 from simgpu.trace.importers.provenance import Told
@@ -61,10 +62,7 @@ def recognises(path: Path) -> bool:
 
 
 def _header(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.readline(4096)
+    return first_bytes(path, 4096) if path.is_file() else b""
 
 
 def load(path: Path, told: Told) -> Trace:

@@ -6,7 +6,6 @@ why a program cannot be run on a real device. Does not live here: what those fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from simgpu.experiments.outputs import PROGRAM, REPORT, REPORT_SCHEMA, TASKS, fo
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tasks_file import tasks_from_json
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
+from simgpu.inputfile import JSON_LIMIT
+from simgpu.jsonfile import read_json
 from simgpu.machine.run import POOLS
 from simgpu.program.instructions import CopyIn, CopyOut, Program
 from simgpu.program.paging import Paged
@@ -150,7 +151,7 @@ def _entry(home: Path) -> Mapping[str, Any]:
     if not path.exists():
         raise InputError.single(home, "", f"no {REPORT} stands beside it: no run of simgpu wrote it", _GIVE)
     try:
-        document = json.loads(read_text(path, "the report of a run"))
+        document = read_json(path, "the report of a run", _AGAIN)
         if document["schema"] != REPORT_SCHEMA:
             raise InputError.single(path, "schema", f"{document['schema']!r} is not {REPORT_SCHEMA!r}", _GIVE)
         results = document.get("results", ())
@@ -264,7 +265,7 @@ def _twice(home: Path, table: Table[Any], rows: list[Any], lines: list[int]) -> 
 def _read_json(path: Path, parse: Callable[[str], Read]) -> Read:
     """What a JSON file holds; its problems name the file."""
     try:
-        return parse(read_text(path, "a JSON file that simgpu wrote", if_empty=_AGAIN))
+        return parse(read_text(path, "a JSON file that simgpu wrote", _AGAIN, JSON_LIMIT))
     except InputError as error:
         raise InputError(
             problem if problem.file == str(path) else replace(problem, file=str(path)) for problem in error.problems

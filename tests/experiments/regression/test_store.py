@@ -115,7 +115,7 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
     ("damage", "told"),
     [
         (lambda folder: (folder / "timings.json").unlink(), "timings.json: no such file"),
-        (lambda folder: (folder / "timings.json").write_text("<<<<<<< HEAD"), "timings.json: is not JSON"),
+        (lambda folder: (folder / "timings.json").write_text("<<<<<<< HEAD"), "timings.json: line 1: is not JSON"),
         (lambda folder: (folder / "timings.json").write_text("[]"), "timings.json: is not a mapping"),
         (_changed(lambda found: found.update(schema="simgpu.timings/2")), "schema: 'simgpu.timings/2' is not one"),
         (_changed(lambda found: found.update(policies=[])), "policies: [] is too short"),
@@ -128,13 +128,14 @@ def _rows(change: Callable[[str], str]) -> Callable[[Path], object]:
         (_changed(lambda found: found.update(more=1)), "more: unknown key"),
         (_changed(lambda found: found["policies"][0].update(timeline="../x.csv.gz")), "policies[0].timeline: '../x"),  # type: ignore[index]
         (_changed(lambda found: found["policies"][0].update(outcome="fell")), "policies[0].outcome: 'fell'"),  # type: ignore[index]
-        (lambda folder: (folder / "ideal.csv.gz").unlink(), "ideal.csv.gz: cannot be read: No such file"),
-        (lambda folder: (folder / "ideal.csv.gz").write_bytes(b"no gzip"), "ideal.csv.gz: cannot be read: it is cut"),
+        (lambda folder: (folder / "ideal.csv.gz").unlink(), "ideal.csv.gz: no such file"),
+        (lambda folder: (folder / "ideal.csv.gz").write_bytes(b"no gzip"), "ideal.csv.gz: the gzip file is damaged"),
         (
             lambda folder: (folder / "ideal.csv.gz").write_bytes((folder / "ideal.csv.gz").read_bytes()[:90]),
-            "ideal.csv.gz: cannot be read: it is cut off",
+            "ideal.csv.gz: the gzip file is cut off; get it back from version control",
         ),
-        (_rows(lambda text: ""), "ideal.csv.gz: row 1: has not the columns"),
+        (_rows(lambda text: ""), "ideal.csv.gz: is empty"),
+        (_rows(lambda text: "a,b\n"), "ideal.csv.gz: row 1: has not the columns"),
         (_rows(lambda text: text.replace("F2", "F2,")), "ideal.csv.gz: row 3: '0,0,compute,compute,F2,"),
         (_rows(lambda text: text.replace(",compute,F1", ",computing,F1")), "row 2: "),
         (_rows(lambda text: text.replace("compute,compute,F1", "Stream?,compute,F1")), "row 2: "),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError
+from simgpu.inputfile import Stream, open_unzipped, read_errors
 from simgpu.trace.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
-from simgpu.trace.importers.json_stream import head, open_plain
+from simgpu.trace.importers.json_stream import head
 
 #: Fields of each message: name, number, type; a type that is another message's name, and "*" where it repeats.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
@@ -51,6 +52,8 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     ),
 }
 _PACKAGE = "ChakraProtoMsg"
+#: Bytes of the longest message; protobuf itself allows 2 GiB.
+_MESSAGE_LIMIT = 64 * 2**20
 _AGAIN = "copy or convert it again"
 
 
@@ -94,13 +97,26 @@ def read_protobuf(path: Path) -> Document:
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         raise MissingExtraError("importing a Chakra trace in protobuf form", "protobuf", "chakra")
     messages = _messages()
-    with open_plain(path) as file:
+    with open_unzipped(path, "a recording") as stream, read_errors(path):
+        file = _Messages(stream)
         first = next(_stream(path, file, messages["GlobalMetadata"], 1), None)
         if first is None:
             raise InputError.single(path, "", "is empty", _AGAIN)
         _, metadata = first
         nodes = (_node(path, place, raw) for place, raw in _stream(path, file, messages["Node"], 2))
         return document(path, metadata.version, _attributes(metadata.attr), nodes)
+
+
+class _Messages:
+    """The bytes of a file as protobuf asks for them: a message of absurd length is refused before it is read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        if size > _MESSAGE_LIMIT:
+            raise ValueError(f"it is said to have {size} B")
+        return self._stream.read(size)
 
 
 def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[str, Any]]:

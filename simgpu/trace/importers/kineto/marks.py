@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
-from simgpu.trace.importers.json_stream import open_plain
+from simgpu.inputfile import open_unzipped
 from simgpu.trace.importers.kineto.event import STEP, Event
 from simgpu.trace.importers.kineto.profile import Span
 
@@ -52,7 +52,7 @@ def marked_steps(path: Path) -> list[Span]:
 def _objects_with(path: Path, word: bytes) -> Iterator[dict[str, Any]]:
     """The innermost objects of a JSON file in whose text a word stands."""
     text, place, is_last = b"", 0, False
-    with open_plain(path) as file:
+    with open_unzipped(path) as file:
         while not is_last:
             piece = file.read(_PIECE)
             text, is_last = text + piece, not piece
