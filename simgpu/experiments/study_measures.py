@@ -294,8 +294,6 @@ MEASURES: Mapping[str, Measure] = {
     "memory": Measure(
         "all tensors at once over it", "all at once over it", lambda a, b: None, alone=True, ratio=_RATIO
     ),
-        "all tensors at once over it", "all at once over it", lambda a, b: None, alone=True, ratio=_RATIO
-    ),
     "memory_saved": Measure(
         "all tensors at once saved",
         "all at once saved",
