@@ -4,7 +4,7 @@ A section that `torch.utils.checkpoint` can be put around is a module, or a run 
 tags are paths of modules, so modules follow from the tags. `default_sections` chooses among them:
 
 * A *list of blocks* is a module that does nothing of its own and whose children, two or more, all have children of
-  their own, follow one another, and are not bypassed: no activation passes beside a child from before it to a later
+  their own, follow one another, and are not bypassed: no activation from before a child is read by a later
   sibling. The children of the innermost such lists are sections: residual blocks, transformer layers, stages. What
   such a block consists of is bypassed by its shortcut, so no section begins or ends within it.
 * The whole network counts as such a list whatever it does; where all of it lies in one module, that one does. A module
@@ -14,8 +14,8 @@ tags are paths of modules, so modules follow from the tags. `default_sections` c
 * Where tags give no modules, the whole network is cut in this way.
 * A last section behind which nothing with weights follows is left out: it would run again at once.
 
-Masks and positions pass beside all blocks of a transformer and do not count: an activation is what comes of a weight,
-where the trace knows any weights.
+A mask that all blocks of a transformer read does not count: an activation is what is computed from a weight, where the
+trace knows any weights.
 """
 
 from __future__ import annotations

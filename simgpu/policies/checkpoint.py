@@ -81,11 +81,11 @@ class Checkpoint(Policy):
         until = dict(zip(found.tensors, ends(graph, found.tensors), strict=True))
         writing = _Checkpointing(graph, parts, until)
         writing.write()
-        notes = (*told_by(found), _told(writing.sections, how), *writing.notes)
+        notes = (*told_by(found), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
-def _told(sections: Sequence[Section], how: str) -> str:
+def _sections_note(sections: Sequence[Section], how: str) -> str:
     """The sections in a line."""
     if not sections:
         return f"sections: none, of {how}; nothing runs again"

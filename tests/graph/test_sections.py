@@ -133,7 +133,7 @@ def test_no_section_begins_with_a_change_in_place_of_what_enters_it():
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
 def test_recorded_networks_get_the_blocks_that_validation_checkpoints_by_hand(case):
-    """Besides them the stem or the embedding, and not the head."""
+    """Also the stem or the embedding, but not the head."""
     trace = load_trace(SHIPPED / "cpu-small" / case.name / "trace")
     assert [name for name in sections(trace) if name not in ("stem", "embed")] == list(case.blocks)
 

@@ -139,7 +139,7 @@ def test_a_number_of_sections_cuts_as_checkpoint_sequential_does(sections: int, 
     assert run_again(result.program, SIX) == again
 
 
-def test_the_sections_are_told_and_listed():
+def test_sections_are_in_a_note_and_listed():
     """Of three modules the last is left out. Into a comes the batch, which is there anyway, into b what F2 made."""
     tasks = parts([1, 2, 3, 4, 5, 6], [1] * 6, [10, 20, 30, 40, 50, 60], [2, 2, 2])
     result = run(tasks, "checkpoint")
@@ -151,19 +151,19 @@ def test_the_sections_are_told_and_listed():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "told"),
+    ("blocks", "expected"),
     [
         (3, "sections: 2, all but the last of 3 of equal numbers of layers: a.1 to a.2, a.3 to b.1; each holds"),
         (1, "sections: none, of all but the last of 1 of equal numbers of layers; nothing runs again"),
         (["b"], "sections: 1, modules as named: b; each holds what enters it, 40 B"),
     ],
 )
-def test_sections_are_told_however_they_are_chosen(blocks: int | list[str], told: str) -> None:
+def test_the_note_says_how_sections_were_chosen(blocks: int | list[str], expected: str) -> None:
     (note,) = (note for note in run(SIX, "checkpoint", blocks=blocks).notes if note.startswith("sections"))
-    assert note.startswith(told)
+    assert note.startswith(expected)
 
 
-def test_many_sections_are_told_by_the_first_and_the_last():
+def test_the_note_shortens_many_sections_to_the_first_and_the_last():
     tasks = parts([1] * 16, [1] * 16, [10] * 16, [2] * 8)
     (note,) = (note for note in run(tasks, "checkpoint").notes if note.startswith("sections"))
     assert note.startswith("sections: 7, modules: a, b, c, ..., g; each holds what enters it")

@@ -69,11 +69,11 @@ def accumulation_note(context: PlanContext) -> str:
         return f"gradient accumulation: {found}"
     trace, samples = context.graph.trace, found.samples
     count = -(-trace.info.batch // samples)
-    told = [f"gradient accumulation, {count} micro-batches ({found.run.label}): {found.run.cost}"]
+    parts = [f"gradient accumulation, {count} micro-batches ({found.run.label}): {found.run.cost}"]
     if trace.info.origin is not Origin.MODELLED:
-        told.append(f"times of {samples} samples are modelled, not recorded")
+        parts.append(f"times of {samples} samples are modelled, not recorded")
     if trace.algorithms:
-        told.append("with algorithms of its own choice")
+        parts.append("with algorithms of its own choice")
     if any(_BATCH_NORM.search(kernel.op) for kernel in trace.kernels):
-        told.append(f"batch norms see {samples} samples at a time")
-    return "; ".join(told)
+        parts.append(f"batch norms see {samples} samples at a time")
+    return "; ".join(parts)

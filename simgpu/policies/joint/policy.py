@@ -10,8 +10,8 @@ never slower than any of them.
 Splitting the batch is no placement, so it is not adopted; where anything has to leave, notes give time and peak memory
 of what was tried, and of gradient accumulation (`simgpu.policies.joint.accumulation`).
 
-How far that is from the best is told by a lower bound on the time of every placement of these actions within the
-budget, or, where a program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
+A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
+program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
 """
 
 from __future__ import annotations
