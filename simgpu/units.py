@@ -9,6 +9,7 @@ base unit is refused rather than rounded.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal, DecimalException
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -34,7 +35,10 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     if unit is None:
         raise ValueError(f"{text!r} has no unit: write for example '{example}'")
     if unit not in units:
-        raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; known: {', '.join(units)}")
+        close = spelled(unit, units)
+        bits = " (bytes, not bits)" if units is BANDWIDTH_UNITS else ""
+        meant = f"did you mean '{number} {close}'{bits}? " if close else ""
+        raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; {meant}known: {', '.join(units)}")
     try:
         value = Decimal(number.replace("_", "")) * units[unit]
     except DecimalException as error:
@@ -42,6 +46,16 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     if value != value.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number of {next(iter(units))}")
     return int(value)
+
+
+def spelled(unit: str, units: Iterable[str]) -> str | None:
+    """The unit that differs from what was written in upper and lower case alone, and least of all such; None of none.
+
+    >>> [spelled(unit, BYTE_UNITS) for unit in ("gb", "Gib", "kb", "KIB", "x")]
+    ['GB', 'GiB', 'kB', 'KiB', None]
+    """
+    same = [known for known in units if known.casefold() == unit.casefold()]
+    return max(same, key=lambda known: sum(map(str.__eq__, known, unit)), default=None)
 
 
 def parse_bytes(text: object) -> int:

@@ -7,14 +7,14 @@ Lives here: `Reading`, one file on its way in. Does not live here: what a file m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, Problem
-from simgpu.filemodel import put, validate
+from simgpu.filemodel import path_steps, put, validate
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
@@ -36,6 +36,33 @@ _NODE_PARTS = ("gpu.", "link.", "host.")
 Loaded = TypeVar("Loaded")
 
 
+def inside_named_trace(values: Mapping[str, Any], key: str, given: Collection[str]) -> tuple[str, str] | None:
+    """What is wrong with a dotted key inside a trace that is given by its name, and a remedy; None of all other keys.
+
+    Only a network of the zoo has keys, and a mapping with them would take the place of the name. values: of the file.
+    given: all keys, among them those that put a network in that place.
+
+    >>> inside_named_trace({"trace": "vgg11-cifar-cpu"}, "trace.batch", ["trace.batch"])[0]
+    "the trace 'vgg11-cifar-cpu' is given by its name and has one batch; trace.batch is that of a network of the zoo"
+    """
+    head, *inside = path_steps(key)
+    if head not in ("trace", "traces") or len(inside) < (1 if head == "trace" else 2):
+        return None
+    outer, named = "trace", values.get(head)
+    if head == "traces":
+        label = inside.pop(0)
+        outer, named = f"traces.{label}", named.get(label) if isinstance(named, dict) else None
+    if not isinstance(named, str) or not {outer, f"{outer}.zoo", f"{outer}.trace"}.isdisjoint(given):
+        return None
+    modelled = f"to model a network, give all of it: {outer}: {{zoo: NETWORK, batch: N}}"
+    what = f"the trace '{named}' is given by its name"
+    if inside[0] not in ("batch", "batches"):
+        return f"{what}; {key} is that of a network of the zoo", modelled
+    recorded = f"'traces: {{LABEL: {{trace: {named}, batches: [16, 32]}}}}' (simgpu study)"
+    remedy = f"a study runs a recorded trace at other batches: {recorded}; {modelled}"
+    return f"{what} and has one batch; {key} is that of a network of the zoo", remedy
+
+
 class Reading:
     """A file on its way in: its values with the overrides in place, and the problems found so far.
 
@@ -48,9 +75,12 @@ class Reading:
         self.changes = {key: value for key, value in overrides.items() if not key.startswith(_NODE)}
         self.node_changes = {key: value for key, value in overrides.items() if key.startswith(_NODE)}
         self.values: dict[str, Any] = copy.deepcopy(dict(document.values))
-        for key, value in self.changes.items():
-            put(self.values, key, value)
         self.problems: list[Problem] = []
+        for key, value in self.changes.items():
+            if wrong := inside_named_trace(self.values, key, self.changes):
+                self.problems.append(Problem("override", key, *wrong))
+            else:
+                put(self.values, key, value)
 
     def where(self, place: str) -> tuple[str, str]:
         """File and place of a dotted key for a message."""

@@ -15,6 +15,7 @@ from simgpu.filemodel import Where, path_steps, validate
 from simgpu.scenario.library import Library
 from simgpu.scenario.model import ScenarioFile
 from simgpu.scenario.modelled import ModelledTrace
+from simgpu.scenario.reading import inside_named_trace
 from simgpu.scenario.sweep import Given, PointLoading, Sweep
 from simgpu.scenario.sweep_axes import Axis
 from simgpu.shipped import find
@@ -35,12 +36,14 @@ def checked_paths(
     """
     problems: list[Problem] = []
     sound = []
+    varied = [path for axis in axes for path in axis.paths]
+    named = {path: [wrong] for path in varied if (wrong := inside_named_trace(values, path, varied))}
     taken: dict[tuple[int | str, ...], str] = {tuple(path_steps(path)): "given by an override" for path in overrides}
     for axis in axes:
         found = [
             Problem(*where(_first_place(axis, path)), what, remedy)
             for path in axis.paths
-            for what, remedy in (*_leads_nowhere(path, values), *_meets(path, taken))
+            for what, remedy in (*_leads_nowhere(path, values), *named.get(path, ()), *_meets(path, taken))
         ]
         problems += found
         sound += [] if found else [axis]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.scenario.load import load_scenario
+from simgpu.scenario.load_study import load_study
 from simgpu.scenario.load_sweep import load_sweep, make_sweep
 from simgpu.scenario.sweep_axes import SweepSection, axes_of, count_of, steps_of
 from simgpu.trace.chain import chain
@@ -211,6 +212,37 @@ sweep:
 )
 def test_a_block_that_is_none(tmp_path: Path, block: str, told: str) -> None:
     assert any(text.startswith(told) for text in problems_of(sweep_file(tmp_path, block)))
+
+
+@pytest.mark.parametrize("axis", ["grid: {trace.batch: [16, 32]}", "points: [{trace.batch: 16}]"])
+def test_the_batch_of_a_trace_by_name_is_refused_and_says_where_batches_vary(tmp_path: Path, axis: str) -> None:
+    (told,) = problems_of(sweep_file(tmp_path, f"sweep:\n  {axis}\n"))
+    assert (
+        "trace.batch: the trace 'chain' is given by its name and has one batch; trace.batch is that of a network"
+        in told
+    )
+    assert "'traces: {LABEL: {trace: chain, batches: [16, 32]}}' (simgpu study)" in told
+    assert "trace: {zoo: NETWORK, batch: N}" in told
+
+
+def test_a_key_inside_a_trace_by_name_is_refused_of_a_scenario_and_of_a_study() -> None:
+    for load, changes, key in (
+        (load_scenario, {"trace.batch": 16}, "trace.batch"),
+        (load_scenario, {"trace.input": "cifar10"}, "trace.input"),
+        (load_study, {"traces": {"cg": "hpc-cg"}, "published": [], "traces.cg.batch": 16}, "traces.cg.batch"),
+    ):
+        with pytest.raises(InputError) as caught:
+            load("quickstart" if load is load_scenario else "modnn-14", changes)
+        problem, *_ = caught.value.problems
+        assert (problem.file, problem.place) == ("override", key)
+        assert "is given by its name" in problem.what and "zoo: NETWORK" in problem.remedy
+
+
+def test_a_network_may_take_the_place_of_a_trace_by_name(tmp_path: Path) -> None:
+    values = {"trace.zoo": ["alexnet"], "trace.batch": [1, 2], "trace.gpu": ["v100"]}
+    grid = ", ".join(f"{path}: {steps}" for path, steps in values.items())
+    sweep = load_sweep(sweep_file(tmp_path, f"sweep:\n  grid: {{{grid}}}\n"))
+    assert [sweep.scenario(point).trace.info.batch for point in (0, 1)] == [1, 2]
 
 
 def test_the_other_values_are_looked_at_beside_a_broken_axis(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from pydantic import Field
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.regression.timings import Number, units
 from simgpu.filemodel import FileModel, validate
-from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time
+from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time, spelled
 from simgpu.yamlfile import read_yaml_mapping
 
 TOLERANCES = "tolerances.yaml"
@@ -145,9 +145,9 @@ def _amount(text: str, value: object) -> tuple[Fraction, str, bool]:
 def _quantity(text: str) -> tuple[Fraction, str, bool]:
     word = text.lstrip("0123456789._eE+- ").strip()
     try:
-        if word in TIME_UNITS:
+        if spelled(word, TIME_UNITS):
             return Fraction(parse_time(text)), "ns", False
-        if word in BYTE_UNITS:
+        if spelled(word, BYTE_UNITS):
             return Fraction(parse_bytes(text)), "B", False
     except ValueError as error:
         raise ValueError(str(error).replace("; ", ", ")) from None
