@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from simgpu.experiments.processes import in_this_process
 from simgpu.experiments.sweep import cluster, deciding
 from simgpu.experiments.sweep.point import run_point
 from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.policies import registry
 from simgpu.scenario.load_sweep import make_sweep
 from tests.cli.cli_helpers import make_study
 from tests.experiments.sweeps import results, small_sweep
@@ -137,6 +140,24 @@ def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
     monkeypatch.setattr(deciding, "own_code", lambda: next(answers, known))
     assert "edited while the sweep ran" in run_sweep(sweep, folder=tmp_path, restart=True).notes[0]
     assert run_sweep(sweep, folder=tmp_path).ran == 2
+
+
+def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new code is not what this process runs, so its digest must not stand for what was computed."""
+    text = POLICY.replace("from mine_choices import KEEPS", "KEEPS = True").replace('"mine"', '"edited"')
+    site = write_distribution(tmp_path / "site", {"edited": "edited_mine:Mine"}, {"edited_mine": text})
+    monkeypatch.syspath_prepend(str(site))
+    registry._outside.cache_clear()
+    try:
+        sweep = small_sweep(1, policies="edited")
+        assert len(deciding.deciding(sweep)["policies"]["edited"]["code"]) == 16
+        later = time.time_ns() + 10**9
+        os.utime(site / "edited_mine.py", ns=(later, later))
+        assert deciding.deciding(sweep)["policies"]["edited"]["code"] == deciding.EDITED
+    finally:
+        registry._outside.cache_clear()
 
 
 def test_points_of_a_simgpu_that_did_not_note_its_code_run_again(tmp_path: Path) -> None:
