@@ -70,5 +70,5 @@ def test_the_spelling_is_suggested_in_files_options_overrides_and_arguments(tmp_
         assert done.exit_code == 2
         assert "did you mean '10 GB'?" in " ".join(done.stderr.split()), arguments
     node.write_text(node.read_text(encoding="utf-8").replace("8 GiB", "8 Gib"), encoding="utf-8")
-    told = " ".join(command("compare", study).stderr.split())
-    assert "line 5, gpu.memory: '8 Gib': 'Gib' is not a unit of size; did you mean '8 GiB'?" in told
+    shown = " ".join(command("compare", study).stderr.split())
+    assert "line 5, gpu.memory: '8 Gib': 'Gib' is not a unit of size; did you mean '8 GiB'?" in shown

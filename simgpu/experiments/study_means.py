@@ -48,8 +48,8 @@ def means_of(result: StudyResult, measure: str, over: str) -> Means:
     the traces has no mean. Runs that never have a value, as one that never fits, are left aside. Of ratios, and of
     shares that are ratios less one, means are geometric; of everything else arithmetic.
     """
-    study, told = result.study, MEASURES[measure]
-    labels = list(study.networks if told.of_sweep is not None else study.traces)
+    study, of_measure = result.study, MEASURES[measure]
+    labels = list(study.networks if of_measure.of_sweep is not None else study.traces)
     values = {run.label: _values(result, measure, labels, run, over) for run in study.runs}
     known: dict[str, set[str]] = {}
     for run in study.runs:
@@ -59,9 +59,9 @@ def means_of(result: StudyResult, measure: str, over: str) -> Means:
     return Means(
         measure,
         over,
-        told.ratio is not None,
+        of_measure.ratio is not None,
         {
-            run: mean(told, [found[label] for label in common if label in found], len(common))
+            run: mean(of_measure, [found[label] for label in common if label in found], len(common))
             for run, found in values.items()
         },
         common,

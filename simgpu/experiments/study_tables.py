@@ -155,12 +155,12 @@ def _mean_notes(result: StudyResult) -> Iterator[str]:
     """What kind of means the tables have, and over which traces."""
     means = result.all_means()
     kinds = (("geomean: geometric mean", True), ("mean: arithmetic", False))
-    told = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
-    if not told:
+    words = [text for text, geometric in kinds if any(each.geometric == geometric for each in means)]
+    if not words:
         return
     every = all(len(each.traces) == each.of for each in means)
     over = "" if every else ", over the traces on which every run has a value, as many as it says"
-    yield f"{'; '.join(told)}{over}"
+    yield f"{'; '.join(words)}{over}"
     if any(any(each.out_of_memory.values()) for each in means):
         yield "OOM: on how many of the traces a run is out of memory"
     if any(row.of == MEAN and MEASURES[row.measure].ratio for row in result.study.published):

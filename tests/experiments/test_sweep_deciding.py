@@ -47,8 +47,8 @@ def swept(folder: Path, site: Path, output: str = "out") -> tuple[str, str]:
     done = command_with(site, arguments=["sweep", str(folder / "study.yaml"), "-o", output, "-j", "1"], cwd=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    told = "\n".join(line for line in lines if "not reused" in line or line.startswith("points "))
-    return told, "".join(line for line in lines if line.lstrip().startswith("mine"))
+    shown = "\n".join(line for line in lines if "not reused" in line or line.startswith("points "))
+    return shown, "".join(line for line in lines if line.lstrip().startswith("mine"))
 
 
 @pytest.mark.parametrize("edited", ["strange_mine.py", "mine_choices.py"])
@@ -65,8 +65,8 @@ def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path
     assert again == "points   3, 0 of them run now" and same == before
     changed = site / edited
     changed.write_text(changed.read_text().replace("KEEPS = True", "KEEPS = False").replace("if KEEPS", "if not KEEPS"))
-    told, after = swept(tmp_path, site)
-    assert told == "2 stored points not reused: code of policy mine changed\npoints   3, 2 of them run now"
+    shown, after = swept(tmp_path, site)
+    assert shown == "2 stored points not reused: code of policy mine changed\npoints   3, 2 of them run now"
     assert after != before
     assert after == swept(tmp_path, site, "anew")[1]
     assert (tmp_path / "out/results.csv").read_bytes() == (tmp_path / "anew/results.csv").read_bytes()
