@@ -6,6 +6,7 @@ is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from simgpu.textfile import read_text
 _NODES = 50_000
 #: Lists and mappings within each other, aliases followed.
 _DEPTH = 100
+#: What YAML takes for the end of a line.
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: Characters of a number.
 _DIGITS = 100
 
@@ -67,7 +70,7 @@ def yaml_value(text: str) -> Any:
     >>> yaml_value("[1, 8 GiB]"), yaml_value("a")
     ([1, '8 GiB'], 'a')
     """
-    loader = _Loader(text)
+    loader = _loader(text, "")
     try:
         root = loader.get_single_node()
         return None if root is None else loader.construct_document(root)
@@ -78,7 +81,7 @@ def yaml_value(text: str) -> Any:
 
 
 def _parse(text: str, file: str, schema: str) -> YamlMapping:
-    loader = _Loader(text, file)
+    loader = _loader(text, file)
     try:
         root = loader.get_single_node()
         lines: dict[str, int] = {}
@@ -99,6 +102,15 @@ def _parse(text: str, file: str, schema: str) -> YamlMapping:
     finally:
         loader.dispose()
     return YamlMapping(file, values, lines)
+
+
+def _loader(text: str, file: str) -> _Loader:
+    try:
+        return _Loader(text, file)
+    except yaml.reader.ReaderError as error:
+        place = f"line {text.count(chr(10), 0, error.position) + 1}" if file else ""
+        what = f"holds the control character {text[error.position]!r}"
+        raise InputError.single(file, place, what, "remove it, or write it as an escape in double quotes") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -168,7 +180,7 @@ def _syntax_problem(text: str, file: str, error: yaml.MarkedYAMLError) -> Proble
     if mark is None:
         return Problem(file, "", f"YAML syntax: {error.problem}", "check indentation, colons and quotes")
     place = _place(mark)
-    line = text.split("\n")[mark.line]
+    line = _LINE_BREAK.split(text)[mark.line]
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return Problem(file, place, "indented with a tab", "YAML takes spaces only: write two spaces for each tab")
     what = " ".join(part for part in (error.context, error.problem) if part)

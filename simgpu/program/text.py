@@ -201,6 +201,8 @@ def _read(value: list[Any]) -> Any:
     values = [_tuples(part) for part in value[1:]]
     if kind in (Acquire, Release, Provide):
         values[1] = Space(values[1])
+        if not all(part is None or isinstance(part, tuple) for part in (values[0], *values[2:])):
+            raise ValueError(f"{value} is no {value[0]}")
     elif kind in (Encode, Decode):
         values[2] = Space(values[2])
     elif kind is Replicate:

@@ -19,7 +19,7 @@ from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_nam
 from simgpu.jsonfile import read_json
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
-from simgpu.trace.columns import BLOCKS, KERNELS
+from simgpu.trace.columns import BLOCKS, KERNELS, LARGEST
 from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
 from simgpu.trace.tables import read_table
 
@@ -173,7 +173,20 @@ def _missing(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             found.append((place, "tells no timeline: an earlier simgpu wrote it"))
         else:
             found += _lacking({place: entry}, place, {**_ENTRY, **(_ENDED if "metrics" in entry else {})})
+            found += _wrong_in_timeline(place, entry.get("timeline"))
     return found
+
+
+def _wrong_in_timeline(place: str, told: object) -> Iterator[tuple[str, str]]:
+    """Places of an entry at which the timeline's ends and capacities, None without limit, are not numbers."""
+    if not isinstance(told, dict):
+        return
+    ends = told.get("iteration_ends_ns")
+    if isinstance(ends, list) and not (ends and all(type(end) is int and 0 <= end <= LARGEST for end in ends)):
+        yield f"{place}.timeline.iteration_ends_ns", "is not a list of whole numbers >= 0"
+    for key in ("device_capacity_bytes", "host_capacity_bytes"):
+        if key not in told or not (told[key] is None or (type(told[key]) is int and 0 <= told[key] <= LARGEST)):
+            yield f"{place}.timeline.{key}", "is missing or neither a whole number >= 0 nor null"
 
 
 def _lacking(document: Mapping[str, Any], name: str, wanted: Mapping[str, type]) -> Iterator[tuple[str, str]]:

@@ -65,6 +65,14 @@ def told(path: Path) -> list[str]:
             "line 2, column 6: is not YAML: 'x' is not of that type; put quotes",
         ),
         (b"schema: simgpu.node/1\na: !!timestamp x\n", "line 2, column 4: is not YAML: 'x' is not of that type; put"),
+        (
+            b"schema: simgpu.node/1\nname: a\x0e\n",
+            "line 2: holds the control character '\\x0e'; remove it, or",
+        ),
+        (
+            b"schema: simgpu.node/1\nname: \xc2\x85b: 'c",
+            "line 3, column 6: YAML syntax: while scanning",
+        ),
         (b"!!set {schema: , a: }", "is not a mapping of keys to values; write 'key: value' lines, starting with"),
     ],
 )

@@ -17,8 +17,9 @@ from tests.trace import chakra_files
 from tests.trace.kineto_files import LINEAR, ExecutionTrace, Profile, tensor
 
 GONE = object()
-#: What stands in a field's place; the last is written as JSON writes it, since no float holds it.
-VALUES: tuple[Any, ...] = (GONE, None, [7], {"a": 7}, 10**4200, -1, "text", "9" * 5000, "1e999990 ms")
+#: What stands in a field's place. The last two stand for what Python cannot write as JSON.
+VALUES: tuple[Any, ...] = (GONE, None, [7], {"a": 7}, 10**4200, -1, "text", "9" * 5000, "1e999990 ms", "3000 levels")
+AS_JSON = {"1e999990 ms": "1e999990", "3000 levels": "[" * 3000 + "]" * 3000}
 #: CPU time that no import of a small file takes, s.
 SOON = 1.0
 
@@ -40,7 +41,10 @@ def spoilt_json(document: Any) -> Spoilt:
                 del holder[key]
             else:
                 holder[key] = value
-            yield f"{path} = {str(value)[:20]}", json.dumps(document).replace('"1e999990 ms"', "1e999990")
+            text = json.dumps(document)
+            for word, written in AS_JSON.items():
+                text = text.replace(f'"{word}"', written)
+            yield f"{path} = {str(value)[:20]}", text
             holder.clear()
             holder.update(kept) if isinstance(holder, dict) else holder.extend(kept)
 

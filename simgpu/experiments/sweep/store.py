@@ -194,8 +194,11 @@ def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 def _rows(database: sqlite3.Connection, file: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    for point, rows in database.execute("select point, rows from points order by point"):
-        yield point, parse_json(rows, file, _REMEDY)
+    for point, text in database.execute("select point, rows from points order by point"):
+        rows = parse_json(text, file, _REMEDY) if isinstance(text, str) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError.single(file, f"point {point}", "is damaged: its rows are no table", _REMEDY)
+        yield point, rows
 
 
 def _refused(file: str, error: Exception) -> InputError:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
+from simgpu.inputfile import require_regular
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.importers.json_stream import head, items, members_before
 from simgpu.trace.importers.memory_budget import MemoryBudget, Piece
@@ -105,8 +106,7 @@ def load(path: Path, told: Told) -> Trace:
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
     """The operators of an execution trace. Raises `InputError` for the first node that cannot be read."""
-    if not path.is_file():
-        raise InputError.single(path, "", "no such file", "check the path")
+    require_regular(path, "an execution trace")
     if not recognises(path):
         what = "is not a PyTorch execution trace"
         raise InputError.single(path, "", what, "record one with torch.profiler.ExecutionTraceObserver")

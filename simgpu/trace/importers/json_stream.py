@@ -30,8 +30,8 @@ _DIGITS = 1000
 #: Bytes of the longest item, and of all that stands before the first one: the parser holds them at once.
 _ITEM_LIMIT = 256 * 2**20
 
-#: Levels within an item. Items are counted from the pieces in which they arrive, so real ones stay far below.
-_DEPTH = 1 << 12
+#: Brackets that an item may leave open. Those within its texts count too, so it is more than a piece can hold.
+_DEPTH = 1 << 17
 
 
 def read_unzipped(path: Path, factor: int) -> bytes:
@@ -77,7 +77,6 @@ class _Text:
         self._since_item += len(piece)
         if self._since_item > _ITEM_LIMIT:
             raise self._refused(f"holds a value of more than {format_bytes(_ITEM_LIMIT)}", _DAMAGED)
-        # Brackets within texts count too; over the few pieces of an item they do not add up to so many.
         self._open += piece.count(b"[") + piece.count(b"{") - piece.count(b"]") - piece.count(b"}")
         if self._open > _DEPTH:
             raise self._refused("is nested too deeply", _DAMAGED)
@@ -192,5 +191,7 @@ def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
         remedy = "JSON knows no NaN and no Infinity and is UTF-8; put it right or record it again"
         shown = text.partition("\n")[0].strip()
         raise InputError.single(path, place(), f"is not JSON ({shown})", remedy) from None
+    except UnicodeDecodeError as error:
+        raise InputError.single(path, place(), f"holds a text that is not UTF-8 ({error.reason})", AGAIN) from None
     except ArithmeticError:
         raise InputError.single(path, place(), "holds a number with an exponent beyond any use", AGAIN) from None

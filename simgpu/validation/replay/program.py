@@ -19,7 +19,7 @@ from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.inputfile import JSON_LIMIT
 from simgpu.jsonfile import read_json
 from simgpu.machine.run import POOLS
-from simgpu.program.instructions import CopyIn, CopyOut, Program
+from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Program
 from simgpu.program.paging import Paged
 from simgpu.program.text import from_json
 from simgpu.program.verify import verify
@@ -137,6 +137,14 @@ def _refuse(found: SimulatedProgram, source: str, *, compressing: bool) -> None:
     ]
     if larger and not compressing:
         problems.append(f"copies more of block {graph.blocks[larger[0]].id} than it takes on the device")
+    placed = any(
+        isinstance(instruction, Acquire) and instruction.offsets is not None
+        for segment in program.segments
+        for code in segment.streams.values()
+        for instruction in code
+    )
+    if placed and found.pool != "addressed":
+        problems.append(f"places blocks at addresses, and its report says pool {found.pool}")
     if problems:
         raise InputError([Problem(source, "", what, _OTHER) for what in problems])
 
