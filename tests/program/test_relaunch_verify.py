@@ -161,7 +161,7 @@ def test_an_input_that_is_fetched_too_late():
     code.remove(wait)
     at = around(code, AGAIN)
     code[at + 1 : at + 1] = [wait]
-    refused({COMPUTE: code}, "Launch(kernel=1, recompute=True", "block a holds no value")
+    refused({COMPUTE: code}, "recompute BN for b (batch_norm)", "block a holds no value")
 
 
 def back_event() -> int:
@@ -179,7 +179,7 @@ def test_an_input_that_is_not_fetched():
 
 def test_a_copy_out_that_begins_before_the_block_is_there():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
-    refused({D2H: without(code_of(D2H), *waits)}, "CopyOut", "block a")
+    refused({D2H: without(code_of(D2H), *waits)}, "copy out a", "block a")
 
 
 def test_memory_for_a_fetch_before_the_block_has_left():
