@@ -287,7 +287,7 @@ class Walk:
         return value == self.written[of] + version - self.earlier[of]
 
     def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
-        """A kernel runs again: it must find what it found the first time, and writes what it makes alone."""
+        """A kernel runs again: it must find what it found the first time, and have memory for all that it writes."""
         k = instruction.kernel
         graph, memory = self.graph, self.used[me]
         inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
@@ -309,6 +309,10 @@ class Walk:
             memory.hold(b, me, clock)
             memory.quiet(b, me, clock, "overwritten")
             memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
+        for b in outputs:
+            if b not in makes:  # a workspace, another result: its values are of no use, but its bytes are written
+                memory.hold(b, me, clock)
+                memory.touched[me][b] = clock[me]
 
     @cached_property
     def ancestry(self) -> Ancestry:
