@@ -72,7 +72,7 @@ def check_program(program: Program, graph: TaskGraph) -> Checked:
     if fault := not_a_program(program):
         raise ProgramError(fault)
     if faults := [*_faults_of_frame(program), *_faults_of_segments(program)]:
-        raise ProgramError(_several(faults))
+        raise ProgramError(several("program", faults))
     checking = _Checking(program, _transformed(program, graph))
     return checking.checked()
 
@@ -87,7 +87,7 @@ def not_a_program(value: object) -> str:
         return ""
     if isinstance(value, Placement):
         return "a Placement is not a Program: return simgpu.program.lowering.lower(context.graph, placement)"
-    what = "None" if value is None else _a_type(value)
+    what = "None" if value is None else a_type(value)
     return f"{what} is not a Program: a plan must return one"
 
 
@@ -117,7 +117,7 @@ def int_fault(name: str, value: object, of: str = "") -> str:
     """
     if type(value) is int:
         return ""
-    what = f"{name} {_shown(value)} is {_a_type(value)}, not an int"
+    what = f"{name} {shown(value)} is {a_type(value)}, not an int"
     if isinstance(value, str) and of:
         one = of.removesuffix("s")
         return f"{what}: graph.{one}({value!r}) gives the number of a {one}"
@@ -126,17 +126,18 @@ def int_fault(name: str, value: object, of: str = "") -> str:
 
 def bool_fault(name: str, value: object) -> str:
     """What is wrong with a value that must be a bool, empty if nothing."""
-    return "" if type(value) is bool else f"{name} {_shown(value)} is {_a_type(value)}, not a bool"
+    return "" if type(value) is bool else f"{name} {shown(value)} is {a_type(value)}, not a bool"
 
 
-def _a_type(value: object) -> str:
+def a_type(value: object) -> str:
     """The type of a value with its article and, where it is not Python's or simgpu's own, its package."""
     package, name = type(value).__module__.partition(".")[0], type(value).__qualname__
     written = name if package in ("builtins", "simgpu") else f"{package}.{name}"
     return f"{'an' if written[0] in 'aeiouAEIOU' else 'a'} {written}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as Python writes it, shortened; a number without its type."""
     text = str(value) if hasattr(value, "__index__") else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -147,7 +148,7 @@ def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
     except ProgramError:
         raise
     except Exception as error:  # a transform may hold, and an outside one may do, anything
-        what = f"its transforms {_shown(program.transforms)} cannot be applied: {type(error).__name__}: {error}"
+        what = f"its transforms {shown(program.transforms)} cannot be applied: {type(error).__name__}: {error}"
         raise ProgramError(what) from error
 
 
@@ -155,41 +156,41 @@ def _faults_of_frame(program: Program) -> Iterator[str]:
     """What is wrong with a program besides its segments, blocks and instructions."""
     for name in ("segments", "resident", "transforms", "notes", "elsewhere"):
         if type(getattr(program, name)) is not tuple:
-            yield f"{name} is {_a_type(getattr(program, name))}, not a tuple"
+            yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
     if fault := bool_fault("unlimited_memory", program.unlimited_memory):
         yield fault
     if program.pool not in (None, "counting", "addressed"):
-        yield f"pool {_shown(program.pool)} is not known: give counting, addressed or None"
+        yield f"pool {shown(program.pool)} is not known: give counting, addressed or None"
     if program.residency is not None and type(program.residency) not in (Paged, Remote):
-        yield f"residency {_shown(program.residency)} is not known: give Paged, Remote or None"
+        yield f"residency {shown(program.residency)} is not known: give Paged, Remote or None"
 
 
 def _faults_of_segments(program: Program) -> Iterator[str]:
     """What keeps the instructions from being looked at."""
     for index, segment in enumerate(program.segments if type(program.segments) is tuple else ()):
         if type(segment) is not Segment:
-            yield f"segment {index} is {_a_type(segment)}, not a Segment"
+            yield f"segment {index} is {a_type(segment)}, not a Segment"
             continue
         repeat = segment.repeat
         if fault := int_fault("repeat", repeat) or ("" if repeat > 0 else f"repeat {repeat} is not 1 or more"):
             yield f"segment {index}: {fault}"
         if not isinstance(segment.streams, Mapping):
-            yield f"segment {index}: streams is {_a_type(segment.streams)}, not a mapping"
+            yield f"segment {index}: streams is {a_type(segment.streams)}, not a mapping"
             continue
         for stream, code in segment.streams.items():
             if fault := _stream_fault(stream):
                 yield f"segment {index}: {fault}"
             elif type(code) is not tuple:
-                yield f"segment {index}, {stream}: its instructions are {_a_type(code)}, not a tuple"
+                yield f"segment {index}, {stream}: its instructions are {a_type(code)}, not a tuple"
 
 
 def _stream_fault(stream: object) -> str:
     if type(stream) is not StreamId:
-        return f"stream {_shown(stream)} is {_a_type(stream)}, not a StreamId"
+        return f"stream {shown(stream)} is {a_type(stream)}, not a StreamId"
     if type(stream.role) is not str:
-        return f"stream {_shown(stream)}: role is {_a_type(stream.role)}, not a str"
+        return f"stream {shown(stream)}: role is {a_type(stream.role)}, not a str"
     fault = number_fault("gpu", stream.gpu, None) or number_fault("number", stream.number, None)
-    return f"stream {_shown(tuple(stream))}: {fault}" if fault else ""
+    return f"stream {shown(tuple(stream))}: {fault}" if fault else ""
 
 
 class _Checking:
@@ -261,7 +262,7 @@ class _Checking:
         """What is wrong with the blocks that memories hold when an iteration starts."""
         for holding in self.program.elsewhere:
             if type(holding) is not Holding:
-                yield f"elsewhere holds {_shown(holding)}, {_a_type(holding)}, not a Holding"
+                yield f"elsewhere holds {shown(holding)}, {a_type(holding)}, not a Holding"
             elif holding.gpu is not None and (fault := number_fault("gpu", holding.gpu, None)):
                 yield f"elsewhere: {fault}"
             elif holding.gpu is not None and holding.gpu >= self.program.gpus:
@@ -275,7 +276,7 @@ class _Checking:
         program, graph = self.program, self.graph
         bad = self.unreadable
         lines = [located(program, graph, place, fault, bad) for place, fault in self.mistakes]
-        text = _several([*at_start, *lines])
+        text = several("program", [*at_start, *lines])
         if not self.mistakes:
             return text
         first = self.mistakes[0][0]
@@ -326,7 +327,7 @@ class _Checking:
         if fault or offsets is None:
             return fault
         if type(offsets) is not tuple or len(offsets) != len(acquire.blocks):
-            return f"offsets {_shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
+            return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
         return next((fault for each in offsets if (fault := number_fault("offset", each, None))), "")
 
     def _blocks_in_space(self, request: Acquire | Release | Provide) -> str:
@@ -334,7 +335,7 @@ class _Checking:
 
     def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:
         if type(blocks) is not tuple:
-            return f"{name} is {_a_type(blocks)}, not a tuple"
+            return f"{name} is {a_type(blocks)}, not a tuple"
         count = self.blocks
         for b in blocks:
             if type(b) is not int or not 0 <= b < count:
@@ -343,7 +344,7 @@ class _Checking:
 
 
 def _not_an_instruction(value: object) -> str:
-    what = f"{_a_type(value)} is not an instruction"
+    what = f"{a_type(value)} is not an instruction"
     known = next((kind.__name__ for kind in INSTRUCTIONS if isinstance(value, kind)), "")
     return f"{what}: use {known} itself, its subclasses are refused" if known else what
 
@@ -351,13 +352,13 @@ def _not_an_instruction(value: object) -> str:
 def _space_fault(space: Space) -> str:
     if type(space) is Space:
         return ""
-    return f"space {_shown(space)} is {_a_type(space)}, not a Space: write Space.DEVICE or Space.HOST"
+    return f"space {shown(space)} is {a_type(space)}, not a Space: write Space.DEVICE or Space.HOST"
 
 
-def _several(faults: list[str]) -> str:
-    """One fault as it is; of several the first ones, a line each, and how many more there are."""
+def several(of: str, faults: list[str]) -> str:
+    """One fault as it is; of several the first ones, a line each, and how many more there are. of: what has them."""
     if len(faults) == 1:
         return faults[0]
     rest = len(faults) - _WRITTEN_OUT
     more = [f"and {rest} more"] if rest > 0 else []
-    return "\n".join((f"the program has {len(faults)} mistakes:", *faults[:_WRITTEN_OUT], *more))
+    return "\n".join((f"the {of} has {len(faults)} mistakes:", *faults[:_WRITTEN_OUT], *more))

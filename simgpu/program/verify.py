@@ -33,10 +33,9 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     deadlock; raises `OutOfMemoryError` if the blocks of a single kernel are larger than `capacity` (bytes), which no
     order of events can mend.
 
-    Rules: the program contains nothing but known instructions with plain fields (`simgpu.program.check`); every kernel
-    runs, once per repetition of its segment, plus declared recomputes after it, of kernels that
-    give the same again (`simgpu.graph.recompute`), find what they found the first time and have memory for all that they
-    write;
+    Rules: the program contains nothing but known instructions with plain fields (`simgpu.program.check`);
+    every kernel runs, once per repetition of its segment, plus declared recomputes after it, of kernels that give the
+    same again (`simgpu.graph.recompute`), find what they found the first time and have memory for all that they write;
     a segment has consecutive kernels that follow those of the segment before, or repeat them and may go on from there;
     what a kernel reads is resident in the version the trace read, in the memory of the GPU (or host) that runs it;
     copies follow the writes they copy; nothing is used after its release or

@@ -174,13 +174,13 @@ def test_a_relaunch_has_memory_for_all_that_its_kernel_writes():
 @pytest.mark.parametrize("makes", [(P,), (P, Q)])
 def test_a_relaunch_without_memory_for_its_workspace_is_refused(makes: tuple[int, ...]):
     drops = makes
-    with pytest.raises(ProgramError, match="recompute F1 for .*: block w holds no device memory"):
+    with pytest.raises(ProgramError, match=r"recompute F1 for .*: block w holds no device memory"):
         verify(pair(makes, makes, drops=drops, gives=()), PAIR)
 
 
 def test_a_relaunch_without_memory_for_another_result_is_refused():
     """Nobody reads what F1 would write to q then, and yet it writes it."""
-    with pytest.raises(ProgramError, match="recompute F1 for p .*: block q holds no device memory"):
+    with pytest.raises(ProgramError, match=r"recompute F1 for p .*: block q holds no device memory"):
         verify(pair([P, W], (P,), drops=(P, Q)), PAIR)
 
 
