@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -97,6 +98,26 @@ class InputError(SimgpuError):
 def _kind(problem: Problem) -> tuple[str, str, str]:
     """What problems have in common that differ in their numbers and quoted words alone."""
     return problem.file, _VARYING.sub("#", problem.place), _VARYING.sub("#", problem.what)
+
+
+class PolicyError(InputError):
+    """A policy's own code failed, or what it planned is refused; the exception behind it is the `__cause__`.
+
+    Made with `of`, it names the policy and the line of its file; the whole traceback is that of the cause.
+
+    >>> print(PolicyError.of("largest(count=3)", "plan raised IndexError: list index out of range", "largest.py:38"))
+    largest.py:38: policy largest(count=3): plan raised IndexError: list index out of range
+    """
+
+    @classmethod
+    def of(cls, label: str, what: str, where: str = "") -> PolicyError:
+        """An error of the policy with that label. where: file and line, if known."""
+        return cls([Problem(where, f"policy {label}", what)])
+
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook, where policies are written too, with the traceback of what happened in the policy."""
+        cause = self.__cause__
+        return [*([] if cause is None else traceback.format_exception(cause)), *super()._render_traceback_()]
 
 
 class ProgramError(SimgpuError):

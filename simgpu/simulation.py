@@ -13,7 +13,7 @@ import numpy as np
 
 from simgpu.analysis.labels import policy_label
 from simgpu.arguments import bytes_of, check_arguments
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError
 from simgpu.graph.compressed import uncompressed
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.taskgraph import TaskGraph
@@ -23,7 +23,9 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, run_program
 from simgpu.parallel import DataParallel, Together, explained, priced, share_of
 from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.calling import planned, reclaiming, says_it_fits
 from simgpu.policies.registry import make_policy
+from simgpu.program.check import not_a_program
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.program.verify import verify
@@ -64,7 +66,9 @@ def simulate(
     alone on its link. exchange: of their gradients as in moDNN, not by NCCL's collectives, ``gather`` or ``host``
     (`simgpu.parallel.DataParallel`); cores: of the host that add up gradients.
 
-    Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit.
+    Raises `InputError` for a bad trace, policy or argument, `OutOfMemoryError` where the iteration does not fit;
+    `PolicyError`, an `InputError`, where the policy's code fails or its program is refused, with what was raised as its
+    cause.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.trace.chain import chain
@@ -96,7 +100,11 @@ def simulate(
         graph = exchanging(whole.at_batch(share_of(trace.info.batch, how, node)))
     together = None if how is None else (how, whole)
     shared = _Shared(graph.trace, graph, node, chosen, limit, iterations, seed, pool, epoch, together)
-    return shared.trial(chosen.plan(shared.context(carried, progress)))
+    program = planned(chosen, shared.context(carried, progress))
+    try:
+        return shared.trial(program)
+    except ProgramError as error:
+        raise PolicyError.of(policy_label(chosen), f"its program is refused: {error}") from error
 
 
 def planning(
@@ -137,7 +145,7 @@ def told_to_fit(
     if type(policy).fits is Policy.fits:
         return None
     graph, limit = task_graph(trace, node, epoch), node.budget if budget is None else budget
-    return policy.fits(_Shared(trace, graph, node, policy, limit, 3, seed, pool, epoch).context())
+    return says_it_fits(policy, _Shared(trace, graph, node, policy, limit, 3, seed, pool, epoch).context())
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
@@ -197,6 +205,8 @@ class _Shared:
 
     def run(self, program: Program) -> Result:
         """Verify and execute a program."""
+        if fault := not_a_program(program):
+            raise ProgramError(fault)
         notes = program.notes
         if not self.trace.blocks:
             if not program.unlimited_memory:
@@ -204,9 +214,9 @@ class _Shared:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are its own, memory is not known")
+        verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
         notes = (*notes, *on_epoch(self.trace, self.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
-        verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
         ran = transformed(self.graph, program.transforms)
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
@@ -218,7 +228,7 @@ class _Shared:
             budget=self.budget,
             iterations=self.iterations,
             pool=pool,
-            reclaim=self.policy.reclaim,
+            reclaim=reclaiming(self.policy),
         )
         return Result(
             trace=self.trace.info,

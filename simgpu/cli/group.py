@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from simgpu.cli.signals import ENDED_BY_SIGNAL, unwinding
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, did_you_mean
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, ProgramError, did_you_mean
 
 BAD_INPUT = 2
 OUT_OF_MEMORY = 3
@@ -109,6 +109,8 @@ class LazyGroup(click.Group):
         except InputError as error:
             fail(error.lines(), BAD_INPUT)
         except MissingExtraError as error:
+            fail([str(error)], BAD_INPUT)
+        except ProgramError as error:
             fail([str(error)], BAD_INPUT)
         except OutOfMemoryError as error:
             fail([wrapped(str(error))], OUT_OF_MEMORY)

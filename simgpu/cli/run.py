@@ -29,7 +29,8 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 
     In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
     are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
-    limited memory ran out of it, with 2 when every policy refuses the trace or the node.
+    limited memory ran out of it, with 2 when every policy refuses the trace or the node, or fails; a policy that fails
+    beside others that run is a row 'error' and a message.
 
     With data_parallel.gpus several GPUs train together. They exchange gradients as in moDNN (2019), through host memory
     over PCIe, not by NCCL's collectives, which are not simulated.
@@ -76,8 +77,8 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> 
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
     In place of SCENARIO, --trace and --node say what to run. Ends with 3 when every policy with limited memory ran
-    out of it, with 2 when every policy refuses the trace or the node. Several GPUs (data_parallel.gpus) exchange
-    gradients as in moDNN (2019), through host memory over PCIe; NCCL's collectives are not simulated.
+    out of it, with 2 when every policy refuses the trace or the node, or fails. Several GPUs (data_parallel.gpus)
+    exchange gradients as in moDNN (2019), through host memory over PCIe; NCCL's collectives are not simulated.
 
     \b
     simgpu compare quickstart
@@ -115,13 +116,12 @@ def _end(choice: ScenarioChoice, scenario: Scenario, comparison: Comparison, qui
     out_of_memory = any(not run.refused for run in failed)
     none_fits = out_of_memory and not fits
     for run in failed:
-        message = f"{run.label}: {run.outcome}"
         if run.refused:
-            click.echo(f"\n{message}", err=True)
+            click.echo(f"\n{run.message}", err=True)
         elif none_fits:
-            show_error(wrapped(message))
+            show_error(wrapped(run.message))
         else:
-            click.echo(f"\n{wrapped(message, before=0)}", err=True)
+            click.echo(f"\n{wrapped(run.message, before=0)}", err=True)
     if out_of_memory:
         with progress(quiet) as say:
             told = advice(scenario, comparison, written=_as_setting if choice.scenario else _as_option, progress=say)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
 _GAP = 2
-_SHORT = {"out of memory": "no memory", "refused": "refused"}
+_SHORT = {"out of memory": "no memory", "refused": "refused", "error": "error"}
 
 
 def show_header(screen: Screen, scenario: Scenario, comparison: Comparison) -> None:

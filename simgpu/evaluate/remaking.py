@@ -124,6 +124,17 @@ def make(
             making[top, STACK_INPUT] = -1
 
 
+def fetch_for(blocks: Ints, fates: Ints, now: Ints, b: int, here: int, k: int) -> None:
+    """A block that is away is fetched for relaunch `here` before kernel k."""
+    f = blocks[b, MAP]
+    if f >= 0 and fates[f, STATE] == AWAY and blocks[b, DEATH] >= k:
+        fates[f, STATE] = HERE
+        fates[f, NEED] = k
+        fates[f, NEEDED_BY] = here
+        fates[now[FETCHES], FETCH] = f
+        now[FETCHES] += 1
+
+
 def note_relaunch(
     kernels: Ints,
     blocks: Ints,
@@ -142,19 +153,16 @@ def note_relaunch(
     now[RELAUNCHES] = here + 1
     for at in range(kernels[kernel, INPUTS], kernels[kernel + 1, INPUTS]):
         r = lists[at]
-        f = blocks[r, MAP]
         if making[r, MADE] == now[STAMP]:
             making[r, LAST_USE] = here
-        elif f >= 0 and fates[f, STATE] == AWAY and blocks[r, DEATH] >= k:
-            fates[f, STATE] = HERE
-            fates[f, NEED] = k
-            fates[f, NEEDED_BY] = here
-            fates[now[FETCHES], FETCH] = f
-            now[FETCHES] += 1
+        else:
+            fetch_for(blocks, fates, now, r, here, k)
     takes = gives = 0
     for at in range(kernels[kernel, OUTPUTS], kernels[kernel + 1, OUTPUTS]):
         other = lists[at]
         if not is_missing(blocks, fates, making, now, other, k):
+            if making[other, MADE] != now[STAMP]:
+                fetch_for(blocks, fates, now, other, here, k)
             continue
         takes += blocks[other, BYTES]
         if other != b and blocks[other + 1, WRITERS] - blocks[other, WRITERS] > 1:

@@ -21,7 +21,7 @@ from simgpu.analysis.tables import (
     table_text,
     with_bound,
 )
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, Problem, SimgpuError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation import Result, simulate
@@ -49,7 +49,8 @@ DEFAULT_POLICIES: tuple[PolicyRequest, ...] = ("ideal", "none", "vdnn")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's outcome: its result, the out-of-memory error that ended it, or why it refuses trace or node.
+    """One policy's outcome: its result, the out-of-memory error that ended it, why it refuses trace or node, or the
+    `PolicyError` that says what failed in it.
 
     label: the policy's name with the parameters that are not its defaults. parameters: all of them.
     """
@@ -66,22 +67,31 @@ class Run:
 
     @property
     def refused(self) -> bool:
-        """Whether the policy cannot be run with this trace and node, so that nothing is known of it."""
+        """Whether the policy cannot be run with this trace and node, or failed, so that nothing is known of it."""
         return isinstance(self.outcome, Refusal)
 
     @property
     def failure(self) -> str:
-        """``out of memory`` or ``refused``; empty where there is a result."""
+        """``out of memory``, ``refused``, or ``error`` where the policy failed; empty where there is a result."""
+        if isinstance(self.outcome, PolicyError):
+            return "error"
         if self.refused:
             return "refused"
         return "out of memory" if self.result is None else ""
 
+    @property
+    def message(self) -> str:
+        """Why there is no result, with the policy's label; empty where there is one."""
+        if self.result is not None or isinstance(self.outcome, PolicyError):  # which names its policy itself
+            return "" if self.result is not None else str(self.outcome)
+        return f"{self.label}: {self.outcome}"
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: the result's, or what is known of the lack of memory, or why it was refused."""
+        """Plain data for JSON: the result's, what is known of the lack of memory, or why it was refused or failed."""
         head: dict[str, Any] = {"label": self.label, "policy": self.policy, "parameters": dict(self.parameters)}
         if isinstance(self.outcome, InputError):
             problems = [asdict(problem) for problem in self.outcome.problems]
-            return head | {"refused": {"message": str(self.outcome), "problems": problems}}
+            return head | {self.failure: {"message": str(self.outcome), "problems": problems}}
         if isinstance(self.outcome, MissingExtraError):
             missing = {"package": self.outcome.package, "extra": self.outcome.extra}
             return head | {"refused": {"message": str(self.outcome), **missing}}
@@ -189,8 +199,9 @@ class Comparison:
         return [run.to_dict() for run in self.runs]
 
     def __repr__(self) -> str:
-        below = f"\n{self.bound_note}" if self.bound_note else ""
-        return f"{self.caption}\n{table_text(self.headings, self.rows())}{below}"
+        below = [run.message for run in self.runs if run.failure == "error"]
+        below += [self.bound_note] if self.bound_note else []
+        return "\n".join((self.caption, table_text(self.headings, self.rows()), *below))
 
     def _repr_html_(self) -> str:
         return table_html(self.headings, self.rows(), self.caption)
@@ -217,12 +228,13 @@ def compare(
 
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
     all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
-    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, or cannot be planned for this
-    trace and node, does not end the comparison: its run holds the error. bound: tell how far each is over the least
-    time of every placement of feature maps (`least_time`). progress: called with each label before its run.
+    ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
+    trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: tell how far
+    each is over the least time of every placement of feature maps (`least_time`). progress: called with each label
+    before its run.
 
-    Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses; if a
-    single one is asked for, whatever it refuses with.
+    Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
+    fails; if a single one is asked for, whatever it raises.
 
     >>> from simgpu.scenario.load import load_scenario
     >>> [run.label for run in compare(load_scenario("resnet20-addressed"), iterations=1)]
@@ -312,7 +324,13 @@ def nothing_runs(runs: Iterable[Run]) -> SimgpuError:
     by_text = {str(run.outcome): run.outcome for run in runs if isinstance(run.outcome, Refusal)}
     if len(by_text) == 1:
         return next(iter(by_text.values()))
-    return InputError(Problem("", run.label, str(run.outcome)) for run in runs)
+    return InputError(problem for run in runs for problem in _problems(run))
+
+
+def _problems(run: Run) -> tuple[Problem, ...]:
+    if isinstance(run.outcome, PolicyError):
+        return run.outcome.problems
+    return (Problem("", run.label, str(run.outcome)),)
 
 
 def made_policy(request: PolicyRequest) -> Policy:

@@ -105,7 +105,7 @@ class LargestBatch:
     def note(self) -> str:
         """What there is to know about the number, in a word or two; empty where it is plain."""
         if self.run.refused:
-            return "refused"
+            return self.run.failure
         if self.unlimited:
             return "unlimited"
         if self.batch is None:

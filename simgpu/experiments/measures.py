@@ -32,9 +32,8 @@ class Group(NamedTuple):
 
 def failure(entry: Mapping[str, Any]) -> str:
     """Why a policy's entry has no numbers; empty where it has them."""
-    if "refused" in entry:
-        return "refused"
-    return "out of memory" if "out_of_memory" in entry else ""
+    kinds = {"error": "error", "refused": "refused", "out_of_memory": "out of memory"}
+    return next((name for key, name in kinds.items() if key in entry), "")
 
 
 def groups(entries: Sequence[Mapping[str, Any]]) -> list[Group]:

@@ -23,6 +23,7 @@ from simgpu.experiments.search_found import Outcome, Search, WallClock
 from simgpu.experiments.search_table import placed_maps
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.calling import planned
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.home import Home
 from simgpu.policies.placing import Chosen, PlacingPolicy
@@ -141,7 +142,7 @@ def _decides_otherwise(policy: Policy) -> InputError:
 
 def _planned(policy: Policy, context: PlanContext) -> tuple[Program, Chosen]:
     told: list[Chosen] = []
-    program = policy.plan(replace(context, chosen=told.append))
+    program = planned(policy, replace(context, chosen=told.append))
     if not told:
         raise _decides_otherwise(policy)
     return program, told[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
@@ -116,7 +116,7 @@ def translate(
     driver: Driver | None = None,
     streams: tuple[StreamId, ...] | None = None,
 ) -> MachineCode:
-    """The machine code of a program; `graph` has the program's transforms applied.
+    """The machine code of a checked program (`simgpu.program.check`); `graph` has the program's transforms applied.
 
     devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
     depend on it. shared: of kernels that share the link to buddy memory. driver: of kernels whose blocks the program
@@ -214,9 +214,11 @@ class _Translator:
             elif isinstance(instruction, Decode):
                 ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
                 works.append(DECODE + WORK * instruction.source)
-            else:
+            elif isinstance(instruction, Provide):
                 # Providing a value takes no time and no memory.
                 ops.append((PASS,))
+            else:
+                assert_never(instruction)  # `simgpu.program.check` has refused everything else
         ops.append((END,))
         return StreamCode(ops, works, self.repeats[index])
 

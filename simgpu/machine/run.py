@@ -14,7 +14,6 @@ import simpy
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.compressed import carved_by
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.buddy import shared_link
 from simgpu.machine.cdma import dram_demands
@@ -27,6 +26,7 @@ from simgpu.machine.unmoved import unmoved_blocks
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.paged import Reclaim, least_recently_touched
 from simgpu.memory.pool import CountingPool, Pool
+from simgpu.program.check import check_program
 from simgpu.program.instructions import (
     Acquire,
     CopyIn,
@@ -82,8 +82,8 @@ def run_program(
 
     A program for one GPU has GPU 0 with its link to itself; with several, copies also share the node's switches.
 
-    Raises `OutOfMemoryError` when nothing can happen any more and a stream waits for memory, `InputError` when the
-    clock runs over.
+    Raises `ProgramError` for contents that are not known (`simgpu.program.check`), `OutOfMemoryError` when nothing can
+    happen any more and a stream waits for memory, `InputError` when the clock runs over.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.program.lowering import lower
@@ -94,7 +94,7 @@ def run_program(
     >>> run_program(lower(graph, Placement()), graph, node, budget=1000).timeline.iteration_ends_ns
     (12, 24, 36)
     """
-    graph = transformed(graph, program.transforms)
+    graph = check_program(program, graph).graph
     limit = None if program.unlimited_memory else budget
     gpus = program.gpus
     if gpus > node.gpus:

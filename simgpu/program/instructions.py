@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, get_args
 
 from simgpu.graph.transforms import Transform
 from simgpu.program.paging import Paged, Remote
@@ -121,6 +122,8 @@ class Await:
 
 
 Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Provide | Encode | Decode | Signal | Await
+#: The closed set of instructions: an object of any other type, a subclass's too, is refused (`simgpu.program.check`).
+INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from simgpu.program.instructions import (
 from simgpu.program.layer_steps import LayerSteps
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
+from simgpu.program.placement_check import check_placement
 from simgpu.program.streams import StreamOrder, order_streams
 from simgpu.program.travel import Travel
 from simgpu.timeline.streams import StreamId
@@ -43,9 +44,9 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     Persistent blocks that are let go in mid-iteration are provided anew at the start of the round that uses them; what
     else survives is released at its end. Each round of the graph becomes a segment.
 
-    Raises `ProgramError` for a swap outside its gap, for a block that cannot be made again, and for either on a trace
-    with several compute streams;
-    `InputError` where last uses are asked for and the recording does not tell what kernels read.
+    Raises `ProgramError` for a placement with fields that are not plain numbers of the graph's kernels and blocks, for
+    a swap outside its gap, for a block that cannot be made again, and for either on a trace with several compute
+    streams; `InputError` where last uses are asked for and the recording does not tell what kernels read.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -56,6 +57,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     """
     if not recorded_lifetimes:
         require_reads(graph)
+    check_placement(graph, placement)
     _check(graph, placement)
     return _Lowering(graph, placement, recorded_lifetimes).program()
 

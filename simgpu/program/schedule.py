@@ -5,7 +5,8 @@ step every fetched block is first needed. Does not live here: instructions (`sim
 nothing here depends on how long anything takes.
 
 Before a kernel, all blocks that it needs and that were let go are made again together: each of their ancestors that is
-not there is made once, in the order in which a walk over the inputs from the first to the last finds them. An ancestor
+not there is made once, in the order in which a walk over the inputs from the first to the last finds them. What a
+relaunch reads or writes and is on the host is fetched for it. An ancestor
 that has a later use of its own stays for it. One that has none, and a workspace or another result that a relaunch makes
 beside, is released when its readers among these relaunches are done.
 """
@@ -186,7 +187,7 @@ class _Scheduling:
                 stack.append((b, writer + 1, 0))
 
     def _relaunch(self, kernel: int, b: int, k: int, passing: dict[int, int]) -> None:
-        """One relaunch, on the way to block b. What else it makes takes memory too, unless it is there or away."""
+        """One relaunch, on the way to block b. What else it writes has memory too: taken for it, or fetched if away."""
         state = self.state
         here = len(self.steps)
         step = Step(kernel, k, again=True)
@@ -197,6 +198,8 @@ class _Scheduling:
                 passing[r] = here
         takes = []
         for other in self.ancestry.outputs[kernel]:
+            if state[other] is _Is.AWAY:
+                self._have_back(other, step)
             if state[other] not in (_Is.DROPPED, _Is.GONE):
                 continue
             takes.append(other)

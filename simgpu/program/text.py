@@ -1,14 +1,15 @@
 """Programs as text: to read, to save and to compare.
 
-Lives here: `listing`, for people, and the JSON form, which loses nothing. Does not live here: what instructions mean.
+Lives here: `listing`, for people, the lines around a mistake, and the JSON form, which loses nothing. Does not live
+here: what instructions mean.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.graph.compressed import Uncompressed
@@ -21,6 +22,7 @@ from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.jsonfile import parse_json
 from simgpu.program.instructions import (
+    INSTRUCTIONS,
     Acquire,
     Await,
     CopyIn,
@@ -44,10 +46,25 @@ from simgpu.units import format_bytes, format_time
 
 SCHEMA = "simgpu.program/1"
 
-_INSTRUCTIONS = (Launch, CopyOut, CopyIn, Acquire, Release, Provide, Encode, Decode, Signal, Await)
 _TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
+
+#: So many lines before and after a mistake are shown.
+_AROUND = 2
+
+
+class Place(NamedTuple):
+    """Where an instruction is: the number of its segment, its stream, and its position there."""
+
+    segment: int
+    stream: StreamId
+    position: int
+
+    def written(self, program: Program) -> str:
+        """As messages name it; the segment only where there are several."""
+        where = f"{self.stream}[{self.position}]"
+        return where if len(program.segments) == 1 else f"segment {self.segment}, {where}"
 
 
 def listing(program: Program, graph: TaskGraph) -> str:
@@ -87,6 +104,37 @@ def listing(program: Program, graph: TaskGraph) -> str:
             lines.append(f"  {stream}")
             lines += [f"    {_line(instruction, graph)}" for instruction in code]
     return "\n".join(lines)
+
+
+def located(program: Program, graph: TaskGraph, place: Place, what: str, unreadable: Container[Place] = ()) -> str:
+    """A message about an instruction: where it is, the instruction, a kernel with its operator, and what is wrong.
+
+    graph: with the program's transforms applied. unreadable: places whose instruction names nothing of the graph, or is
+    none; it is shown as Python writes it.
+    """
+    written = _readable(program, graph, place, unreadable)
+    instruction = program.segments[place.segment].streams[place.stream][place.position]
+    if type(instruction) is Launch and place not in unreadable:
+        written += f" ({graph.kernels[instruction.kernel].op})"
+    return f"{place.written(program)}, {written}: {what}"
+
+
+def excerpt(program: Program, graph: TaskGraph, place: Place, unreadable: Container[Place] = ()) -> list[str]:
+    """The lines of the `listing` around an instruction, with an arrow at it. The arguments are those of `located`."""
+    stop = min(place.position + _AROUND + 1, len(program.segments[place.segment].streams[place.stream]))
+    lines = []
+    for position in range(max(place.position - _AROUND, 0), stop):
+        arrow = "  --> " if position == place.position else "      "
+        lines.append(arrow + _readable(program, graph, place._replace(position=position), unreadable))
+    return lines
+
+
+def _readable(program: Program, graph: TaskGraph, place: Place, unreadable: Container[Place]) -> str:
+    instruction = program.segments[place.segment].streams[place.stream][place.position]
+    if place not in unreadable:
+        return _line(instruction, graph)
+    text = repr(instruction)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:

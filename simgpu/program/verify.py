@@ -20,8 +20,8 @@ from collections.abc import Container
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import transformed
 from simgpu.memory.pool import aligned
+from simgpu.program.check import check_program
 from simgpu.program.instructions import Launch, Program
 from simgpu.program.walk import Walk
 
@@ -29,11 +29,13 @@ from simgpu.program.walk import Walk
 def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, alignment: int = 1) -> None:
     """Check a program against the graph it was written for.
 
-    Raises `ProgramError` naming stream, instruction and block or kernel; raises `OutOfMemoryError` if the blocks of
-    a single kernel are larger than `capacity` (bytes), which no order of events can mend.
+    Raises `ProgramError` naming stream, instruction and block or kernel, with the lines around it, or the streams of a
+    deadlock; raises `OutOfMemoryError` if the blocks of a single kernel are larger than `capacity` (bytes), which no
+    order of events can mend.
 
-    Rules: every kernel runs, once per repetition of its segment, plus declared recomputes after it, of kernels that
-    give the same again (`simgpu.graph.recompute`) and find what they found the first time;
+    Rules: the program contains nothing but known instructions with plain fields (`simgpu.program.check`);
+    every kernel runs, once per repetition of its segment, plus declared recomputes after it, of kernels that give the
+    same again (`simgpu.graph.recompute`), find what they found the first time and have memory for all that they write;
     a segment has consecutive kernels that follow those of the segment before, or repeat them and may go on from there;
     what a kernel reads is resident in the version the trace read, in the memory of the GPU (or host) that runs it;
     copies follow the writes they copy; nothing is used after its release or
@@ -49,12 +51,14 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     >>> graph = TaskGraph.of(chain([5], [7], [100]))
     >>> verify(Program((Segment({COMPUTE: (Launch(0), Launch(1))}),), resident=(graph.block("x1"),)), graph)
     Traceback (most recent call last):
-    simgpu.errors.ProgramError: compute[0] Launch(kernel=0, recompute=False, makes=()): block x2 holds no device memory
+    simgpu.errors.ProgramError: compute[0], launch F1 (conv2d): block x2 holds no device memory
+      --> launch F1
+          launch B1
     """
-    graph = transformed(graph, program.transforms)
+    checked = check_program(program, graph)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
-        check_kernels_fit(graph, capacity, alignment, besides=_on_the_host(program))
-    Walk(program, graph).run()
+        check_kernels_fit(checked.graph, capacity, alignment, besides=_on_the_host(program))
+    Walk(program, checked).run()
 
 
 def _on_the_host(program: Program) -> frozenset[int]:

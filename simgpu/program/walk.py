@@ -14,8 +14,9 @@ from typing import Any
 
 from simgpu.errors import ProgramError
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.check import Checked
 from simgpu.program.contents import Contents, OnDemand
+from simgpu.program.deadlock import deadlock
 from simgpu.program.instructions import (
     Acquire,
     Await,
@@ -34,14 +35,15 @@ from simgpu.program.instructions import (
     Space,
 )
 from simgpu.program.paging import Paged, Remote
+from simgpu.program.text import Place, excerpt, located
 
 
 class Walk:
     """One program on its way through its instructions."""
 
-    def __init__(self, program: Program, graph: TaskGraph) -> None:
+    def __init__(self, program: Program, checked: Checked) -> None:
         self.program = program
-        self.graph = graph
+        self.graph = graph = checked.graph
         self.streams = program.streams
         self.count = len(self.streams)
         contents = OnDemand if isinstance(program.residency, Paged) else Contents
@@ -55,9 +57,8 @@ class Walk:
         self.used = [self.host if there else own for there, own in zip(on_host, self.own, strict=True)]
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
         self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
-        self.signalled_in: dict[int, int] = {}
-        self.copies = False
-        self._look_over()
+        self.signalled = checked.signalled
+        self.copies = checked.moves
         # Per block: writes before this repetition, and those of them that the trace has before this segment.
         self.written = [0] * len(graph.sizes)
         self.earlier = [0] * len(graph.sizes)
@@ -99,11 +100,7 @@ class Walk:
                         raise ProgramError(f"block {self._name(b)} holds {state} when the iteration ends")
 
     def _memory(self, holding: Holding) -> Contents:
-        if holding.gpu is None:
-            return self.host
-        if not 0 <= holding.gpu < len(self.devices):
-            raise ProgramError(f"blocks are resident on GPU {holding.gpu}, which the program does not use")
-        return self.devices[holding.gpu]
+        return self.host if holding.gpu is None else self.devices[holding.gpu]
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
         """How often each block is written before a segment and in it, by the trace's order of kernels."""
@@ -131,48 +128,6 @@ class Walk:
                 (own if k >= first else earlier)[b] += 1
         return earlier, own
 
-    def _look_over(self) -> None:
-        """Every number stands for something, and every event has one place."""
-        for index, segment in enumerate(self.program.segments):
-            for stream, code in segment.streams.items():
-                for position, instruction in enumerate(code):
-                    if isinstance(instruction, Launch):
-                        known = 0 <= instruction.kernel < len(self.graph.kernels)
-                        known = known and all(0 <= b < len(self.graph.blocks) for b in instruction.makes)
-                    elif isinstance(instruction, (Acquire, Release, Provide)):
-                        blocks = instruction.blocks
-                        known = not blocks or (min(blocks) >= 0 and max(blocks) < len(self.graph.blocks))
-                    elif isinstance(instruction, (CopyOut, CopyIn)):
-                        known = 0 <= instruction.block < len(self.graph.blocks)
-                        if isinstance(instruction, CopyOut) and instruction.into is not None:
-                            known = known and self._is_form(instruction.into, instruction.block)
-                        self._moves(f"{stream}[{position}] {instruction}")
-                    elif isinstance(instruction, (Encode, Decode)):
-                        form = instruction.into if isinstance(instruction, Encode) else instruction.source
-                        known = self._is_form(form, instruction.block)
-                        self._moves(f"{stream}[{position}] {instruction}")
-                    elif isinstance(instruction, Signal):
-                        known = instruction.event not in self.signalled_in
-                        self.signalled_in[instruction.event] = index
-                    else:
-                        continue
-                    if not known:
-                        why = (
-                            "is signalled at a second place"
-                            if isinstance(instruction, Signal)
-                            else "names what the graph does not have"
-                        )
-                        raise ProgramError(f"{stream}[{position}] {instruction}: {why}")
-
-    def _is_form(self, form: int, block: int) -> bool:
-        return form in self.graph.encoded and self.graph.encoded[form].block == block
-
-    def _moves(self, what: str) -> None:
-        """The program makes other copies of values."""
-        if self.program.residency is not None:
-            raise ProgramError(f"{what}: the program's blocks are not its own to move")
-        self.copies = True
-
     # --- one repetition of a segment ------------------------------------------------------------------------
 
     def _repetition(self, index: int, segment: Segment, number: int) -> None:
@@ -190,8 +145,8 @@ class Walk:
                 positions[me] = reached
         for me, code in enumerate(codes):
             if positions[me] < len(code):
-                stuck = code[positions[me]]
-                raise ProgramError(f"{self.streams[me]}[{positions[me]}]: {stuck} waits for an event that never comes")
+                stuck = {s: at for s, at, c in zip(self.streams, positions, codes, strict=True) if at < len(c)}
+                raise ProgramError(deadlock(self.program, self.graph, index, stuck))
         self.written = list(map(add, self.written, writes))
         if segment.repeat > 1:
             self._check_residency(f"segment {index}", before)
@@ -214,7 +169,9 @@ class Walk:
                 try:
                     do(instruction, me, clock)
                 except ProgramError as error:
-                    raise ProgramError(f"{self.streams[me]}[{position}] {instruction}: {error}") from None
+                    place = Place(index, self.streams[me], position)
+                    message = located(self.program, self.graph, place, str(error))
+                    raise ProgramError("\n".join((message, *excerpt(self.program, self.graph, place)))) from None
             elif isinstance(instruction, Await):
                 if not self._heard(instruction, clock, index, number):
                     return position
@@ -225,9 +182,7 @@ class Walk:
         return position
 
     def _heard(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
-        signalled_in = self.signalled_in.get(wait.event)
-        if signalled_in is None:
-            return False
+        signalled_in = self.signalled[wait.event]
         if signalled_in == index:
             target = number + 1 - wait.lag
         else:
@@ -332,7 +287,7 @@ class Walk:
         return value == self.written[of] + version - self.earlier[of]
 
     def _relaunch(self, instruction: Launch, me: int, clock: list[int]) -> None:
-        """A kernel runs again: it must find what it found the first time, and writes what it makes alone."""
+        """A kernel runs again: it must find what it found the first time, and have memory for all that it writes."""
         k = instruction.kernel
         graph, memory = self.graph, self.used[me]
         inputs, outputs = self.ancestry.inputs[k], self.ancestry.outputs[k]
@@ -354,6 +309,10 @@ class Walk:
             memory.hold(b, me, clock)
             memory.quiet(b, me, clock, "overwritten")
             memory.set(b, self.written[b] + first[b] - self.earlier[b], me, clock)
+        for b in outputs:
+            if b not in makes:  # a workspace, another result: its values are of no use, but its bytes are written
+                memory.hold(b, me, clock)
+                memory.touched[me][b] = clock[me]
 
     @cached_property
     def ancestry(self) -> Ancestry:

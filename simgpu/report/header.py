@@ -121,7 +121,7 @@ def _policy(entry: Mapping[str, Any]) -> PolicyTold:
         summary = source = ""
     why = failure(entry)
     name, _, variant = entry["label"].partition("(")
-    details = entry.get("out_of_memory") or entry.get("refused") or {}
+    details = entry.get("out_of_memory") or entry.get("refused") or entry.get("error") or {}
     return PolicyTold(
         label=entry["label"],
         name=name,

@@ -54,7 +54,7 @@ _ENDED = {
 }
 _KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list", dict: "a mapping"}
 #: What a policy's entry has, one of these beside label, policy and parameters.
-_OUTCOMES = ("metrics", "out_of_memory", "refused")
+_OUTCOMES = ("metrics", "out_of_memory", "refused", "error")
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ def test_memory_that_runs_out_although_it_seemed_enough(tmp_path: Path) -> None:
     log = tmp_path / "net-b4.log"
     log.write_bytes(START)
     with log.open("r+b") as file:
-        file.truncate(4 << 30)
+        file.truncate((2 << 30) - 1)
     code = """
 import resource, sys
 from simgpu.trace import free_memory
 free_memory.available_memory = lambda: None
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 from simgpu.cli import main
 main(["import", sys.argv[1], "-o", sys.argv[2]], prog_name="simgpu")
 """

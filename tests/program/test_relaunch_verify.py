@@ -31,6 +31,7 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
+from simgpu.trace.model import BlockKind
 from tests.program.test_verify_mutations import mutants, replayed
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 from tests.semantics.random_traces import encoded_graphs, mixed_placements, repeatable_traces
@@ -138,6 +139,65 @@ def test_a_relaunch_of_a_kernel_of_unknown_purity():
     refused({COMPUTE: code}, "kernel odd (op) is not known to be pure, it cannot be recomputed")
 
 
+# F1 makes p and q with a workspace w; p is let go of after F2 and made again for B2. q is needed by B1 alone.
+PAIR = graph(
+    [
+        kernel("F1", 1, "x", "p q w"),
+        kernel("F2", 1, "p q", "c"),
+        kernel("B2", 1, "p c", "g2", phase=BACKWARD),
+        kernel("B1", 1, "q g2", "g1", phase=BACKWARD),
+    ],
+    [held("x", 4), *(block(name, 8) for name in ("p", "q", "c", "g2", "g1")), block("w", 99, kind=BlockKind.WORKSPACE)],
+)
+P, Q, G2, PAIR_G1, W = (PAIR.block(name) for name in ["p", "q", "g2", "g1", "w"])
+
+
+def pair(
+    again: Sequence[int], makes: tuple[int, ...], *, drops: tuple[int, ...], gives: tuple[int, ...] = (W,)
+) -> Program:
+    """`drops` are let go of after F2; before B2, F1 runs again with memory for `again`, and `gives` end with it."""
+    c = PAIR.block("c")
+    code = [
+        *(Acquire((P, Q, W)), Launch(0), Release((W,)), Acquire((c,)), Launch(1), Release(drops)),
+        *(Acquire(tuple(again)), Launch(0, recompute=True, makes=makes), Release(gives)),
+        *(Acquire((G2,)), Launch(2), Release((P, c)), Acquire((PAIR_G1,)), Launch(3), Release((Q, G2, PAIR_G1))),
+    ]
+    return Program((Segment({COMPUTE: tuple(code)}),), (PAIR.block("x"),))
+
+
+def test_a_relaunch_has_memory_for_all_that_its_kernel_writes():
+    """q is there; or it is taken, and made as well."""
+    verify(pair([P, W], (P,), drops=(P,)), PAIR)
+    verify(pair([P, Q, W], (P, Q), drops=(P, Q)), PAIR)
+
+
+@pytest.mark.parametrize("makes", [(P,), (P, Q)])
+def test_a_relaunch_without_memory_for_its_workspace_is_refused(makes: tuple[int, ...]):
+    drops = makes
+    with pytest.raises(ProgramError, match=r"recompute F1 for .*: block w holds no device memory"):
+        verify(pair(makes, makes, drops=drops, gives=()), PAIR)
+
+
+def test_a_relaunch_without_memory_for_another_result_is_refused():
+    """Nobody reads what F1 would write to q then, and yet it writes it."""
+    with pytest.raises(ProgramError, match=r"recompute F1 for p .*: block q holds no device memory"):
+        verify(pair([P, W], (P,), drops=(P, Q)), PAIR)
+
+
+def test_memory_that_a_relaunch_writes_is_not_given_back_while_it_may_run():
+    """d2h gives the workspace back without waiting for the relaunch, which does not make it."""
+    legal = pair([P, W], (P,), drops=(P,))
+    (again,) = (each for each in legal.segments[0].streams[COMPUTE] if isinstance(each, Launch) and each.recompute)
+    code = list(legal.segments[0].streams[COMPUTE])
+    at = code.index(again)
+    code[at : at + 2] = [Signal(0), again, Signal(2), Await(1)]
+    streams = {COMPUTE: tuple(code), D2H: (Await(2), Release((W,)), Signal(1))}
+    verify(Program((Segment(streams),), legal.resident), PAIR)
+    streams[D2H] = (Await(0), Release((W,)), Signal(1))
+    with pytest.raises(ProgramError, match="block w is released while compute may still be using it"):
+        verify(Program((Segment(streams),), legal.resident), PAIR)
+
+
 def test_a_block_that_is_given_back_before_it_leaves_the_second_reader():
     """b is made again and given back before B2 reads it."""
     code = code_of(COMPUTE)
@@ -161,7 +221,7 @@ def test_an_input_that_is_fetched_too_late():
     code.remove(wait)
     at = around(code, AGAIN)
     code[at + 1 : at + 1] = [wait]
-    refused({COMPUTE: code}, "Launch(kernel=1, recompute=True", "block a holds no value")
+    refused({COMPUTE: code}, "recompute BN for b (batch_norm)", "block a holds no value")
 
 
 def back_event() -> int:
@@ -179,7 +239,7 @@ def test_an_input_that_is_not_fetched():
 
 def test_a_copy_out_that_begins_before_the_block_is_there():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
-    refused({D2H: without(code_of(D2H), *waits)}, "CopyOut", "block a")
+    refused({D2H: without(code_of(D2H), *waits)}, "copy out a", "block a")
 
 
 def test_memory_for_a_fetch_before_the_block_has_left():

@@ -209,6 +209,19 @@ def test_a_swapped_ancestor_is_fetched_earlier_as_many_layer_steps_ahead():
     assert events.index("fetch x3") < events.index("B5") < events.index("F3 again") < events.index("B4")
 
 
+def test_another_result_of_a_relaunch_that_is_away_is_fetched_for_it():
+    """P writes i too, so i has to have memory by then, although nobody reads it before backward's last kernel."""
+    tasks = network(
+        [kernel("P", 1, "x", "p i"), kernel("Q", 1, "p i", "q"), kernel("S", 1, "q", "s")],
+        [back("s", "s"), back("p", "p"), back("i", "i")],
+        blocks("p", "i", "q", "s", "g.s", "g.p", "g.i"),
+    )
+    placement = Placement((swapped(tasks, "i", "i"),), recomputes=(gap(tasks, "p"),))
+    found = planned(tasks, placement)
+    assert found.needed == {placement.swaps[0]: tasks.kernel("p")}
+    assert [(tasks.kernels[step.kernel].id, step.again) for step in found.steps if step.fetched] == [("P", True)]
+
+
 def test_two_steps_ahead_stay_two_steps_ahead():
     placement = Placement((swapped(FIVE, "x2", "B4"),), recomputes=(gap(FIVE, "x3"),))
     events = fetch_order(FIVE, placement)

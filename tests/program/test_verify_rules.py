@@ -197,7 +197,7 @@ def test_a_copy_out_of_an_absent_block():
 
 
 def test_a_copy_in_without_device_memory():
-    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "CopyIn", "block a holds no device memory")
+    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "copy in a", "block a holds no device memory")
 
 
 def test_a_copy_in_of_what_never_left():
@@ -266,3 +266,14 @@ def test_a_kernel_larger_than_the_memory_is_out_of_memory_before_anything_runs()
 def test_a_kernels_padding_counts_too():
     with pytest.raises(OutOfMemoryError):
         verify(program({COMPUTE: ALONE}, [W]), TASKS, capacity=31, alignment=16)
+
+
+def test_a_message_shows_the_instruction_its_operator_and_the_lines_around():
+    assert refusal({COMPUTE: edited(4, Release((A,)), USE, cut=2)}).splitlines() == [
+        "compute[5], launch use (op): block a holds no device memory",
+        "      acquire b",
+        "      release a",
+        "  --> launch use",
+        "      launch step",
+        "      release b",
+    ]

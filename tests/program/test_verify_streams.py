@@ -48,7 +48,7 @@ def test_the_swap_that_the_others_are_made_from_is_legal():
 def test_an_event_that_is_never_signalled():
     code = swapping()
     code[D2H].pop()
-    assert "waits for an event that never comes" in refusal(code)
+    assert "h2d[0], await 1: event 1 is never signalled" in refusal(code)
 
 
 def test_an_event_that_is_signalled_at_two_places():
@@ -59,16 +59,47 @@ def test_an_event_that_is_signalled_at_two_places():
     assert "signalled at a second place" in message
 
 
-def test_streams_that_wait_for_each_other_in_a_circle():
+def test_a_deadlock_lists_the_cycle_of_streams_with_the_event_each_waits_for():
+    """d2h waits for the copy back, which waits for d2h; compute waits for both and is not of the cycle."""
     code = swapping()
     code[D2H].insert(0, Await(2))
-    assert "waits for an event that never comes" in refusal(code)
+    assert refusal(code).splitlines() == [
+        "deadlock: 2 streams wait for each other",
+        "h2d[0] waits for event 1, which is signalled at d2h[5]",
+        "  --> await 1",
+        "      acquire a",
+        "      copy in a",
+        "d2h[0] waits for event 2, which is signalled at h2d[4]",
+        "  --> await 2",
+        "      await 0",
+        "      acquire host a",
+    ]
+
+
+def test_a_stream_that_waits_for_its_own_later_event_is_a_deadlock():
+    code = swapping()
+    code[COMPUTE].insert(0, Await(0))
+    assert refusal(code).splitlines() == [
+        "deadlock: a stream waits for its own later event",
+        "compute[0] waits for event 0, which is signalled at compute[4]",
+        "  --> await 0",
+        "      acquire a",
+        "      launch make",
+    ]
+
+
+def test_an_event_of_a_later_segment_cannot_be_awaited():
+    both = (Segment({COMPUTE: (Await(0), *ALONE[:4])}), Segment({COMPUTE: (Signal(0), *ALONE[4:])}))
+    with pytest.raises(ProgramError) as caught:
+        verify(Program(both, (W,)), TASKS)
+    first = "segment 0, compute[0]: event 0 is signalled in segment 1, which begins only after this one"
+    assert str(caught.value).splitlines()[0] == first
 
 
 def test_an_event_cannot_be_awaited_from_the_future():
     code = swapping()
     code[COMPUTE][4] = Await(2, lag=-1)
-    assert "waits for an event that never comes" in refusal(code)
+    assert "compute[4]" in (message := refusal(code)) and "lag -1 is negative: give 0 or more" in message
 
 
 def test_a_copy_that_does_not_wait_for_its_source():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.experiments.compare import made_policy
 from simgpu.simulation import Result, simulate
 
@@ -100,6 +100,8 @@ def _failure(error: Exception) -> tuple[bool, Row]:
     """Whether to try again, and what is told of it."""
     if isinstance(error, OutOfMemoryError):
         return False, {"outcome": OUT_OF_MEMORY, "message": str(error)}
+    if isinstance(error, PolicyError):
+        return True, {"outcome": ERROR, "message": str(error)}
     if isinstance(error, InputError):
         return False, {"outcome": REFUSED, "message": "; ".join(error.lines())}
     if isinstance(error, MissingExtraError):

@@ -103,7 +103,10 @@ class Store:
         """
         with self._telling():
             found = self._database.execute(query).fetchall()
-            return [(number, None if what is None else json.loads(what), count) for number, what, count in found]
+            return [
+                (number, None if what is None else parse_json(what, self._file, _REMEDY), count)
+                for number, what, count in found
+            ]
 
     def set_current(self, numbers: Iterable[int]) -> None:
         """Says which of the things that decided points are as they are now; points of the others run again."""

@@ -108,7 +108,7 @@ def read_program(folder: str | Path) -> SimulatedProgram:
     _refuse(found, str(home), compressing=compressing)
     try:
         verify(found.program, graph, capacity=found.budget, alignment=found.node.gpu.alignment)
-    except (ProgramError, OutOfMemoryError, IndexError, TypeError) as error:
+    except (ProgramError, OutOfMemoryError) as error:
         what = f"does not go with {KERNELS.file}, {BLOCKS.file} and {TASKS}: {error}"
         raise InputError.single(home / PROGRAM, "", what, _AGAIN) from error
     return found

@@ -1,0 +1,365 @@
+"""What a program may contain: known instructions, and plain fields that name kernels and blocks of its graph.
+
+`check_program` is the one place that knows this. `simgpu.program.verify` and the machine both begin with it, so neither
+meets an object that the other treats differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.program.instructions import (
+    INSTRUCTIONS,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Holding,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.paging import Paged, Remote
+from simgpu.program.placement import Placement
+from simgpu.program.text import Place, excerpt, located
+from simgpu.timeline.streams import StreamId
+
+#: So many mistakes are written out; the rest are counted.
+_WRITTEN_OUT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """graph: with the program's transforms applied. signalled: by event, the segment that signals it. moves: whether
+    values are copied, encoded or decoded."""
+
+    graph: TaskGraph
+    signalled: dict[int, int]
+    moves: bool
+
+
+def check_program(program: Program, graph: TaskGraph) -> Checked:
+    """Check the contents of a program; graph: the one it was planned for, without the program's transforms.
+
+    Raises `ProgramError` with all mistakes (the first 20 written out): an object that is no instruction, a subclass of
+    one, a field of another type (a NumPy integer or a bool for an int, a text for a `Space`), a kernel or block that
+    the graph does not have, an event that is signalled twice or never.
+
+    >>> from simgpu.program.instructions import COMPUTE
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> check_program(Program((Segment({COMPUTE: (Launch(0), Launch(2), None)}),)), graph)
+    Traceback (most recent call last):
+    simgpu.errors.ProgramError: the program has 2 mistakes:
+    compute[1], Launch(kernel=2, recompute=False, makes=()): kernel 2 is out of range: the graph has 2 kernels, from 0
+    compute[2], None: a NoneType is not an instruction
+    around compute[1]:
+          launch F1
+      --> Launch(kernel=2, recompute=False, makes=())
+          None
+    """
+    if fault := not_a_program(program):
+        raise ProgramError(fault)
+    if faults := [*_faults_of_frame(program), *_faults_of_segments(program)]:
+        raise ProgramError(several("program", faults))
+    checking = _Checking(program, _transformed(program, graph))
+    return checking.checked()
+
+
+def not_a_program(value: object) -> str:
+    """What a value is instead of a program and what to do about it; empty for a program.
+
+    >>> not_a_program(None)
+    'None is not a Program: a plan must return one'
+    """
+    if type(value) is Program:
+        return ""
+    if isinstance(value, Placement):
+        return "a Placement is not a Program: return simgpu.program.lowering.lower(context.graph, placement)"
+    what = "None" if value is None else a_type(value)
+    return f"{what} is not a Program: a plan must return one"
+
+
+def number_fault(name: str, value: object, count: int | None, of: str = "") -> str:
+    """What is wrong with a number from 0 on, empty if nothing. count: how many `of` (kernels, blocks) there are.
+
+    >>> number_fault("kernel", 7, 4, "kernels")
+    'kernel 7 is out of range: the graph has 4 kernels, from 0'
+    >>> number_fault("lag", -1, None)
+    'lag -1 is negative: give 0 or more'
+    >>> number_fault("block", "x2", 4, "blocks")
+    "block 'x2' is a str, not an int: graph.block('x2') gives the number of a block"
+    """
+    if type(value) is not int:
+        return int_fault(name, value, of)
+    if count is None:
+        return f"{name} {value} is negative: give 0 or more" if value < 0 else ""
+    return "" if 0 <= value < count else f"{name} {value} is out of range: the graph has {count} {of}, from 0"
+
+
+def int_fault(name: str, value: object, of: str = "") -> str:
+    """What is wrong with a value that must be an int, empty if nothing: bool and NumPy's integers are none.
+
+    >>> import numpy as np
+    >>> int_fault("event", np.int64(3))
+    'event 3 is a numpy.int64, not an int: write int(...)'
+    """
+    if type(value) is int:
+        return ""
+    what = f"{name} {shown(value)} is {a_type(value)}, not an int"
+    if isinstance(value, str) and of:
+        one = of.removesuffix("s")
+        return f"{what}: graph.{one}({value!r}) gives the number of a {one}"
+    return f"{what}: write int(...)" if hasattr(value, "__index__") and not isinstance(value, bool) else what
+
+
+def bool_fault(name: str, value: object) -> str:
+    """What is wrong with a value that must be a bool, empty if nothing."""
+    return "" if type(value) is bool else f"{name} {shown(value)} is {a_type(value)}, not a bool"
+
+
+def a_type(value: object) -> str:
+    """The type of a value with its article and, where it is not Python's or simgpu's own, its package."""
+    package, name = type(value).__module__.partition(".")[0], type(value).__qualname__
+    written = name if package in ("builtins", "simgpu") else f"{package}.{name}"
+    return f"{'an' if written[0] in 'aeiouAEIOU' else 'a'} {written}"
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, shortened; a number without its type."""
+    text = str(value) if hasattr(value, "__index__") else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
+    try:
+        return transformed(graph, program.transforms)
+    except ProgramError:
+        raise
+    except Exception as error:  # a transform may hold, and an outside one may do, anything
+        what = f"its transforms {shown(program.transforms)} cannot be applied: {type(error).__name__}: {error}"
+        raise ProgramError(what) from error
+
+
+def _faults_of_frame(program: Program) -> Iterator[str]:
+    """What is wrong with a program besides its segments, blocks and instructions."""
+    for name in ("segments", "resident", "transforms", "notes", "elsewhere"):
+        if type(getattr(program, name)) is not tuple:
+            yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
+    if fault := bool_fault("unlimited_memory", program.unlimited_memory):
+        yield fault
+    if program.pool not in (None, "counting", "addressed"):
+        yield f"pool {shown(program.pool)} is not known: give counting, addressed or None"
+    if type(program.residency) not in (type(None), Paged, Remote):
+        yield f"residency {shown(program.residency)} is not known: give Paged, Remote or None"
+
+
+def _faults_of_segments(program: Program) -> Iterator[str]:
+    """What keeps the instructions from being looked at."""
+    for index, segment in enumerate(program.segments if type(program.segments) is tuple else ()):
+        if type(segment) is not Segment:
+            yield f"segment {index} is {a_type(segment)}, not a Segment"
+            continue
+        repeat = segment.repeat
+        if fault := int_fault("repeat", repeat) or ("" if repeat > 0 else f"repeat {repeat} is not 1 or more"):
+            yield f"segment {index}: {fault}"
+        streams: object = segment.streams
+        if not isinstance(streams, Mapping):
+            yield f"segment {index}: streams is {a_type(streams)}, not a mapping"
+            continue
+        for stream, code in streams.items():
+            if fault := _stream_fault(stream):
+                yield f"segment {index}: {fault}"
+            elif type(code) is not tuple:
+                yield f"segment {index}, {stream}: its instructions are {a_type(code)}, not a tuple"
+
+
+def _stream_fault(stream: object) -> str:
+    if type(stream) is not StreamId:
+        return f"stream {shown(stream)} is {a_type(stream)}, not a StreamId"
+    if type(stream.role) is not str:
+        return f"stream {shown(stream)}: role is {a_type(stream.role)}, not a str"
+    fault = number_fault("gpu", stream.gpu, None) or number_fault("number", stream.number, None)
+    return f"stream {shown(tuple(stream))}: {fault}" if fault else ""
+
+
+class _Checking:
+    """The instructions of one program, and the blocks that memories hold at its start."""
+
+    def __init__(self, program: Program, graph: TaskGraph) -> None:
+        self.program, self.graph = program, graph
+        self.kernels, self.blocks = len(graph.kernels), len(graph.blocks)
+        self.signalled: dict[int, int] = {}
+        self.awaited: set[int] = set()
+        self.moves = False
+        self.mistakes: list[tuple[Place, str]] = []
+        self.unreadable: set[Place] = set()
+        self._check: dict[type, Callable[[Any], str]] = {
+            Launch: self._launch,
+            CopyOut: self._copy_out,
+            CopyIn: self._copy_in,
+            Acquire: self._acquire,
+            Release: self._blocks_in_space,
+            Provide: self._blocks_in_space,
+            Encode: self._encode,
+            Decode: self._decode,
+            Signal: lambda signal: int_fault("event", signal.event),
+            Await: lambda wait: int_fault("event", wait.event) or number_fault("lag", wait.lag, None),
+        }
+
+    def checked(self) -> Checked:
+        """What is known of the program. Raises `ProgramError` for all mistakes together."""
+        for index, segment in enumerate(self.program.segments):
+            for stream, code in segment.streams.items():
+                self._stream(index, stream, code)
+        for event in self.awaited.difference(self.signalled):
+            self.mistakes.append((self._first_await(event), f"event {event} is never signalled"))
+        self.mistakes.sort(key=lambda mistake: mistake[0])
+        at_start = list(self._faults_at_start())
+        if at_start or self.mistakes:
+            raise ProgramError(self._message(at_start))
+        return Checked(self.graph, self.signalled, self.moves)
+
+    def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
+        checks = self._check
+        for position, instruction in enumerate(code):
+            kind = type(instruction)
+            check = checks.get(kind)
+            fault = _not_an_instruction(instruction) if check is None else check(instruction)
+            if fault:
+                place = Place(index, stream, position)
+                self.unreadable.add(place)
+                self.mistakes.append((place, fault))
+            elif kind is Signal:
+                event = instruction.event
+                if event in self.signalled:
+                    place = Place(index, stream, position)
+                    self.mistakes.append((place, f"event {event} is signalled at a second place"))
+                self.signalled[event] = index
+            elif kind is Await:
+                self.awaited.add(instruction.event)
+
+    def _first_await(self, event: int) -> Place:
+        return next(
+            Place(index, stream, position)
+            for index, segment in enumerate(self.program.segments)
+            for stream, code in segment.streams.items()
+            for position, instruction in enumerate(code)
+            if type(instruction) is Await and instruction.event == event
+        )
+
+    def _faults_at_start(self) -> Iterator[str]:
+        """What is wrong with the blocks that memories hold when an iteration starts."""
+        for holding in self.program.elsewhere:
+            if type(holding) is not Holding:
+                yield f"elsewhere holds {shown(holding)}, {a_type(holding)}, not a Holding"
+            elif holding.gpu is not None and (fault := number_fault("gpu", holding.gpu, None)):
+                yield f"elsewhere: {fault}"
+            elif holding.gpu is not None and holding.gpu >= self.program.gpus:
+                yield f"blocks are resident on GPU {holding.gpu}, which the program does not use"
+            elif fault := self._blocks(holding.blocks):
+                yield f"elsewhere: {fault}"
+        if fault := self._blocks(self.program.resident):
+            yield f"resident: {fault}"
+
+    def _message(self, at_start: list[str]) -> str:
+        program, graph = self.program, self.graph
+        bad = self.unreadable
+        lines = [located(program, graph, place, fault, bad) for place, fault in self.mistakes]
+        text = several("program", [*at_start, *lines])
+        if not self.mistakes:
+            return text
+        first = self.mistakes[0][0]
+        around = [] if len(lines) + len(at_start) == 1 else [f"around {first.written(program)}:"]
+        return "\n".join((text, *around, *excerpt(program, graph, first, bad)))
+
+    # --- instructions: what is wrong with one, empty if nothing -----------------------------------------------
+
+    def _launch(self, launch: Launch) -> str:
+        k = launch.kernel
+        if type(k) is not int or not 0 <= k < self.kernels:
+            return number_fault("kernel", k, self.kernels, "kernels")
+        fault = bool_fault("recompute", launch.recompute) or self._blocks(launch.makes, "makes")
+        if not fault and launch.makes and not launch.recompute:
+            return "makes names blocks, and only a recompute has any"
+        return fault
+
+    def _copy_out(self, copy: CopyOut) -> str:
+        return self._moved(copy.block, copy.into, Space.DEVICE)
+
+    def _copy_in(self, copy: CopyIn) -> str:
+        return self._moved(copy.block, None, Space.DEVICE)
+
+    def _encode(self, codec: Encode) -> str:
+        return self._moved(codec.block, codec.into, codec.space) or self._form(codec.block, codec.into)
+
+    def _decode(self, codec: Decode) -> str:
+        return self._moved(codec.block, codec.source, codec.space) or self._form(codec.block, codec.source)
+
+    def _moved(self, block: int, form: int | None, space: Space) -> str:
+        """Of an instruction that makes another copy of a value."""
+        self.moves = True
+        if self.program.residency is not None:
+            return "the program's blocks are not its own to move"
+        fault = number_fault("block", block, self.blocks, "blocks") or _space_fault(space)
+        return fault if fault or form is None else self._form(block, form)
+
+    def _form(self, block: int, form: int) -> str:
+        if fault := number_fault("form", form, self.blocks, "blocks"):
+            return fault
+        encoded, names = self.graph.encoded, self.graph.blocks
+        known = form in encoded and encoded[form].block == block
+        return "" if known else f"block {names[form].id} is no encoded form of block {names[block].id}"
+
+    def _acquire(self, acquire: Acquire) -> str:
+        fault = self._blocks_in_space(acquire)
+        offsets = acquire.offsets
+        if fault or offsets is None:
+            return fault
+        if type(offsets) is not tuple or len(offsets) != len(acquire.blocks):
+            return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
+        return next((fault for each in offsets if (fault := number_fault("offset", each, None))), "")
+
+    def _blocks_in_space(self, request: Acquire | Release | Provide) -> str:
+        return self._blocks(request.blocks) or _space_fault(request.space)
+
+    def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:
+        if type(blocks) is not tuple:
+            return f"{name} is {a_type(blocks)}, not a tuple"
+        count = self.blocks
+        for b in blocks:
+            if type(b) is not int or not 0 <= b < count:
+                return number_fault("block", b, count, "blocks")
+        return ""
+
+
+def _not_an_instruction(value: object) -> str:
+    what = f"{a_type(value)} is not an instruction"
+    known = next((kind.__name__ for kind in INSTRUCTIONS if isinstance(value, kind)), "")
+    return f"{what}: use {known} itself, its subclasses are refused" if known else what
+
+
+def _space_fault(space: Space) -> str:
+    if type(space) is Space:
+        return ""
+    return f"space {shown(space)} is {a_type(space)}, not a Space: write Space.DEVICE or Space.HOST"
+
+
+def several(of: str, faults: list[str]) -> str:
+    """One fault as it is; of several the first ones, a line each, and how many more there are. of: what has them."""
+    if len(faults) == 1:
+        return faults[0]
+    rest = len(faults) - _WRITTEN_OUT
+    more = [f"and {rest} more"] if rest > 0 else []
+    return "\n".join((f"the {of} has {len(faults)} mistakes:", *faults[:_WRITTEN_OUT], *more))

@@ -1,0 +1,188 @@
+"""What a program may contain, held to in one place by `verify` and by the machine: no object passes one and not the
+other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simgpu.errors import ProgramError
+from simgpu.machine.run import run_program
+from simgpu.program.instructions import (
+    COMPUTE,
+    INSTRUCTIONS,
+    Acquire,
+    Await,
+    CopyIn,
+    CopyOut,
+    Decode,
+    Encode,
+    Holding,
+    Launch,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Signal,
+    Space,
+)
+from simgpu.program.placement import Placement
+from simgpu.program.verify import verify
+from simgpu.timeline.streams import StreamId
+from tests.program.test_verify_rules import ALONE, TASKS, A, B, W
+from tests.semantics.hand_made import node, program
+
+
+def verified(code: Program) -> None:
+    verify(code, TASKS)
+
+
+def executed(code: Program) -> None:
+    run_program(code, TASKS, node(), budget=1000)
+
+
+both = pytest.mark.parametrize("check", [verified, executed])
+
+
+def refusal(check: Callable[[Program], None], code: Any) -> str:
+    with pytest.raises(ProgramError) as caught:
+        check(code)
+    return str(caught.value)
+
+
+class Evict(Release):
+    """An outside instruction that the machine would take for a release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    block: int
+
+
+@both
+@pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        (Evict((A,)), "Evict is not an instruction: use Release itself, its subclasses are refused"),
+        (None, "None: a NoneType is not an instruction"),
+        ("launch", "'launch': a str is not an instruction"),
+        (Release, "a type is not an instruction"),
+        (Hint(A), "Hint is not an instruction"),
+    ],
+)
+def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], None], unknown: Any, words: str):
+    """After the iteration's end, where a release that only the machine sees would leave less than no memory."""
+    message = refusal(check, program({COMPUTE: [*ALONE, unknown]}, [W]))
+    assert message.startswith("compute[8]") and words in message
+
+
+@both
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (Launch(4), "kernel 4 is out of range: the graph has 4 kernels, from 0"),
+        (Launch(-1), "kernel -1 is out of range"),
+        (Launch(np.int64(2)), "kernel 2 is a numpy.int64, not an int: write int(...)"),
+        (Launch(True), "kernel True is a bool, not an int"),
+        (Launch("use"), "kernel 'use' is a str, not an int: graph.kernel('use') gives the number of a kernel"),
+        (Launch(2.0), "kernel 2.0 is a float, not an int"),
+        (Launch(2, recompute=1), "recompute 1 is an int, not a bool"),
+        (Launch(0, True, (3,)), "block 3 is out of range: the graph has 3 blocks, from 0"),
+        (Launch(0, makes=(A,)), "makes names blocks, and only a recompute has any"),
+        (Acquire([B]), "blocks is a list, not a tuple"),
+        (Acquire((np.int32(B),)), "block 2 is a numpy.int32, not an int: write int(...)"),
+        (Acquire((B,), "host"), "space 'host' is a str, not a Space: write Space.DEVICE or Space.HOST"),
+        (Acquire((B,), offsets=(0, 1)), "offsets (0, 1) are not one for each of its 1 blocks"),
+        (Acquire((B,), offsets=(-1,)), "offset -1 is negative"),
+        (Release(("a",)), "block 'a' is a str, not an int: graph.block('a') gives the number of a block"),
+        (Release((-1,)), "block -1 is out of range"),
+        (Provide((7,)), "block 7 is out of range"),
+        (CopyOut(9), "block 9 is out of range"),
+        (CopyOut(A, B), "block b is no encoded form of block a"),
+        (CopyIn(None), "block None is a NoneType, not an int"),
+        (Encode(A, B), "block b is no encoded form of block a"),
+        (Decode(A, 8), "form 8 is out of range"),
+        (Signal(0.5), "event 0.5 is a float, not an int"),
+        (Await(np.uint8(1)), "event 1 is a numpy.uint8, not an int: write int(...)"),
+        (Await(1, -1), "lag -1 is negative"),
+        (Await(1), "event 1 is never signalled"),
+    ],
+)
+def test_a_field_that_is_not_a_plain_value_of_the_graph_is_refused(
+    check: Callable[[Program], None], wrong: Any, words: str
+):
+    message = refusal(check, program({COMPUTE: [*ALONE, wrong]}, [W]))
+    assert message.startswith("compute[8]") and words in message
+
+
+@both
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"resident": (9,)}, "resident: block 9 is out of range"),
+        ({"resident": [W]}, "resident is a list, not a tuple"),
+        ({"segments": (None,)}, "segment 0 is a NoneType, not a Segment"),
+        ({"segments": (Segment({COMPUTE: tuple(ALONE)}, 0),)}, "segment 0: repeat 0 is not 1 or more"),
+        ({"segments": (Segment({COMPUTE: list(ALONE)}),)}, "segment 0, compute: its instructions are a list"),
+        ({"segments": (Segment({"compute": tuple(ALONE)}),)}, "stream 'compute' is a str, not a StreamId"),
+        ({"segments": (Segment({StreamId(-1, "d2h"): ()}),)}, "gpu -1 is negative"),
+        ({"elsewhere": (Holding(3, (W,)),)}, "resident on GPU 3, which the program does not use"),
+        ({"elsewhere": ((None, (W,)),)}, "not a Holding"),
+        ({"transforms": (7,)}, "its transforms (7,) cannot be applied"),
+        ({"unlimited_memory": "no"}, "unlimited_memory 'no' is a str, not a bool"),
+        ({"pool": "buddies"}, "pool 'buddies' is not known"),
+        ({"residency": "paged"}, "residency 'paged' is not known"),
+    ],
+)
+def test_a_frame_that_is_not_of_known_parts_is_refused(
+    check: Callable[[Program], None], change: dict[str, Any], words: str
+):
+    assert words in refusal(check, replace(program({COMPUTE: ALONE}, [W]), **change))
+
+
+@both
+def test_what_is_no_program_is_refused(check: Callable[[Program], None]):
+    assert refusal(check, None) == "None is not a Program: a plan must return one"
+    assert refusal(check, Placement()) == (
+        "a Placement is not a Program: return simgpu.program.lowering.lower(context.graph, placement)"
+    )
+
+
+@both
+def test_all_mistakes_are_reported_together_with_the_lines_around_the_first(check: Callable[[Program], None]):
+    code = [*ALONE[:3], Launch(9), *ALONE[3:], None]
+    assert refusal(check, program({COMPUTE: code}, [W])).splitlines() == [
+        "the program has 2 mistakes:",
+        "compute[3], Launch(kernel=9, recompute=False, makes=()): "
+        "kernel 9 is out of range: the graph has 4 kernels, from 0",
+        "compute[9], None: a NoneType is not an instruction",
+        "around compute[3]:",
+        "      launch make",
+        "      launch change",
+        "  --> Launch(kernel=9, recompute=False, makes=())",
+        "      acquire b",
+        "      launch use",
+    ]
+
+
+@both
+def test_of_many_mistakes_twenty_are_written_out_and_the_rest_counted(check: Callable[[Program], None]):
+    lines = refusal(check, program({COMPUTE: [*ALONE, *[None] * 50]}, [W])).splitlines()
+    assert lines[0] == "the program has 50 mistakes:"
+    assert lines[1:21] == [f"compute[{at}], None: a NoneType is not an instruction" for at in range(8, 28)]
+    assert lines[21] == "and 30 more"
+
+
+@both
+def test_every_known_instruction_passes(check: Callable[[Program], None]):
+    """All but codecs, for which these tasks have no forms: so the tests above fail for what they say, not for all."""
+    code = [
+        *(Provide((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
+        *(Acquire((A,), Space.HOST), CopyOut(A), CopyIn(A), Release((A,), Space.HOST), *ALONE[2:]),
+    ]
+    assert {type(each) for each in code} == set(INSTRUCTIONS) - {Encode, Decode}
+    check(program({COMPUTE: code}, [W]))
