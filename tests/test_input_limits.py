@@ -12,11 +12,14 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis.strategies import dictionaries, integers, lists, recursive, text
 
 from simgpu.arrayfile import open_archive, open_array
 from simgpu.buddy.sources import read_snapshots
@@ -208,6 +211,11 @@ class TestGzip:
         assert peak < 16 * MIB
 
 
+def depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(depth, inner), default=0) if isinstance(inner, Iterable) and not isinstance(value, str) else 0
+
+
 class TestStreams:
     """Items of an array, read one by one: each may be so long and so deep."""
 
@@ -228,12 +236,34 @@ class TestStreams:
         assert path.stat().st_size > 4 * MIB
         assert sum(1 for _ in items(path, "events")) == 40_000
 
-    def test_a_deep_item_is_refused(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "before",
+        [b"", b'"' + b"]" * 2 * MIB + b'", ', rb'"\\", "\"]", ', b'"' + rb"\"]" * MIB + b'", '],
+        ids=["alone", "behind brackets in a text", "behind escapes", "behind many escapes"],
+    )
+    def test_a_deep_item_is_refused(self, before: bytes, tmp_path: Path) -> None:
         path = tmp_path / "a.json"
-        path.write_bytes(b'{"events": [' + b"[" * MIB)
+        path.write_bytes(b'{"events": [' + before + b"[" * MIB)
         said, peak = refused(lambda: list(items(path, "events")))
         assert f"{path}: is nested too deeply; it is damaged" in said
         assert peak < 64 * MIB
+
+    @pytest.mark.parametrize(("levels", "reads"), [(98, True), (99, False)])
+    def test_a_hundred_levels_are_read(self, levels: int, reads: bool, tmp_path: Path) -> None:
+        path = tmp_path / "a.json"
+        path.write_text('{"events": [' + "[" * levels + r'"[[[\"[[["' + "]" * levels + "]}")
+        with nullcontext() if reads else pytest.raises(InputError, match="is nested too deeply"):
+            assert len(list(items(path, "events"))) == 1
+
+    @given(
+        value=recursive(text('[]{}\\"a', max_size=5), lambda inner: lists(inner) | dictionaries(text(), inner)),
+        size=integers(1, 9),
+    )
+    def test_depth_is_that_of_the_value_however_its_text_is_cut(self, value: object, size: int) -> None:
+        written = json.dumps(value, ensure_ascii=False).encode()
+        nesting = json_stream._Nesting()
+        deepest = max(nesting.deepest(written[at : at + size]) for at in range(0, len(written), size))
+        assert deepest == depth(value)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,15 @@ Here are the first bytes by which a format is recognised, and the items of one a
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from simgpu.errors import InputError
 from simgpu.inputfile import AGAIN, TABLE_LIMIT, Stream, open_unzipped, pieces, read_errors, unreadable
@@ -30,8 +33,12 @@ _DIGITS = 1000
 #: Bytes of the longest item, and of all that stands before the first one: the parser holds them at once.
 _ITEM_LIMIT = 256 * 2**20
 
-#: Brackets that an item may leave open. Those within its texts count too, so it is more than a piece can hold.
-_DEPTH = 1 << 17
+#: Lists and objects within each other: more than any recording has, and less than what Python can show.
+_DEPTH = 100
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+#: By how much a byte outside of texts changes the depth.
+_STEPS = np.zeros(256, dtype=np.int64)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 def read_unzipped(path: Path, factor: int) -> bytes:
@@ -54,16 +61,18 @@ class _Text:
     """The bytes of a JSON file as the parser reads them: without a byte order mark, and within what it can hold.
 
     The parser ends the whole program at an integer that Python does not convert (4300 digits), so a row of digits
-    half as long is refused here. It holds an item until it is complete: one that is too long or too deep is refused.
+    half as long is refused here. It holds an item until it is complete, and ends the program at one of 100,000 levels:
+    an item that is too long or too deep is refused too.
     """
 
     def __init__(self, path: Path, stream: Stream) -> None:
         self._path, self._stream, self._begun = path, stream, False
-        self._since_item = self._open = 0
+        self._since_item = 0
+        self._nesting = _Nesting()
 
     def next_item(self) -> None:
         """An item has been taken; what is read from now on belongs to the ones behind it."""
-        self._since_item = self._open = 0
+        self._since_item = 0
 
     def read(self, size: int) -> bytes:
         piece = self._stream.read(size)
@@ -77,13 +86,32 @@ class _Text:
         self._since_item += len(piece)
         if self._since_item > _ITEM_LIMIT:
             raise self._refused(f"holds a value of more than {format_bytes(_ITEM_LIMIT)}", _DAMAGED)
-        self._open += piece.count(b"[") + piece.count(b"{") - piece.count(b"]") - piece.count(b"}")
-        if self._open > _DEPTH:
+        if self._nesting.deepest(piece) > _DEPTH:
             raise self._refused("is nested too deeply", _DAMAGED)
         return piece
 
     def _refused(self, what: str, remedy: str) -> InputError:
         return InputError.single(self._path, "", what, remedy)
+
+
+class _Nesting:
+    """How many lists and objects are open in a JSON text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth, self._in_text, self._escape = 0, False, b""
+
+    def deepest(self, piece: bytes) -> int:
+        """The most that are open anywhere in the next piece; brackets within texts do not count."""
+        plain = _ESCAPED.sub(b"", self._escape + piece)
+        self._escape = b"\\" if plain.endswith(b"\\") else b""
+        parts = plain.split(b'"')
+        outside = b"".join(parts[self._in_text :: 2])
+        self._in_text ^= len(parts) % 2 == 0
+        depths = self._depth + np.cumsum(_STEPS[np.frombuffer(outside, dtype=np.uint8)])
+        if not depths.size:
+            return self._depth
+        self._depth = int(depths[-1])
+        return int(depths.max())
 
 
 @contextmanager
