@@ -16,7 +16,7 @@ from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramErro
 from simgpu.experiments.compare import compare
 from simgpu.experiments.max_batch import max_batch
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.program.instructions import COMPUTE, Launch, Program, Segment
+from simgpu.program.instructions import COMPUTE, Program, Segment
 from simgpu.program.lowering import lower
 from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement, Recompute, Swap
@@ -59,7 +59,7 @@ def tried(context: PlanContext) -> Program:
     raise AssertionError("the trial has refused it")
 
 
-UNLAUNCHED = Program((Segment({COMPUTE: (Launch(0),)}),))
+UNLAUNCHED = Program((Segment({COMPUTE: ()}),))
 #: What a policy does: the first line of what is said of it, after file, line and name.
 FAILING = {
     "none": (outside(lambda _: None), "None is not a Program: a plan must return one"),
@@ -126,7 +126,7 @@ def test_the_line_is_the_policys_own_and_the_cause_is_what_was_raised():
 def test_a_program_that_verify_refuses_names_the_policy_and_the_instruction():
     with pytest.raises(PolicyError) as caught:
         simulate(TRACE, NODE, outside(lambda _: UNLAUNCHED))
-    assert str(caught.value) == "policy outside: its program is refused: kernel F2 is never launched"
+    assert str(caught.value) == "policy outside: its program is refused: kernel F1 is never launched"
     assert isinstance(caught.value.__cause__, ProgramError)
 
 
