@@ -29,8 +29,8 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 
     In place of SCENARIO, --trace and --node say what to run. Every policy is run. Timelines, figures and report.json
     are written when the scenario or -o names a folder, whole or not at all. Ends with 3 when every policy with
-    limited memory ran out of it, with 2 when every policy refuses the trace or the node, or fails; a policy that fails
-    beside others that run is a row 'error' and a message.
+    limited memory ran out of it, with 2 when every policy refuses the trace or the node, or fails. Where only some
+    fail, each is a row 'error' and a message on stderr.
 
     With data_parallel.gpus several GPUs train together. They exchange gradients as in moDNN (2019), through host memory
     over PCIe, not by NCCL's collectives, which are not simulated.
