@@ -120,6 +120,10 @@ class PolicyError(InputError):
         return [*([] if cause is None else traceback.format_exception(cause)), *super()._render_traceback_()]
 
 
+class Terminated(SystemExit):
+    """A signal ends the program, so no code that is called may be blamed for it, or keep it from ending."""
+
+
 class ProgramError(SimgpuError):
     """A program breaks a rule of `verify`; names the instruction and the block or kernel."""
 

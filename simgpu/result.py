@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from simgpu.analysis.compression import Compression
+from simgpu.analysis.labels import plain_parameters
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
@@ -145,7 +146,7 @@ class Result:
             "trace": {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value},
             "node": asdict(self.node),
             "policy": self.policy,
-            "parameters": dict(self.parameters),
+            "parameters": plain_parameters(self.parameters),
             "budget_bytes": self.budget,
             "pool": self.pool,
             "seed": self.seed,

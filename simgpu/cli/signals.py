@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from simgpu.errors import Terminated
+
 #: A shell tells a program that a signal ended by this plus the signal's number.
 ENDED_BY_SIGNAL = 128
 #: What `kill`, a batch system, or a terminal that closes sends. Not there on every system.
@@ -62,7 +64,7 @@ def unwinding() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() != home:  # a process forked from this one, which has nothing to put away
             os._exit(ENDED_BY_SIGNAL + number)
-        sys.exit(ENDED_BY_SIGNAL + number)
+        raise Terminated(ENDED_BY_SIGNAL + number)
 
     dropped = sys.unraisablehook
 

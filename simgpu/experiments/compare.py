@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from simgpu.analysis.labels import policy_label
+from simgpu.analysis.labels import plain_parameters, policy_label
 from simgpu.analysis.tables import (
     COMPARISON_HEADINGS,
     OVER_BOUND,
@@ -88,7 +88,11 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the result's, what is known of the lack of memory, or why it was refused or failed."""
-        head: dict[str, Any] = {"label": self.label, "policy": self.policy, "parameters": dict(self.parameters)}
+        head: dict[str, Any] = {
+            "label": self.label,
+            "policy": self.policy,
+            "parameters": plain_parameters(self.parameters),
+        }
         if isinstance(self.outcome, InputError):
             problems = [asdict(problem) for problem in self.outcome.problems]
             return head | {self.failure: {"message": str(self.outcome), "problems": problems}}

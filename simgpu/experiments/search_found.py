@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.analysis.labels import plain_parameters
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import OutOfMemoryError
 from simgpu.evaluate.evaluator import DOES_NOT_FIT
@@ -293,7 +294,7 @@ class Search:
         return {
             "label": self.label,
             "policy": self.policy,
-            "parameters": dict(self.parameters),
+            "parameters": plain_parameters(self.parameters),
             "seed": self.seed,
             "epoch": self.epoch,
             "feature_maps": len(decisions.maps),

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
-from simgpu.analysis.labels import policy_label
+from simgpu.analysis.labels import plain_parameters, policy_label
 from simgpu.experiments.study_means import Means, means_of
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import memory_of
@@ -316,7 +316,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
     made = make_policy(*run.policy)
     return {
         "policy": made.name,
-        "parameters": dict(made.parameters),
+        "parameters": plain_parameters(made.parameters),
         "node": asdict(run.node),
         "budget_bytes": run.budget,
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
@@ -325,7 +325,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
         "for_trace": {
             trace: {
                 "policy": policy and policy.name,
-                "parameters": dict(policy.parameters) if policy else None,
+                "parameters": plain_parameters(policy.parameters) if policy else None,
                 "budget_bytes": budget,
             }
             for trace, (policy, budget) in run.changed.items()

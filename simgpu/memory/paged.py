@@ -271,7 +271,7 @@ class PagedPool:
         out: Parts = []
         while self.limit - self.used < need:
             victim = self.reclaim(self.residents)
-            if victim not in touched:
+            if type(victim) is not Chunk or victim not in touched:
                 raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
             _append(out, victim.block, self._evict(victim))
         back: Parts = []

@@ -11,11 +11,14 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+
 from simgpu.analysis.labels import policy_label
-from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
 from simgpu.memory.paged import Chunk, Residents
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.program.check import not_a_program
+from simgpu.program.faults import a_type, raised, shown
 from simgpu.program.instructions import Program
 
 _Answer = TypeVar("_Answer")
@@ -37,13 +40,17 @@ def planned(policy: Policy, context: PlanContext) -> Program:
     """
     program = _asked(policy, "plan", lambda: policy.plan(context))
     if fault := not_a_program(program):
-        raise PolicyError.of(policy_label(policy), fault, _definition(policy))
+        raise PolicyError.of(policy_label(policy), fault, _definition(policy, "plan"))
     return program
 
 
 def says_it_fits(policy: Policy, context: PlanContext) -> bool | None:
-    """What the policy's `fits` says. Raises as `planned` does."""
-    return _asked(policy, "fits", lambda: policy.fits(context))
+    """What the policy's `fits` says. Raises as `planned` does, also for anything but a bool or None."""
+    answer: object = _asked(policy, "fits", lambda: policy.fits(context))
+    if answer is None or isinstance(answer, bool | np.bool_):  # NumPy's is what comparing its numbers gives
+        return None if answer is None else bool(answer)
+    what = f"fits says {shown(answer)}, {a_type(answer)}: it must return a bool, or None where only a run tells"
+    raise PolicyError.of(policy_label(policy), what, _definition(policy, "fits"))
 
 
 def reclaiming(policy: Policy) -> Callable[[Residents], Chunk]:
@@ -54,16 +61,25 @@ def reclaiming(policy: Policy) -> Callable[[Residents], Chunk]:
 def _asked(policy: Policy, what: str, ask: Callable[[], _Answer]) -> _Answer:
     try:
         return ask()
-    except (InputError, MissingExtraError, OutOfMemoryError, MemoryError, BrokenPipeError):
+    except (Terminated, MemoryError, BrokenPipeError):
         raise
-    except Exception as error:  # an outside policy may fail in any way
+    except (Exception, SystemExit) as error:  # an outside policy may fail in any way
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise
-        told = f"{what} raised {type(error).__name__}" + (f": {error}" if str(error) else "")
-        raise PolicyError.of(policy_label(policy), told, _where(policy, error)) from error
+        if isinstance(error, InputError | MissingExtraError | OutOfMemoryError) and _readable(error):
+            raise
+        raise PolicyError.of(policy_label(policy), f"{what} raised {raised(error)}", _where(policy, error)) from error
 
 
-def _where(policy: Policy, error: Exception) -> str:
+def _readable(error: Exception) -> bool:
+    """Whether an error of simgpu's was made of what it needs, so that it has a text."""
+    try:
+        return bool(str(error))
+    except Exception:
+        return False
+
+
+def _where(policy: Policy, error: BaseException) -> str:
     """File and line of the policy's own package in which an error came up, else of the code that raised it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     package = _package(type(policy).__module__)
@@ -76,6 +92,7 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _definition(policy: Policy) -> str:
-    code = inspect.unwrap(type(policy).plan).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+def _definition(policy: Policy, name: str) -> str:
+    """File and line of one of the policy's methods, empty where it is not a Python function."""
+    code = getattr(inspect.unwrap(getattr(type(policy), name)), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""

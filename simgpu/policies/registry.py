@@ -15,8 +15,9 @@ from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from simgpu.codestate import Code, code_behind
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, Problem, Terminated, did_you_mean
 from simgpu.policies.base import Policy
+from simgpu.program.faults import raised
 
 _BUILT_IN = {
     "ideal": "simgpu.policies.ideal:Ideal",
@@ -91,8 +92,10 @@ def policy_class(name: str) -> type[Policy]:
         point = _outside()[name]
         try:
             found = point.load()
-        except Exception as error:  # a foreign package may fail in any way while it is imported
-            what = f"the package of policy '{name}' does not load: {type(error).__name__}: {error}"
+        except Terminated:
+            raise
+        except (Exception, SystemExit) as error:  # a foreign package may fail in any way while it is imported
+            what = f"the package of policy '{name}' does not load: {raised(error)}"
             raise InputError.single("", f"policy {name}", what, f"mend or remove {point.value}") from error
         if fault := _fault(found, name):
             what = f"{point.value}, registered as '{name}', {fault}"
@@ -117,7 +120,15 @@ def _fault(found: object, name: str) -> str:
     if found.name != name:
         return f"calls itself '{found.name}'"
     # Its own decorator, not the base class's: without it the policy's parameters would be ignored.
-    return "" if "__dataclass_params__" in vars(found) else "is not a dataclass"
+    if "__dataclass_params__" not in vars(found):
+        return "is not a dataclass"
+    if found.parameters is not Policy.parameters:
+        return "overrides parameters, which are its fields"
+    try:
+        get_type_hints(found)
+    except Exception as error:  # a name that its module does not have, or anything that an annotation may do
+        return f"has a parameter whose type cannot be read: {raised(error)}"
+    return ""
 
 
 def outside_code(name: str) -> tuple[Code, bool] | None:
@@ -161,12 +172,14 @@ def _type_text(hint: Any) -> str:
 def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
     """A policy with these parameters; the others keep their defaults.
 
-    Raises `InputError` with every unknown parameter and every value of the wrong type or outside the choices.
+    Raises `InputError` with every unknown parameter and every value of the wrong type or outside the choices, and for
+    what the policy itself refuses.
 
     >>> make_policy("vdnn", {"mode": "conv"})
     Vdnn(mode='conv', algorithms='recorded')
     """
     from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
 
     policy = policy_class(name)
     hints = get_type_hints(policy)
@@ -183,6 +196,15 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
         except ValidationError as error:
             what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
             problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu policies {name}"))
+        except PydanticUserError:
+            what = f"is a {_type_text(hints[key])}, which no file can give"
+            problems.append(Problem("", place, what, "leave it out, or give the policy as an object in Python"))
     if problems:
         raise InputError(problems)
-    return policy(**values)
+    try:
+        return policy(**values)
+    except InputError:
+        raise
+    except Exception as error:  # an outside policy checks its parameters by raising what it likes
+        what = f"policy '{name}' refuses its parameters: {raised(error)}"
+        raise InputError.single("", "parameters", what, f"see: simgpu policies {name}") from error

@@ -6,13 +6,15 @@ meets an object that the other treats differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
+from simgpu.program.faults import a_type, bool_fault, int_fault, number_fault, raised, several, shown
 from simgpu.program.instructions import (
     INSTRUCTIONS,
     Acquire,
@@ -26,6 +28,7 @@ from simgpu.program.instructions import (
     Program,
     Provide,
     Release,
+    Section,
     Segment,
     Signal,
     Space,
@@ -33,10 +36,12 @@ from simgpu.program.instructions import (
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.placement import Placement
 from simgpu.program.text import Place, excerpt, located
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import ROLES, StreamId
 
-#: So many mistakes are written out; the rest are counted.
-_WRITTEN_OUT = 20
+#: Roles of the streams that run kernels, the GPU first.
+_LAUNCHING = ("compute", "host")
+#: Instructions that one iteration may execute, repetitions counted: each takes some microseconds and hundred bytes.
+_EXECUTED = 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ def check_program(program: Program, graph: TaskGraph) -> Checked:
 
     Raises `ProgramError` with all mistakes (the first 20 written out): an object that is no instruction, a subclass of
     one, a field of another type (a NumPy integer or a bool for an int, a text for a `Space`), a kernel or block that
-    the graph does not have, an event that is signalled twice or never.
+    the graph does not have, a stream of an unknown role, a kernel on a stream for copies, an event that is signalled
+    twice or never, more instructions than a run can execute.
 
     >>> from simgpu.program.instructions import COMPUTE
     >>> from simgpu.trace.chain import chain
@@ -71,10 +77,14 @@ def check_program(program: Program, graph: TaskGraph) -> Checked:
     """
     if fault := not_a_program(program):
         raise ProgramError(fault)
-    if faults := [*_faults_of_frame(program), *_faults_of_segments(program)]:
-        raise ProgramError(several("program", faults))
-    checking = _Checking(program, _transformed(program, graph))
-    return checking.checked()
+    try:
+        if faults := [*_faults_of_frame(program), *_faults_of_segments(program)] or [*_faults_of_size(program)]:
+            raise ProgramError(several("program", faults))
+        return _Checking(program, _transformed(program, graph)).checked()
+    except ProgramError:
+        raise
+    except Exception as error:  # an object in it may lack its fields, or fail when it is looked at or printed
+        raise ProgramError(f"its contents cannot be read: {raised(error)}") from error
 
 
 def not_a_program(value: object) -> str:
@@ -91,78 +101,69 @@ def not_a_program(value: object) -> str:
     return f"{what} is not a Program: a plan must return one"
 
 
-def number_fault(name: str, value: object, count: int | None, of: str = "") -> str:
-    """What is wrong with a number from 0 on, empty if nothing. count: how many `of` (kernels, blocks) there are.
-
-    >>> number_fault("kernel", 7, 4, "kernels")
-    'kernel 7 is out of range: the graph has 4 kernels, from 0'
-    >>> number_fault("lag", -1, None)
-    'lag -1 is negative: give 0 or more'
-    >>> number_fault("block", "x2", 4, "blocks")
-    "block 'x2' is a str, not an int: graph.block('x2') gives the number of a block"
-    """
-    if type(value) is not int:
-        return int_fault(name, value, of)
-    if count is None:
-        return f"{name} {value} is negative: give 0 or more" if value < 0 else ""
-    return "" if 0 <= value < count else f"{name} {value} is out of range: the graph has {count} {of}, from 0"
-
-
-def int_fault(name: str, value: object, of: str = "") -> str:
-    """What is wrong with a value that must be an int, empty if nothing: bool and NumPy's integers are none.
-
-    >>> import numpy as np
-    >>> int_fault("event", np.int64(3))
-    'event 3 is a numpy.int64, not an int: write int(...)'
-    """
-    if type(value) is int:
-        return ""
-    what = f"{name} {shown(value)} is {a_type(value)}, not an int"
-    if isinstance(value, str) and of:
-        one = of.removesuffix("s")
-        return f"{what}: graph.{one}({value!r}) gives the number of a {one}"
-    return f"{what}: write int(...)" if hasattr(value, "__index__") and not isinstance(value, bool) else what
-
-
-def bool_fault(name: str, value: object) -> str:
-    """What is wrong with a value that must be a bool, empty if nothing."""
-    return "" if type(value) is bool else f"{name} {shown(value)} is {a_type(value)}, not a bool"
-
-
-def a_type(value: object) -> str:
-    """The type of a value with its article and, where it is not Python's or simgpu's own, its package."""
-    package, name = type(value).__module__.partition(".")[0], type(value).__qualname__
-    written = name if package in ("builtins", "simgpu") else f"{package}.{name}"
-    return f"{'an' if written[0] in 'aeiouAEIOU' else 'a'} {written}"
-
-
-def shown(value: object) -> str:
-    """A value as Python writes it, shortened; a number without its type."""
-    text = str(value) if hasattr(value, "__index__") else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _transformed(program: Program, graph: TaskGraph) -> TaskGraph:
+    what = f"its transforms {shown(program.transforms)} cannot be applied"
     try:
-        return transformed(graph, program.transforms)
+        changed = transformed(graph, program.transforms)
     except ProgramError:
         raise
-    except Exception as error:  # a transform may hold, and an outside one may do, anything
-        what = f"its transforms {shown(program.transforms)} cannot be applied: {type(error).__name__}: {error}"
-        raise ProgramError(what) from error
+    except (Exception, SystemExit) as error:  # a transform may hold, and an outside one may do, anything
+        raise ProgramError(f"{what}: {raised(error)}") from error
+    if type(changed) is not TaskGraph:
+        raise ProgramError(f"{what}: they give {a_type(changed)}, not a TaskGraph")
+    counted = (("durations", len(changed.kernels)), ("sizes", len(changed.blocks)), ("copy_sizes", len(changed.blocks)))
+    for name, count in counted if program.transforms else ():
+        values = getattr(changed, name)
+        if len(values) != count:
+            raise ProgramError(f"{what}: they give {len(values)} {name}, where there are {count}")
+        if fault := next((fault for value in values if (fault := number_fault(name, value, None))), ""):
+            raise ProgramError(f"{what}: {fault}")
+    return changed
 
 
 def _faults_of_frame(program: Program) -> Iterator[str]:
     """What is wrong with a program besides its segments, blocks and instructions."""
-    for name in ("segments", "resident", "transforms", "notes", "elsewhere"):
+    for name in ("segments", "resident", "transforms", "notes", "elsewhere", "sections"):
         if type(getattr(program, name)) is not tuple:
             yield f"{name} is {a_type(getattr(program, name))}, not a tuple"
     if fault := bool_fault("unlimited_memory", program.unlimited_memory):
         yield fault
-    if program.pool not in (None, "counting", "addressed"):
+    if type(program.pool) not in (type(None), str) or program.pool not in (None, "counting", "addressed"):
         yield f"pool {shown(program.pool)} is not known: give counting, addressed or None"
-    if type(program.residency) not in (type(None), Paged, Remote):
-        yield f"residency {shown(program.residency)} is not known: give Paged, Remote or None"
+    yield from _faults_of_residency(program.residency)
+    yield from (
+        f"notes[{index}]: {shown(note)} is {a_type(note)}, not a str"
+        for index, note in enumerate(program.notes if type(program.notes) is tuple else ())
+        if type(note) is not str
+    )
+    for index, section in enumerate(program.sections if type(program.sections) is tuple else ()):
+        if fault := _section_fault(section):
+            yield f"sections[{index}]: {fault}"
+
+
+def _faults_of_residency(residency: object) -> Iterator[str]:
+    if type(residency) is not Paged:
+        if type(residency) not in (type(None), Remote):
+            yield f"residency {shown(residency)} is not known: give Paged, Remote or None"
+        return
+    for field in fields(residency):
+        value = getattr(residency, field.name)
+        if field.name == "write_back_clean":
+            fault = bool_fault(field.name, value)
+        else:
+            fault = "" if field.name == "bandwidth" and value is None else int_fault(field.name, value)
+        if fault:
+            yield f"residency: {fault}"
+
+
+def _section_fault(section: object) -> str:
+    if type(section) is not Section:
+        return f"{shown(section)} is {a_type(section)}, not a Section"
+    if type(section.name) is not str:
+        return f"name {shown(section.name)} is {a_type(section.name)}, not a str"
+    if type(section.layers) is not tuple or any(type(layer) is not str for layer in section.layers):
+        return f"layers {shown(section.layers)} is not a tuple of str"
+    return number_fault("held_bytes", section.held_bytes, None) or number_fault("rerun_ns", section.rerun_ns, None)
 
 
 def _faults_of_segments(program: Program) -> Iterator[str]:
@@ -175,8 +176,9 @@ def _faults_of_segments(program: Program) -> Iterator[str]:
         if fault := int_fault("repeat", repeat) or ("" if repeat > 0 else f"repeat {repeat} is not 1 or more"):
             yield f"segment {index}: {fault}"
         streams: object = segment.streams
-        if not isinstance(streams, Mapping):
-            yield f"segment {index}: streams is {a_type(streams)}, not a mapping"
+        # Another mapping may answer the machine otherwise than it answers this check.
+        if type(streams) is not dict and type(streams) is not MappingProxyType:
+            yield f"segment {index}: streams is {a_type(streams)}, not a dict"
             continue
         for stream, code in streams.items():
             if fault := _stream_fault(stream):
@@ -190,8 +192,23 @@ def _stream_fault(stream: object) -> str:
         return f"stream {shown(stream)} is {a_type(stream)}, not a StreamId"
     if type(stream.role) is not str:
         return f"stream {shown(stream)}: role is {a_type(stream.role)}, not a str"
+    if stream.role not in ROLES:
+        return f"stream {shown(tuple(stream))}: role {shown(stream.role)} is not known: give {', '.join(ROLES)}"
     fault = number_fault("gpu", stream.gpu, None) or number_fault("number", stream.number, None)
     return f"stream {shown(tuple(stream))}: {fault}" if fault else ""
+
+
+def _faults_of_size(program: Program) -> Iterator[str]:
+    """What would take more memory or time than anybody has, of a program whose instructions can be looked at."""
+    used = {stream.gpu for segment in program.segments for stream in segment.streams}
+    missing = next(gpu for gpu in range(len(used) + 1) if gpu not in used)
+    if missing < len(used):
+        yield f"GPU {missing} has no stream, and GPU {max(used)} has: GPUs are numbered from 0"
+    # Every stream passes through every repetition, with instructions there or without.
+    streams = len(program.streams)
+    executed = sum(each.repeat * (streams + sum(map(len, each.streams.values()))) for each in program.segments)
+    if executed > _EXECUTED:
+        yield f"an iteration executes more than {_EXECUTED} instructions: write fewer, or repeat segments less often"
 
 
 class _Checking:
@@ -202,7 +219,7 @@ class _Checking:
         self.kernels, self.blocks = len(graph.kernels), len(graph.blocks)
         self.signalled: dict[int, int] = {}
         self.awaited: set[int] = set()
-        self.moves = False
+        self.moves = self.launches = self.computes = False
         self.mistakes: list[tuple[Place, str]] = []
         self.unreadable: set[Place] = set()
         self._check: dict[type, Callable[[Any], str]] = {
@@ -227,6 +244,8 @@ class _Checking:
             self.mistakes.append((self._first_await(event), f"event {event} is never signalled"))
         self.mistakes.sort(key=lambda mistake: mistake[0])
         at_start = list(self._faults_at_start())
+        if self.launches and not self.computes:
+            at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
         return Checked(self.graph, self.signalled, self.moves)
@@ -237,6 +256,8 @@ class _Checking:
             kind = type(instruction)
             check = checks.get(kind)
             fault = _not_an_instruction(instruction) if check is None else check(instruction)
+            if kind is Launch and not fault:
+                fault = self._launching(stream)
             if fault:
                 place = Place(index, stream, position)
                 self.unreadable.add(place)
@@ -294,6 +315,13 @@ class _Checking:
         if not fault and launch.makes and not launch.recompute:
             return "makes names blocks, and only a recompute has any"
         return fault
+
+    def _launching(self, stream: StreamId) -> str:
+        self.launches = True
+        self.computes |= stream.role == "compute"
+        if stream.role in _LAUNCHING:
+            return ""
+        return f"kernels do not run on a {stream.role} stream: launch them on {' or '.join(_LAUNCHING)}"
 
     def _copy_out(self, copy: CopyOut) -> str:
         return self._moved(copy.block, copy.into, Space.DEVICE)
@@ -354,12 +382,3 @@ def _space_fault(space: Space) -> str:
     if type(space) is Space:
         return ""
     return f"space {shown(space)} is {a_type(space)}, not a Space: write Space.DEVICE or Space.HOST"
-
-
-def several(of: str, faults: list[str]) -> str:
-    """One fault as it is; of several the first ones, a line each, and how many more there are. of: what has them."""
-    if len(faults) == 1:
-        return faults[0]
-    rest = len(faults) - _WRITTEN_OUT
-    more = [f"and {rest} more"] if rest > 0 else []
-    return "\n".join((f"the {of} has {len(faults)} mistakes:", *faults[:_WRITTEN_OUT], *more))

@@ -7,7 +7,7 @@ from typing import Any
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.check import a_type, bool_fault, number_fault, several, shown
+from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.placement import Placement, Recompute, Swap
 
 _KERNELS = {Swap: ("after", "before", "fetch_with"), Recompute: ("after", "before")}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError
+from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError, Terminated
 from simgpu.experiments.compare import compare
 from simgpu.experiments.max_batch import max_batch
 from simgpu.policies.base import PlanContext, Policy
@@ -54,6 +56,14 @@ def third_of_two(context: PlanContext) -> Program:
     return [Program(()), Program(())][2]
 
 
+def untellable(context: PlanContext) -> Program:
+    raise InputError("the batch is too small")  # type: ignore[arg-type]  # made of problems, not of a text
+
+
+def lengthy(context: PlanContext) -> Program:
+    raise ValueError("x" * 10**6)
+
+
 def tried(context: PlanContext) -> Program:
     context.trial(None)  # type: ignore[arg-type]
     raise AssertionError("the trial has refused it")
@@ -70,6 +80,9 @@ FAILING = {
     "text": (outside(lambda _: "program"), "a str is not a Program: a plan must return one"),
     "index": (outside(third_of_two), "plan raised IndexError: list index out of range"),
     "silent": (outside(lambda _: (_ for _ in ()).throw(KeyError)), "plan raised KeyError"),
+    "exit": (outside(lambda _: sys.exit(3)), "plan raised SystemExit: 3"),
+    "no text": (outside(untellable), "plan raised InputError: (its text cannot be read)"),
+    "long text": (outside(lengthy), f"plan raised ValueError: {'x' * 2000}..."),
     "trial": (outside(tried), "plan raised ProgramError: None is not a Program: a plan must return one"),
     "name": (
         swapping("x2", 1, 4, 3),
@@ -150,6 +163,36 @@ def test_what_else_a_policy_answers_may_fail_too():
         simulate(TRACE, NODE, Reclaiming(), budget=512)
     run = next(iter(max_batch(TRACE, NODE, [Reclaiming(), "none"], most=2))).run
     assert (run.failure, "fits raised LookupError: no table" in run.message) == ("error", True)
+
+
+@pytest.mark.parametrize("answer", ["yes", 1])
+def test_fits_that_answers_no_bool_is_one_row(answer: Any):
+    asked = outside(lambda context: lower(context.graph, Placement()))
+    type(asked).fits = lambda self, context: answer  # type: ignore[assignment]
+    run = next(iter(max_batch(TRACE, NODE, [asked, "none"], most=2))).run
+    assert (run.failure, f"fits says {answer!s}" in run.message.replace("'", "")) == ("error", True)
+
+
+def test_reclaim_that_picks_no_chunk_is_refused():
+    paging = outside(lambda context: on_demand(lower(context.graph, Placement()), Paged(page=128, chunk=128)))
+    type(paging).reclaim = lambda self, residents: []  # type: ignore[assignment]
+    with pytest.raises(PolicyError, match="reclaim picks a chunk that is not in device memory"):
+        simulate(TRACE, NODE, paging, budget=512)
+
+
+def test_a_plan_that_is_no_python_function_fails_without_a_line():
+    called = outside(lambda _: None)
+    type(called).plan = partialmethod(print, end="")  # type: ignore[assignment]
+    with pytest.raises(PolicyError, match="policy outside: None is not a Program"):
+        simulate(TRACE, NODE, called)
+
+
+def test_a_signal_that_ends_the_program_is_not_the_policys():
+    def ended(_: PlanContext) -> Program:
+        raise Terminated(143)
+
+    with pytest.raises(Terminated):
+        simulate(TRACE, NODE, outside(ended))
 
 
 def test_refusals_and_lack_of_memory_stay_what_they_are():

@@ -110,6 +110,17 @@ STRANGE = {
     "planless": ("It", f"{FROZEN}    name = 'planless'\n{WORDS}", "has no plan"),
     "nameless": ("It", f"{FROZEN}    summary = ''\n{PLAN}", "does not say its name and source"),
     "other": ("It", f"{FROZEN}    name = 'vdnn'\n{WORDS}{PLAN}", "calls itself 'vdnn'"),
+    "exits": ("It", "import sys; sys.exit(4)", "does not load: SystemExit: 4"),
+    "untyped": (
+        "It",
+        f"from __future__ import annotations\n{FROZEN}    name = 'untyped'\n{WORDS}    count: Nowhere = 0\n{PLAN}",
+        "has a parameter whose type cannot be read: NameError: name 'Nowhere' is not defined",
+    ),
+    "renamed": (
+        "It",
+        f"{FROZEN}    name = 'renamed'\n{WORDS}    @property\n    def parameters(self): return 1 // 0\n{PLAN}",
+        "overrides parameters, which are its fields",
+    ),
     "plain": ("It", f"{POLICY}\nclass It(Policy):\n    name = 'plain'\n{WORDS}{PLAN}", "is not a dataclass"),
 }
 MISSING = "ModuleNotFoundError: No module named 'no_such_module'"
@@ -167,3 +178,55 @@ def test_the_command_line_says_what_is_broken_and_runs_the_rest(strange, tmp_pat
     assert others.returncode == 0, others.stderr
     shown = command_with(strange, arguments=["policies", "vdnn"], cwd=tmp_path)
     assert shown.returncode == 0 and "Rhu et al." in shown.stdout
+
+
+CHOOSY = """
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from simgpu.policies.base import Policy, parameter
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
+
+@dataclass(frozen=True)
+class Choosy(Policy):
+    name, summary, source = "choosy", "has parameters that JSON cannot hold", "a test"
+    count: int = parameter(1, "1 or more")
+    table: ModuleType = parameter(dataclass, "anything")
+    folder: Path = parameter(Path("runs"), "where")
+    limit: float = parameter(float("nan"), "of something")
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}")
+    def plan(self, context):
+        return lower(context.graph, Placement())
+"""
+
+
+@pytest.fixture(scope="module")
+def choosy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_distribution(
+        tmp_path_factory.mktemp("choosy") / "site", {"choosy": "choosy:Choosy"}, {"choosy": CHOOSY}
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ("{count: 0}", "policy 'choosy' refuses its parameters: ValueError: count is 0"),
+        ("{table: 3}", "is a module, which no file can give; leave it out, or give the policy as an object in Python"),
+    ],
+)
+def test_parameters_that_the_policy_refuses_are_bad_input(choosy: Path, parameters: str, words: str, tmp_path: Path):
+    arguments = ["run", str(make_study(tmp_path)), "--set", f"policies=[choosy: {parameters}]"]
+    refused = command_with(choosy, arguments=arguments, cwd=tmp_path)
+    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
+    assert words in " ".join(refused.stderr.split())
+
+
+def test_parameters_that_json_cannot_hold_are_texts_in_the_report(choosy: Path, tmp_path: Path):
+    arguments = ["run", str(make_study(tmp_path)), "--set", "policies=[choosy]", "--json"]
+    ran = command_with(choosy, arguments=arguments, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    (run,) = json.loads(ran.stdout)["results"]
+    assert run["parameters"] | {"table": ""} == {"count": 1, "table": "", "folder": "runs", "limit": "nan"}

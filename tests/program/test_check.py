@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
     COMPUTE,
+    D2H,
+    HOST,
     INSTRUCTIONS,
     Acquire,
     Await,
@@ -26,10 +29,12 @@ from simgpu.program.instructions import (
     Program,
     Provide,
     Release,
+    Section,
     Segment,
     Signal,
     Space,
 )
+from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
@@ -56,6 +61,26 @@ def refusal(check: Callable[[Program], None], code: Any) -> str:
 
 class Evict(Release):
     """An outside instruction that the machine would take for a release."""
+
+
+class Changing(dict[StreamId, Any]):
+    """A mapping that may answer whoever asks next in another way."""
+
+
+@dataclass(frozen=True)
+class Giving:
+    """A transform that gives, or raises, what a test says."""
+
+    what: Any
+
+    def apply(self, graph: TaskGraph) -> Any:
+        if isinstance(self.what, BaseException):
+            raise self.what
+        return self.what
+
+
+FAR = StreamId(10**9, "compute")
+SECTION = Section("first", ("conv",), 100, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +161,40 @@ def test_a_field_that_is_not_a_plain_value_of_the_graph_is_refused(
         ({"unlimited_memory": "no"}, "unlimited_memory 'no' is a str, not a bool"),
         ({"pool": "buddies"}, "pool 'buddies' is not known"),
         ({"residency": "paged"}, "residency 'paged' is not known"),
+        ({"residency": Paged(np.int64(65536))}, "residency: page 65536 is a numpy.int64, not an int"),
+        ({"segments": (Segment(Changing({COMPUTE: tuple(ALONE)})),)}, "streams is a tests.Changing, not a dict"),
+        ({"segments": (Segment({StreamId(0, "copies"): tuple(ALONE)}),)}, "role 'copies' is not known: give compute,"),
+        ({"segments": (Segment({D2H: tuple(ALONE)}),)}, "kernels do not run on a d2h stream: launch them on compute"),
+        ({"segments": (Segment({COMPUTE: tuple(ALONE), FAR: ()}),)}, "GPU 1 has no stream, and GPU 1000000000 has"),
+        ({"segments": (Segment({COMPUTE: tuple(ALONE)}, 10**9),)}, "executes more than 100000000 instructions"),
+        ({"segments": (Segment({COMPUTE: tuple(ALONE)}), Segment({}, 10**9))}, "executes more than 100000000"),
+        ({"segments": (Segment({COMPUTE: (object.__new__(Launch),)}),)}, "its contents cannot be read: AttributeError"),
+        ({"transforms": (Giving(None),)}, "they give a NoneType, not a TaskGraph"),
+        ({"transforms": (Giving(replace(TASKS, durations=(1,))),)}, "they give 1 durations, where there are"),
+        ({"transforms": (Giving(replace(TASKS, sizes=(-1, 1, 1))),)}, "cannot be applied: sizes -1 is negative"),
+        ({"transforms": (Giving(SystemExit(3)),)}, "cannot be applied: SystemExit: 3"),
+        ({"notes": ("fine", 3)}, "notes[1]: 3 is an int, not a str"),
+        ({"sections": [SECTION]}, "sections is a list, not a tuple"),
+        ({"sections": (SECTION, "second")}, "sections[1]: 'second' is a str, not a Section"),
+        (
+            {"sections": (replace(SECTION, layers=("conv", 3)),)},
+            "layers ('conv', 3) is not a tuple of str",
+        ),
+        ({"sections": (replace(SECTION, held_bytes=-1),)}, "sections[0]: held_bytes -1 is negative"),
     ],
 )
 def test_a_frame_that_is_not_of_known_parts_is_refused(
     check: Callable[[Program], None], change: dict[str, Any], words: str
 ):
     assert words in refusal(check, replace(program({COMPUTE: ALONE}, [W]), **change))
+
+
+@both
+def test_kernels_on_the_host_alone_are_refused(check: Callable[[Program], None]):
+    """The time of an iteration is that of the GPU's kernels: it would be zero."""
+    moved = [replace(each, space=Space.HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
+    on_host = replace(program({HOST: moved}), elsewhere=(Holding(None, (W,)),))
+    assert refusal(check, on_host).startswith("no kernel runs on a compute stream")
 
 
 @both

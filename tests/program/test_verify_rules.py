@@ -25,7 +25,7 @@ from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, program
 
 HOST = Space.HOST
-OTHER = StreamId(0, "compute1")
+OTHER = StreamId(0, "compute", 1)
 W, A, B = range(3)
 TASKS = graph(
     [

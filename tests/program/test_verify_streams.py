@@ -25,7 +25,7 @@ from simgpu.timeline.streams import StreamId
 from tests.program.test_verify_rules import ALONE, BACK, HOST, OUT, TASKS, A, W, refusal
 from tests.semantics.hand_made import block, graph, held, kernel, program
 
-OTHER = StreamId(0, "compute1")
+OTHER = StreamId(0, "compute", 1)
 
 
 def swapping(**without: bool) -> dict[StreamId, list[Instruction]]:

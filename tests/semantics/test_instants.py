@@ -22,7 +22,7 @@ from simgpu.program.instructions import (
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times
 
-OTHER = StreamId(0, "compute1")
+OTHER = StreamId(0, "compute", 1)
 HOST = Space.HOST
 
 

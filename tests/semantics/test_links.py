@@ -119,7 +119,7 @@ def test_of_two_that_wait_for_an_engine_the_one_that_asked_first_is_served_first
     )
     code: dict[StreamId, list[Instruction]] = {
         COMPUTE: [Signal(9), Await(0), Launch(1), Signal(1), Await(2), Await(3), Await(4), Launch(2)],
-        StreamId(0, "compute1"): [Await(9), Await(0), Launch(0), CopyOut(2), Release((2,), HOST), Signal(4)],
+        StreamId(0, "compute", 1): [Await(9), Await(0), Launch(0), CopyOut(2), Release((2,), HOST), Signal(4)],
         D2H: [Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0), CopyOut(0), Release((0,), HOST), Signal(2)],
         H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
     }

@@ -13,7 +13,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times, trace
 
-OTHER = StreamId(0, "compute1")
+OTHER = StreamId(0, "compute", 1)
 HOST = Space.HOST
 
 
@@ -78,7 +78,7 @@ def test_waiting_is_first_in_first_out_even_where_a_later_request_would_fit():
     code = {
         COMPUTE: [Acquire((0,)), Launch(0), Release((0,))],
         OTHER: [Launch(1), Acquire((1,)), Launch(2), Release((1,))],
-        StreamId(0, "compute2"): [Launch(3), Acquire((2,)), Launch(4), Release((2,))],
+        StreamId(0, "compute", 2): [Launch(3), Acquire((2,)), Launch(4), Release((2,))],
     }
     found = times(run(program(code), tasks, node(10)))
     assert found["k2"] == (10, 11)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from simgpu import __version__
 from simgpu.analysis.breakdown import Breakdown, CopyTime
 from simgpu.analysis.compression import Compression
+from simgpu.analysis.labels import plain_parameters
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import Comparison, Run, compare
@@ -142,10 +143,10 @@ def units() -> Mapping[str, str]:
 def _kept(run: Run) -> PolicyTimings:
     error = run.outcome
     if isinstance(error, OutOfMemoryError):
-        settings = {"parameters": dict(run.parameters)}
+        settings = {"parameters": plain_parameters(run.parameters)}
         return PolicyTimings(run.label, run.policy, "out of memory", _plain(settings), None, {}, _lack(error))
     if not isinstance(error, Result):
-        settings = {"parameters": dict(run.parameters)}
+        settings = {"parameters": plain_parameters(run.parameters)}
         return PolicyTimings(run.label, run.policy, "refused", _plain(settings), None, {}, {"why": str(error)})
     result = error
     counts = (result.ideal_ns, result.high_water, result.retired, len(result.timeline))
@@ -164,7 +165,7 @@ def _kept(run: Run) -> PolicyTimings:
 def _settings(result: Result) -> dict[str, Any]:
     together = result.together.how.arguments if result.together else {"gpus": 1}
     return {
-        "parameters": dict(result.parameters),
+        "parameters": plain_parameters(result.parameters),
         "budget_bytes": result.budget,
         "pool": result.pool,
         "alignment_bytes": result.node.gpu.alignment,
