@@ -215,7 +215,7 @@ def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 def _rows(database: sqlite3.Connection, file: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     for point, text in database.execute("select point, rows from points order by point"):
-        rows = parse_json(text, file, _REMEDY) if isinstance(text, str) else None
+        rows: Any = parse_json(text, file, _REMEDY) if isinstance(text, str) else None
         if fault := rows_fault(rows):
             raise InputError.single(file, f"point {point}", f"is damaged: {fault}", _REMEDY)
         yield point, rows
