@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu import __version__
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import check_folder
+from simgpu.experiments.sweep.damage import identity_fault
 from simgpu.experiments.sweep.deciding import reasons
 from simgpu.experiments.sweep.store import FILE, Store, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
@@ -64,6 +65,7 @@ def open_store(sweep: Sweep, folder: Path | None, restart: bool) -> Store:
     store = Store(folder)
     try:
         _make_fit(store, identity(sweep), folder, restart)
+        store.require_points(sweep.count)
     except BaseException:
         store.close()
         raise
@@ -76,6 +78,8 @@ def _make_fit(store: Store, swept: Mapping[str, Any], folder: Path, restart: boo
         if left.name.startswith((f".{CSV}.", f".{PARQUET}.", f".{REPORT}.")):
             left.unlink(missing_ok=True)
     known = store.about().get(_SWEPT)
+    if known is not None and not restart and (fault := identity_fault(known)):
+        raise store.damaged(fault)
     if known is not None and known != swept and not restart:
         told = "; ".join(_differences(known, swept))
         remedy = "choose another folder with -o, or replace what is there with --restart"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.experiments.sweep.damage import decided_fault, rows_fault
 from simgpu.experiments.sweep.point import PointRows
 from simgpu.inputfile import first_bytes, require_regular
 from simgpu.jsonfile import parse_json
@@ -103,10 +104,26 @@ class Store:
         """
         with self._telling():
             found = self._database.execute(query).fetchall()
-            return [
+            parsed = [
                 (number, None if what is None else parse_json(what, self._file, _REMEDY), count)
                 for number, what, count in found
             ]
+        for _, what, _ in parsed:
+            if what is not None and (fault := decided_fault(what)):
+                raise self.damaged(fault)
+        return parsed
+
+    def damaged(self, what: str, place: str = "") -> InputError:
+        """The error for a file that SQLite reads and that does not hold what a sweep keeps in it."""
+        return InputError.single(self._file, place, f"is damaged: {what}", _REMEDY)
+
+    def require_points(self, count: int) -> None:
+        """Raises `InputError` where a point is kept that a sweep of so many does not have."""
+        with self._telling():
+            query = "select point from points where point < 0 or point >= ? limit 1"
+            outside = self._database.execute(query, (count,)).fetchone()
+        if outside is not None:
+            raise self.damaged(f"the sweep has {count} points", f"point {outside[0]}")
 
     def set_current(self, numbers: Iterable[int]) -> None:
         """Says which of the things that decided points are as they are now; points of the others run again."""
@@ -198,9 +215,9 @@ def stored(folder: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 def _rows(database: sqlite3.Connection, file: str | Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     for point, text in database.execute("select point, rows from points order by point"):
-        rows = parse_json(text, file, _REMEDY) if isinstance(text, str) else None
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise InputError.single(file, f"point {point}", "is damaged: its rows are no table", _REMEDY)
+        rows: Any = parse_json(text, file, _REMEDY) if isinstance(text, str) else None
+        if fault := rows_fault(rows):
+            raise InputError.single(file, f"point {point}", f"is damaged: {fault}", _REMEDY)
         yield point, rows
 
 
