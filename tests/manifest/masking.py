@@ -19,6 +19,10 @@ from typing import Any
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
+#: Members of JSON objects that are of the code and its libraries, not of what was computed.
+OF_THE_CODE = {"decided_by"}
+
+
 class Masked:
     """The words of one file, numbered as they first appear."""
 
@@ -41,7 +45,7 @@ class Masked:
     def document(self, value: Any) -> Any:
         """A JSON document with its keys and texts masked, in its order."""
         if isinstance(value, dict):
-            return [[self.word(key), self.document(each)] for key, each in value.items()]
+            return [[self.word(key), self.document(each)] for key, each in value.items() if key not in OF_THE_CODE]
         if isinstance(value, list):
             return [self.document(each) for each in value]
         return self.word(value) if isinstance(value, str) else value
