@@ -1,15 +1,11 @@
-"""The command line: one thin file per group of commands, each loaded only when it is called.
-
-Lives here: the list of commands. Does not live here: how they are loaded and how errors end
-(`simgpu.cli.group`), or what they do.
-"""
+"""The command line: one thin file per group of commands, each loaded only when it is called."""
 
 from __future__ import annotations
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.group import LazyGroup
+from simgpu.version import __version__
 
 #: Where each command lives, and its line in ``simgpu --help``.
 COMMANDS = {

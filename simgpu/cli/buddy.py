@@ -1,7 +1,4 @@
-"""``simgpu buddy``: Buddy Compression of a program's memory.
-
-Lives here: the group. Does not live here: its commands, loaded only when one is called.
-"""
+"""``simgpu buddy``: Buddy Compression of a program's memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``simgpu codec``: the compressors, and what they make of an array.
-
-Lives here: the group. Does not live here: its commands, loaded only when one is called.
-"""
+"""``simgpu codec``: the compressors, and what they make of an array."""
 
 from __future__ import annotations
 

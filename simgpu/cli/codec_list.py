@@ -1,14 +1,11 @@
-"""``simgpu codec list``: the codecs, what each does, and where it is from.
-
-Does not live here: the codecs (`simgpu.codecs`).
-"""
+"""``simgpu codec list``: the codecs, what each does, and where it is from."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.codecs.registry import codec_class, codec_names
+from simgpu.compression.codecs.registry import codec_class, codec_names
 
 
 @click.command("list")

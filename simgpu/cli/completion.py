@@ -1,8 +1,4 @@
-"""``simgpu completion``: the script with which a shell completes commands, options and names.
-
-Lives here: the scripts, on click's machinery, and what bash needs beyond it. Does not live here: what is offered
-(`simgpu.cli.suggestions`, and `LazyGroup` for commands).
-"""
+"""``simgpu completion``: the script with which a shell completes commands, options and names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Commands that load when they are called, and the one place where an error becomes a message and an exit code.
 
-Does not live here: any command. Imports click alone, so that ``simgpu --help`` starts fast.
+Imports click alone, so that ``simgpu --help`` starts fast.
 """
 
 from __future__ import annotations

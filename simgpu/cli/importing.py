@@ -11,8 +11,8 @@ import click
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.errors import InputError
+from simgpu.importers import IMPORTERS, Told, detect, import_trace
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import IMPORTERS, Told, detect, import_trace
 from simgpu.trace.model import Trace
 
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)

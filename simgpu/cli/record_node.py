@@ -1,7 +1,4 @@
-"""``simgpu record-node``: measure this machine's GPU and link, and write its node file.
-
-Does not live here: measuring (`simgpu.trace.recorder.machine`).
-"""
+"""``simgpu record-node``: measure this machine's GPU and link, and write its node file."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
-from simgpu.trace.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
+from simgpu.io.atomic import whole_file
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
+from simgpu.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
 from simgpu.units import format_bytes
-from simgpu.whole import whole_file
 
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.run_tables import show_comparison, show_details, show_header
@@ -18,7 +17,8 @@ from simgpu.experiments import compare as experiment
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import check_outputs, report_document, write_outputs
-from simgpu.scenario.model import Scenario
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.version import __version__
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from simgpu.cli.screen import Screen, facts
-from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 
 
 @click.command()

@@ -26,10 +26,10 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
 
 def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file, as plain data."""
-    from simgpu.filemodel import FileModel
+    from simgpu.experiments.scenarios.model import ScenarioFile
+    from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
-    from simgpu.scenario.model import ScenarioFile
-    from simgpu.scenario.study import StudyFile
+    from simgpu.io.schema import FileModel
 
     models: dict[str, type[FileModel]] = {"scenario": ScenarioFile, "study": StudyFile, "node": NodeFile}
     model = models[kind]

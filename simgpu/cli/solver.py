@@ -1,7 +1,4 @@
-"""``simgpu solver``: small HPC solvers, really run, as arrays to profile and traces to run.
-
-Lives here: the group. Does not live here: its commands, each loaded only when it is called.
-"""
+"""``simgpu solver``: small HPC solvers, really run, as arrays to profile and traces to run."""
 
 from __future__ import annotations
 

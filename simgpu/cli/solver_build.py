@@ -1,8 +1,4 @@
-"""``simgpu solver build``: runs a solver, measures its arrays, and writes one of its steps as a trace.
-
-Does not live here: solvers and their traces (`simgpu.trace.solvers`), or how entries compress
-(`simgpu.codecs.entries`).
-"""
+"""``simgpu solver build``: runs a solver, measures its arrays, and writes one of its steps as a trace."""
 
 from __future__ import annotations
 
@@ -12,20 +8,20 @@ from pathlib import Path
 import click
 import numpy as np
 
-from simgpu.buddy.snapshots import Seen, Snapshots, classes_of, collect
-from simgpu.buddy.stored import FILE, save_entries
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
-from simgpu.codecs.entries import ENTRY_SIZES
+from simgpu.compression.buddy.snapshots import Seen, Snapshots, classes_of, collect
+from simgpu.compression.buddy.stored import FILE, save_entries
+from simgpu.compression.codecs.entries import ENTRY_SIZES
+from simgpu.io.atomic import whole_folder
 from simgpu.trace.folder import strangers, write_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.solvers.catalogue import SOLVERS, solver_of
-from simgpu.trace.solvers.solver import SNAPSHOTS, Solver, State
-from simgpu.trace.solvers.tracing import NODE, solver_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
-from simgpu.whole import whole_folder
+from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
+from simgpu.workloads.solvers.solver import SNAPSHOTS, Solver, State
+from simgpu.workloads.solvers.tracing import NODE, solver_trace
 
 
 @click.command("build")

@@ -1,16 +1,13 @@
-"""``simgpu solver list``: the solvers, and their memory.
-
-Does not live here: the solvers (`simgpu.trace.solvers.catalogue`).
-"""
+"""``simgpu solver list``: the solvers, and their memory."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.trace.solvers.catalogue import SOLVERS
-from simgpu.trace.solvers.solver import Solver
 from simgpu.units import format_bytes
+from simgpu.workloads.solvers.catalogue import SOLVERS
+from simgpu.workloads.solvers.solver import Solver
 
 
 @click.command("list")

@@ -1,7 +1,4 @@
-"""``simgpu trace``: look at a recorded trace.
-
-Lives here: the group. Does not live here: its commands, loaded only when one is called.
-"""
+"""``simgpu trace``: look at a recorded trace."""
 
 from __future__ import annotations
 

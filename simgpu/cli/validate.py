@@ -1,7 +1,4 @@
-"""``simgpu validate``: real runs under memory management, beside their simulated twins.
-
-Lives here: the group. Does not live here: its commands, each loaded only when it is called.
-"""
+"""``simgpu validate``: real runs under memory management, beside their simulated twins."""
 
 from __future__ import annotations
 

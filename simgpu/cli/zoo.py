@@ -1,7 +1,4 @@
-"""``simgpu zoo``: networks from their published descriptions, and modelled traces of them.
-
-Lives here: the group. Does not live here: its commands, each loaded only when it is called.
-"""
+"""``simgpu zoo``: networks from their published descriptions, and modelled traces of them."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.memory.paged import Chunk, Residents
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.labels import policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.instructions import Program
 

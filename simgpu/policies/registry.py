@@ -1,7 +1,4 @@
-"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`.
-
-Lives here: finding a policy by name, describing it, and making it from parameters. Does not live here: any policy.
-"""
+"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from simgpu.codestate import Code, code_behind
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.io.codestate import Code, code_behind
 from simgpu.policies.base import Policy
 
 _BUILT_IN = {

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.what_fits import what_fits
 from simgpu.hardware.nodes import load_node
 from simgpu.policies.subbatch import select_sub_batch
-from simgpu.scenario.load import load_scenario
-from simgpu.simulation import simulate, task_graph
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Origin
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import make_study, simgpu
 
 ZOO = ("zoo:resnet34", "--batch", 256, "--node", "k40", "--framework", "fused", "--optimizer", "plain-sgd")
@@ -138,9 +139,9 @@ def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
     largest = found["simulated"]["largest_batch"]
     assert largest["none"] < 32 < largest["vdnn"]
     for policy, batch in largest.items():
-        simulate(trace.at_batch(batch), node, policy, budget=budget)
+        simulate(at_batch(trace, batch), node, policy, budget=budget)
         with pytest.raises(OutOfMemoryError):
-            simulate(trace.at_batch(batch + 1), node, policy, budget=budget)
+            simulate(at_batch(trace, batch + 1), node, policy, budget=budget)
 
 
 def test_a_sub_batch_that_does_not_run_is_said_not_to() -> None:
@@ -203,7 +204,7 @@ def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
 def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(
-        "schema: simgpu.scenario/1\n"
+        "schema: simgpu.experiments.scenarios/1\n"
         "trace: {zoo: resnet20, batch: 128}\n"
         "node: k40-x4\n"
         "policies: none\n"

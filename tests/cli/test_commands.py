@@ -19,7 +19,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

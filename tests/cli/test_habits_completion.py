@@ -16,14 +16,14 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from simgpu.cli import COMMANDS, main
 from simgpu.cli.completion import Bash, Fish
-from simgpu.codecs.registry import codec_names
+from simgpu.compression.codecs.registry import codec_names
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 from simgpu.hardware.nodes import node_names
+from simgpu.io.shipped import shipped_names
+from simgpu.papers.claims import PAPERS
 from simgpu.policies.registry import policy_names
-from simgpu.reproduction.claims import PAPERS
-from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
-from simgpu.shipped import shipped_names
-from simgpu.trace.solvers.catalogue import SOLVERS
-from simgpu.trace.zoo.catalogue import NETWORKS
+from simgpu.workloads.catalogue import NETWORKS
+from simgpu.workloads.solvers.catalogue import SOLVERS
 from tests.cli.cli_helpers import make_study, simgpu
 
 ROOT = Path(__file__).resolve().parents[2]

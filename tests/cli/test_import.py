@@ -10,11 +10,11 @@ import pytest
 from simgpu.cli.importing import policies_that_run
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Origin, Trace
 from tests.cli.cli_helpers import simgpu
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 _CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
 TOLD = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simgpu.trace.folder import read_trace
 from tests.cli.cli_helpers import simgpu
-from tests.trace.kineto_files import small_run
+from tests.importers.kineto_files import small_run
 
 
 def test_a_profile_and_its_execution_trace_are_joined(tmp_path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_helpers import make_study, simgpu
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 HUGE = str(10**30)
 NO_COUNTS = ["", "-1", "0", "1.5", "many", "1e3", "nan", "9" * 5000]

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simgpu.buddy.stored import load_entries
+from simgpu.compression.buddy.stored import load_entries
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Origin
-from simgpu.trace.solvers.catalogue import SOLVERS
+from simgpu.workloads.solvers.catalogue import SOLVERS
 from tests.cli.cli_helpers import simgpu
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.cli.sweep import Count
+from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.sweep.run import run_sweep
-from simgpu.scenario.load_sweep import load_sweep
 from tests.cli.cli_helpers import make_study, simgpu
 from tests.experiments.sweeps import results
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 POINTS = 16
 #: Of about a tenth of a second a point.
 SLOW = f"""\
-schema: simgpu.scenario/1
+schema: simgpu.experiments.scenarios/1
 name: slow
 trace: resnet20-cifar-cpu
 node: laptop-2gb

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.training import train
 from simgpu.hardware.nodes import load_node
-from simgpu.scenario.load_study import load_study
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace, write_trace
 from tests.cli.cli_helpers import simgpu

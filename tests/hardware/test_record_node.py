@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
-from simgpu.trace.recorder.machine.entry import (
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
+from simgpu.recorder.machine.entry import (
     DeviceFacts,
     HostFacts,
     architecture,

@@ -12,14 +12,14 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from simgpu.cli import main
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 from simgpu.experiments.study import StudyResult
 from simgpu.experiments.study_outputs import write_study
-from simgpu.reproduction.reproduce import reproduce
-from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
+from simgpu.papers.reproduce import reproduce
 from tests.experiments.test_golden_buddy import BUDDY
 from tests.experiments.test_golden_buddy import some as some_of_buddy
 from tests.experiments.test_golden_studies import CDMA, CSWAP, HOME, MODNN, ends, part, some
-from tests.reproduction.test_outcomes import recorded
+from tests.papers.test_outcomes import recorded
 
 #: The shipped sweep that the manifest runs.
 SWEEP = "memory-sweep"

@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.policies import registry
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.cli.cli_helpers import make_study
 from tests.policies.contract import PLENTY, PolicyContract, node_of

@@ -13,10 +13,10 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.experiments.compare import compare
 from simgpu.experiments.outputs import write_outputs
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.machine.run import run_program
-from simgpu.scenario.load import load_trace
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.validation.replay.program import of_result, read_program
 from tests.semantics.hand_made import node as made_node
@@ -111,8 +111,8 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         "program.json: line 1: is not JSON: Expecting value; is it cut off?",
     ),
     "another schema": (
-        lambda home: replaced(home / "tasks.json", "simgpu.tasks/1", "simgpu.tasks/9"),
-        "tasks.json: schema: 'simgpu.tasks/9' is not simgpu.tasks/1",
+        lambda home: replaced(home / "tasks.json", "simgpu.simulation.tasks/1", "simgpu.simulation.tasks/9"),
+        "tasks.json: schema: 'simgpu.simulation.tasks/9' is not simgpu.simulation.tasks/1",
     ),
     "a number too few": (
         lambda home: changed(home / "tasks.json", lambda tasks: tasks["device_bytes"].pop()),
