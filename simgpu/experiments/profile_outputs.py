@@ -20,7 +20,7 @@ from simgpu.io.atomic import whole_folder
 if TYPE_CHECKING:
     from simgpu.analysis.buddy_profile import BuddyProfile
 
-SCHEMA = "simgpu.compression.buddy-profile/1"
+SCHEMA = "simgpu.buddy-profile/1"
 
 
 def check_profile_outputs(folder: Path) -> None:

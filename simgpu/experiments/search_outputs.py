@@ -22,7 +22,7 @@ from simgpu.io.atomic import whole_folder
 if TYPE_CHECKING:
     from simgpu.experiments.search_found import Search
 
-SCHEMA = "simgpu.planning.search-report/1"
+SCHEMA = "simgpu.search-report/1"
 
 
 def check_search_outputs(folder: Path) -> None:

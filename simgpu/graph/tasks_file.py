@@ -14,7 +14,7 @@ from simgpu.graph.unpacked import in_versions
 from simgpu.io.json_files import parse_json
 from simgpu.trace.model import Trace
 
-SCHEMA = "simgpu.simulation.tasks/1"
+SCHEMA = "simgpu.tasks/1"
 
 _AGAIN = "write it anew"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simgpu.papers.claims_file import AssumptionSection, PartSection
     from simgpu.papers.recordings import Recordings
 
-REPRODUCTION_SCHEMA = "simgpu.papers/1"
+REPRODUCTION_SCHEMA = "simgpu.reproduction/1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ def test_what_it_refuses(arguments: tuple[object, ...], text: str) -> None:
 def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path) -> None:
     study = tmp_path / "four.yaml"
     study.write_text(
-        "schema: simgpu.experiments.scenarios/1\n"
+        "schema: simgpu.scenario/1\n"
         "trace: {zoo: resnet20, batch: 128}\n"
         "node: k40-x4\n"
         "policies: none\n"

@@ -52,7 +52,7 @@ WRITING = {
     "run": (["run", "study.yaml"], "report.json", "simgpu.report/0"),
     "study": (["study", "figure.yaml"], "report.json", "simgpu.study-report/0"),
     "epochs": (EPOCHS, "report.json", "simgpu.report/0"),
-    "search": (["search", "study.yaml", "--policy", "superneurons"], "report.json", "simgpu.planning.search-report/0"),
+    "search": (["search", "study.yaml", "--policy", "superneurons"], "report.json", "simgpu.search-report/0"),
     "zoo build": (["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force"], "blocks.csv", ""),
     "buddy profile": (["buddy", "profile", "ones.npy"], "report.json", PROFILE_SCHEMA),
     "solver build": (["solver", "build", "ep", "--force"], "blocks.csv", ""),

@@ -167,10 +167,10 @@ def test_a_long_circle_is_told_where_it_closes(tmp_path: Path) -> None:
 
 def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = over(tmp_path)
-    write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.experiments.scenarios/1"))
+    write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.scenario/1"))
     (problem,) = told(path)
     assert problem.startswith(
-        "under.yaml: line 1, schema: 'simgpu.experiments.scenarios/1' is not the schema expected here"
+        "under.yaml: line 1, schema: 'simgpu.scenario/1' is not the schema expected here"
     )
 
 

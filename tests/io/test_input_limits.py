@@ -162,7 +162,7 @@ def test_what_is_no_file_of_its_kind_is_refused_at_once(
 
 
 NINE_OF_EACH = """\
-schema: simgpu.experiments.scenarios/1
+schema: simgpu.scenario/1
 a: &a [x,x,x,x,x,x,x,x,x]
 b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]
 c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]

@@ -72,7 +72,7 @@ def test_folders_that_no_run_wrote(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     for text, says in (
         ('{"schema": "simgpu.study-report/1"}', "holds a study (schema 'simgpu.study-report/1')"),
-        ('{"schema": "simgpu.planning.search-report/1"}', "holds a search (schema 'simgpu.planning.search-report/1')"),
+        ('{"schema": "simgpu.search-report/1"}', "holds a search (schema 'simgpu.search-report/1')"),
         ('{"schema": "simgpu.report/1", "trainings": []}', "holds trainings over epochs, of `simgpu epochs`"),
         ('{"schema": "other/2"}', "schema 'other/2' is not 'simgpu.report/1'"),
         ("[1]", "schema '' is not 'simgpu.report/1'"),

@@ -111,8 +111,8 @@ DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
         "program.json: line 1: is not JSON: Expecting value; is it cut off?",
     ),
     "another schema": (
-        lambda home: replaced(home / "tasks.json", "simgpu.simulation.tasks/1", "simgpu.simulation.tasks/9"),
-        "tasks.json: schema: 'simgpu.simulation.tasks/9' is not simgpu.simulation.tasks/1",
+        lambda home: replaced(home / "tasks.json", "simgpu.tasks/1", "simgpu.tasks/9"),
+        "tasks.json: schema: 'simgpu.tasks/9' is not simgpu.tasks/1",
     ),
     "a number too few": (
         lambda home: changed(home / "tasks.json", lambda tasks: tasks["device_bytes"].pop()),

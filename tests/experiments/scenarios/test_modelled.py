@@ -21,7 +21,7 @@ from simgpu.workloads.lowering.optimizer import Optimizer
 from tests.cli.cli_helpers import simgpu
 
 FILE = """\
-schema: simgpu.experiments.scenarios/1
+schema: simgpu.scenario/1
 trace:
   zoo: alexnet
   batch: 64
