@@ -1,4 +1,5 @@
-"""``simgpu bound``: how much memory an iteration needs with all tensors at once, without offloading, and at least."""
+"""``simgpu memory-bound``: how much memory an iteration needs with all tensors at once, without offloading, and at
+least."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class _Asked:
     alignment: int
 
 
-@click.command()
+@click.command("memory-bound")
 @click.argument("what", metavar="WHAT", shell_complete=workloads)
 @click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
 @click.option(
@@ -77,10 +78,10 @@ def bound(
     train together, one GPU's share of the batch).
 
     \b
-    simgpu bound vgg16-b128-v100 --node v100
-    simgpu bound zoo:resnet34 --batch 256 --node k40 --framework fused \\
+    simgpu memory-bound vgg16-b128-v100 --node v100
+    simgpu memory-bound zoo:resnet34 --batch 256 --node k40 --framework fused \\
         --budget 5GB
-    simgpu bound quickstart --json
+    simgpu memory-bound quickstart --json
     """
     if not what.startswith(ZOO):
         for option, value in (("--framework", framework), ("--optimizer", optimizer)):

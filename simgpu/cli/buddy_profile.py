@@ -1,4 +1,4 @@
-"""``simgpu buddy profile``: ratio and overflow of arrays under Buddy Compression, by design."""
+"""``simgpu compression profile``: ratio and overflow of arrays under Buddy Compression, by design."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def profile(
     of several snapshots, how much overflows in each (figure 8).
 
     \b
-    simgpu buddy profile weights.npy relu1.npy
-    simgpu buddy profile dumps/ --threshold 20% -o profile
+    simgpu compression profile weights.npy relu1.npy
+    simgpu compression profile dumps/ --threshold 20% -o profile
     """
     share = _share(threshold)
     if output is not None:

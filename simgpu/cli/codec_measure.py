@@ -1,4 +1,4 @@
-"""``simgpu codec measure``: sizes and ratios of one array, by codec and layout."""
+"""``simgpu compression measure``: sizes and ratios of one array, by codec and layout."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def measure_(
     lies. Sizes are what a codec's format itself takes, without the header that guards a stream.
 
     \b
-    simgpu codec measure relu1.npy
-    simgpu codec measure relu1.npy --codec zvc --codec zlib \\
+    simgpu compression measure relu1.npy
+    simgpu compression measure relu1.npy --codec zvc --codec zlib \\
         --layout nhwc --window "64 KiB"
     """
     try:

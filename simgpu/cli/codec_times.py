@@ -1,4 +1,4 @@
-"""``simgpu codec times``: how well regressions predict a codec's times."""
+"""``simgpu compression times``: how well regressions predict a codec's times."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def times(node: str, seed: int, quiet: bool) -> None:
     Errors are relative absolute ones, means over all codecs and both directions (CSWAP, section V-C and figure 10).
 
     \b
-    simgpu codec times
-    simgpu codec times --node 2080ti --seed 1
+    simgpu compression times
+    simgpu compression times --node 2080ti --seed 1
     """
     surface = response_of(load_node(node).gpu)
     with progress(quiet) as say:

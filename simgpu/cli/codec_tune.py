@@ -1,4 +1,4 @@
-"""``simgpu codec tune``: launch settings of a codec on a GPU, found in four ways."""
+"""``simgpu compression tune``: launch settings of a codec on a GPU, found in four ways."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
     Times are those of encoding and decoding every tensor once (CSWAP, section IV-D and figure 12).
 
     \b
-    simgpu codec tune
-    simgpu codec tune --node 2080ti --trace vgg16-b128-v100 --epoch 20
+    simgpu compression tune
+    simgpu compression tune --node 2080ti --trace vgg16-b128-v100 --epoch 20
     """
     codec_class(codec)
     gpu = load_node(node).gpu

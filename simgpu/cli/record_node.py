@@ -1,4 +1,4 @@
-"""``simgpu record-node``: measure this machine's GPU and link, and write its node file."""
+"""``simgpu validate node``: measure this machine's GPU and link, and write its node file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simgpu.units import format_bytes
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 
 
-@click.command("record-node")
+@click.command()
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="YAML file to write."
 )
@@ -30,7 +30,7 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
     "--repetitions", type=click.IntRange(min=1), default=DEFAULT_REPETITIONS, show_default=True, help="Of each copy."
 )
 @quiet_option
-def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
+def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
     """Measure this machine's GPU and its link to the host, and write a node file.
 
     Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
@@ -38,8 +38,8 @@ def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions
     run while nothing else uses the GPU. Needs PyTorch (the extra 'record').
 
     \b
-    simgpu record-node -o my-node.yaml
-    simgpu record-node -o second.yaml --device cuda:1 --sizes "1 MiB, 1 GiB"
+    simgpu validate node -o my-node.yaml
+    simgpu validate node -o second.yaml --device cuda:1 --sizes "1 MiB, 1 GiB"
     simgpu run vgg11-cifar-cpu --set node=my-node.yaml
     """
     _check_output(output, force)

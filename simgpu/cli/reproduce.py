@@ -48,7 +48,7 @@ _COLOURS = {
 @click.command()
 @click.argument("what", nargs=-1, shell_complete=claims)
 @click.option("--quick", is_flag=True, help="Only the claims that take seconds together.")
-@click.option("--why", is_flag=True, help="Of what is not within 10%, also run the experiments on its causes.")
+@click.option("--explain", "why", is_flag=True, help="Where off by over 10%, also run experiments on why.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
@@ -90,7 +90,7 @@ def reproduce(
     \b
     simgpu reproduce --quick
     simgpu reproduce cdma.gain
-    simgpu reproduce buddy --why
+    simgpu reproduce buddy --explain
     simgpu reproduce --html papers.html
     simgpu reproduce recordings --recordings my/recordings
     """

@@ -1,4 +1,4 @@
-"""``simgpu schema``: JSON Schema for editors."""
+"""``simgpu list schema``: JSON Schema for editors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
     when those are installed.
 
     \b
-    simgpu schema scenario > scenario.schema.json
+    simgpu list schema scenario > scenario.schema.json
     # then, in the first line of your YAML file:
     # yaml-language-server: $schema=scenario.schema.json
     """

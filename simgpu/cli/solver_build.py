@@ -1,4 +1,4 @@
-"""``simgpu solver build``: runs a solver, measures its arrays, and writes one of its steps as a trace."""
+"""``simgpu zoo solve``: runs a solver, measures its arrays, and writes one of its steps as a trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simgpu.workloads.solvers.solver import SNAPSHOTS, Solver, State
 from simgpu.workloads.solvers.tracing import NODE, solver_trace
 
 
-@click.command("build")
+@click.command()
 @click.argument("solver", shell_complete=suggest(lambda: SOLVERS))
 @folder_options
 @click.option("--size", type=int, help="Size of the run that is measured; the usual one where left out.")
@@ -38,19 +38,19 @@ from simgpu.workloads.solvers.tracing import NODE, solver_trace
     help="Write the measured arrays too: a folder for each snapshot with a .npy file for each allocation.",
 )
 @quiet_option
-def build(
+def solve(
     solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None, quiet: bool
 ) -> None:
     """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
 
     The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
     whose kind it is, and how compressible they are is measured in the run. entries.npz, beside the trace, has the size
-    of each memory-entry of the run: simgpu buddy profile draws them.
+    of each memory-entry of the run: simgpu compression profile draws them.
 
     \b
-    simgpu solver build cg -o my-cg
-    simgpu solver build seismic -o my-seismic --size 64 --arrays my-arrays
-    simgpu buddy profile my-arrays
+    simgpu zoo solve cg -o my-cg
+    simgpu zoo solve seismic -o my-seismic --size 64 --arrays my-arrays
+    simgpu compression profile my-arrays
     """
     with progress(quiet) as say:
         chosen = solver_of(solver, size)
@@ -98,7 +98,7 @@ def _histograms(found: Snapshots) -> list[dict[str, dict[int, int]]]:
 
 
 def _about(solver: Solver) -> str:
-    return f"simgpu solver {solver.name}, run at {solver.scale}"
+    return f"simgpu zoo solve {solver.name}, run at {solver.scale}"
 
 
 def _facts(solver: Solver, trace: Trace) -> list[tuple[str, str]]:

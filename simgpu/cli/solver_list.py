@@ -1,4 +1,4 @@
-"""``simgpu solver list``: the solvers, and their memory."""
+"""``simgpu zoo solvers``: the solvers, and their memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simgpu.workloads.solvers.catalogue import SOLVERS
 from simgpu.workloads.solvers.solver import Solver
 
 
-@click.command("list")
-def list_() -> None:
+@click.command()
+def solvers() -> None:
     """List the solvers: of which benchmark's kind, usual size of the run, its memory, and that of the trace.
 
     \b
-    simgpu solver list
+    simgpu zoo solvers
     """
     headings = ("solver", "kind of", "run", "memory", "trace", "what")
     Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), whole=(0, 1)))

@@ -1,4 +1,4 @@
-"""The folder that ``simgpu import`` and ``simgpu record`` write, and that they replace only when told to.
+"""The folder that ``simgpu trace import`` and ``simgpu record`` write, and that they replace only when told to.
 
 With it, what is said of the folder when it is there.
 """

@@ -50,7 +50,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     required=True,
     metavar="NODE",
     shell_complete=nodes,
-    help="Whose GPU: a shipped node or a YAML file (simgpu nodes).",
+    help="Whose GPU: a shipped node or a YAML file (simgpu list nodes).",
 )
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
 @click.option(

@@ -78,7 +78,7 @@ def advice(
         told.insert(0, ("nothing moved", where))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
-        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu bound"
+        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu memory-bound"
         told.append(("sub-batches", least))
         if memory < bounds.offloaded.bytes:
             return [*told, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
@@ -121,7 +121,7 @@ def _policies_to_try(
         return
     if len(trace.kernels) > _MOST_KERNELS:
         count = f"{len(trace.kernels)} kernels"
-        yield f"another policy (simgpu policies); a trace of {count} is too long to try them here"
+        yield f"another policy (simgpu list policies); a trace of {count} is too long to try them here"
         return
     tried = [run.label for run in comparison]
     found = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)

@@ -12,7 +12,8 @@ from simgpu.trace.model import Trace
 
 
 def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
-    """What ``simgpu bound`` tells: memory of an iteration where everything stays, and the least under any schedule.
+    """What ``simgpu memory-bound`` tells: memory of an iteration where everything stays, and the least under any
+    schedule.
 
     The latter is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
     alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.

@@ -1,6 +1,6 @@
 """The files of a Buddy Compression profile: a folder that appears whole or not at all.
 
-report.json                     every number, as `simgpu buddy profile --json` prints it
+report.json                     every number, as `simgpu compression profile --json` prints it
 allocations.csv                 one row an allocation: its target, and how much of it overflows
 threshold.csv, threshold.png    ratio and overflow by Buddy Threshold
 drift.csv, drift.png            of several snapshots: overflow in each

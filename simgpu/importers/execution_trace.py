@@ -99,7 +99,7 @@ def recognises(path: Path) -> bool:
 def load(path: Path, told: Told) -> Trace:
     """Refuses: an execution trace alone has no times."""
     what = "is an execution trace, which has no times"
-    remedy = "import the profile of the same run and add this file to it: simgpu import PROFILE --execution-trace FILE"
+    remedy = "import the profile of the same run and add this file to it: simgpu trace import PROFILE"
     raise InputError.single(path, "", what, remedy)
 
 

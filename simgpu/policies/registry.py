@@ -179,7 +179,7 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
             values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
         except ValidationError as error:
             what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
-            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu policies {name}"))
+            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu list policies {name}"))
     if problems:
         raise InputError(problems)
     return policy(**values)

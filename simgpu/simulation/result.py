@@ -122,7 +122,7 @@ class Result:
             return ""
         if missing := not_told(self.graph.trace):
             return f"not known: {missing}"
-        told = f"modelled per component of the {gpu.name} (`simgpu nodes` tells the sources)"
+        told = f"modelled per component of the {gpu.name} (`simgpu list nodes` tells the sources)"
         return told if gpu.is_called(device) else f"{told}, in times of {device}"
 
     @property

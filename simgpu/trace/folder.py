@@ -100,7 +100,7 @@ def _require_folder(folder: Path) -> None:
         raise InputError.single(folder, "", "no such folder", "give the path of a trace folder")
     if not folder.is_dir() or not any((folder / file).exists() for file in _FILES):
         what = "is not a trace: a trace is a folder with trace.yaml, kernels.csv and blocks.csv"
-        raise InputError.single(folder, "", what, "bring other recordings in with `simgpu import PATH -o DIR`")
+        raise InputError.single(folder, "", what, "bring other recordings in with `simgpu trace import PATH -o DIR`")
 
 
 def _unknown_files(folder: Path) -> list[Problem]:

@@ -1,4 +1,5 @@
-"""``simgpu bound``: all tensors at once, the peak, both bounds, equation 8's sub-batch and what fits by simulation."""
+"""``simgpu memory-bound``: all tensors at once, the peak, both bounds, equation 8's sub-batch and what fits by
+simulation."""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ ZOO = ("zoo:resnet34", "--batch", 256, "--node", "k40", "--framework", "fused", 
 
 
 def told(*arguments: object) -> str:
-    done = simgpu("bound", *arguments)
+    done = simgpu("memory-bound", *arguments)
     assert done.exit_code == 0, done.output
     return " ".join(done.stdout.split())
 
 
 def document(*arguments: object) -> dict:
-    done = simgpu("bound", *arguments, "--json")
+    done = simgpu("memory-bound", *arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def refused(*arguments: object) -> str:
-    done = simgpu("bound", *arguments)
+    done = simgpu("memory-bound", *arguments)
     assert done.exit_code == 2
     return " ".join(done.stderr.split())
 
@@ -210,7 +211,7 @@ def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path
         "policies: none\n"
         "data_parallel: {gpus: 4}\n"
     )
-    four = json.loads(simgpu("bound", study, "--json").stdout)
-    share = json.loads(simgpu("bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
+    four = json.loads(simgpu("memory-bound", study, "--json").stdout)
+    share = json.loads(simgpu("memory-bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
     assert four["all_at_once"]["bytes"] == share["all_at_once"]["bytes"]
     assert four["sub_batch"] == share["sub_batch"]

@@ -149,27 +149,27 @@ def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        command = [sys.executable, "-c", PROGRAM, "nodes"]
+        command = [sys.executable, "-c", PROGRAM, "list", "nodes"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment({}), check=False)
     assert done.returncode == 2
     assert done.stderr == "Error: the output cannot be written: No space left on device; make room where it goes\n"
 
 
 TABLES = [
-    "nodes",
-    "nodes v100",
-    "nodes buddy-gpu",
-    "policies",
-    "scenarios",
+    "list nodes",
+    "list nodes v100",
+    "list nodes buddy-gpu",
+    "list policies",
+    "list scenarios",
     "trace show vgg11-cifar-cpu",
     "trace stats digits-cnn-cpu",
     "trace show hpc-seismic",
     "zoo list",
     "zoo validate",
-    "codec list",
-    "solver list",
-    "bound study.yaml",
-    "bound vgg16-b128-v100 --node v100",
+    "compression codecs",
+    "zoo solvers",
+    "memory-bound study.yaml",
+    "memory-bound vgg16-b128-v100 --node v100",
     "run study.yaml",
     "run study.yaml --set node.gpu.memory=100KB",
     "compare study.yaml",
@@ -179,9 +179,9 @@ TABLES = [
     "max-batch study.yaml",
     'search study.yaml --policy superneurons --policy "capuchin(version=home)"',
     "study figure.yaml",
-    "buddy profile hpc-ep",
+    "compression profile hpc-ep",
     "zoo build alexnet --batch 1 --gpu v100 -o alex",
-    "solver build ep -o solved",
+    "zoo solve ep -o solved",
 ]
 
 

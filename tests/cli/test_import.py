@@ -1,4 +1,4 @@
-"""What ``simgpu import`` says when it is done."""
+"""What ``simgpu trace import`` says when it is done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, told:
 
 
 def test_an_import_ends_with_what_can_be_run_and_how(tmp_path: Path) -> None:
-    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out")
+    done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert "runs    all policies but those that go by sparsity" in done.stdout
     *_, where, how = done.stdout.splitlines()

@@ -95,7 +95,7 @@ def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, mon
 def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
     both = ("made.speed", "made.half")
     assert "why: link" not in reproduce(*both).stdout
-    for told in (reproduce(*both, "--why"), reproduce("made.speed")):
+    for told in (reproduce(*both, "--explain"), reproduce("made.speed")):
         assert told.exit_code == 0
         rows = [line.split() for line in told.stdout.splitlines()]
         assert "why: link" in told.stdout

@@ -117,7 +117,7 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     most, _ = needs(SMALL)
     monkeypatch.setattr("simgpu.experiments.advice._MOST_KERNELS", len(SMALL.kernels) - 1)
     assert steps(scenario(most - 1, "none"))[0] == (
-        f"another policy (simgpu policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
+        f"another policy (simgpu list policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
     )
 
 

@@ -217,7 +217,7 @@ def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
 
 
 def test_scenarios_and_studies_are_listed_apart() -> None:
-    lines = simgpu("scenarios").stdout.splitlines()
+    lines = simgpu("list", "scenarios").stdout.splitlines()
     at = lines.index("studies: simgpu study NAME")
     assert any(line.startswith("quickstart ") for line in lines[:at])
     assert any(line.startswith("cswap-6a ") for line in lines[at:])

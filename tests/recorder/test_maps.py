@@ -129,7 +129,7 @@ def test_kept_maps_are_those_of_the_recorded_step(digits: tuple[Trace, Path]) ->
     files = file_names([block.id for block in blocks])
     assert {file.name for file in maps.iterdir()} == set(files)
     assert all(np.load(maps / file).shape == block.shape for file, block in zip(files, blocks, strict=True))
-    done = simgpu("codec", "measure", maps / files[0], "--codec", "zvc")
+    done = simgpu("compression", "measure", maps / files[0], "--codec", "zvc")
     assert done.exit_code == 0, done.stderr
 
 

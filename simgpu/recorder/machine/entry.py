@@ -106,8 +106,8 @@ def measured_node(
 ) -> str:
     """The text of the node file, with copies measured on any device that can copy."""
     speeds = measure(copies, sizes, repetitions)
-    by = f"measured by simgpu record-node on {day}"
-    told = f"as {facts.told_by} told simgpu record-node on {day}"
+    by = f"measured by simgpu validate node on {day}"
+    told = f"as {facts.told_by} told simgpu validate node on {day}"
     generation = architecture(facts.capability)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
@@ -129,8 +129,8 @@ def measured_node(
         ("link.d2h_bandwidth", _speed(speeds.d2h), pinned),
         ("link.h2d_bandwidth", _speed(speeds.h2d), pinned),
         ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
-        ("host.memory", _exact(host.memory), f"as the system told simgpu record-node on {day}"),
-        ("host.cores", host.cores, f"as the system told simgpu record-node on {day}: {host.cores_are}"),
+        ("host.memory", _exact(host.memory), f"as the system told simgpu validate node on {day}"),
+        ("host.cores", host.cores, f"as the system told simgpu validate node on {day}: {host.cores_are}"),
     ]
     known = [entry for entry in entries if entry[1] is not None]
     comment = "" if has_times or generation is None else _NO_TIMES.format(generation)

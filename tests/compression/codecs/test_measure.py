@@ -124,7 +124,7 @@ class TestFiles:
 
 class TestCommand:
     def test_measure_prints_size_and_ratio_by_codec_and_layout(self, file: Path) -> None:
-        done = simgpu("codec", "measure", file)
+        done = simgpu("compression", "measure", file)
         assert done.exit_code == 0
         lines = done.stdout.splitlines()
         assert max(map(len, lines)) <= 80
@@ -134,7 +134,9 @@ class TestCommand:
         assert told.count("nchw") == len(codec_names())
 
     def test_json_has_the_same(self, file: Path) -> None:
-        done = simgpu("codec", "measure", file, "--json", "--codec", "zvc", "--codec", "rle", "--window", "64 KiB")
+        done = simgpu(
+            "compression", "measure", file, "--json", "--codec", "zvc", "--codec", "rle", "--window", "64 KiB"
+        )
         document = json.loads(done.stdout)
         assert (document["shape"], document["format"], document["bytes"]) == ([2, 8, 16, 16], "float32", 16384)
         assert (document["sparsity"], document["window"]) == (0.5, 65536)
@@ -145,14 +147,14 @@ class TestCommand:
 
     def test_an_array_without_layouts_is_measured_and_says_so(self, tmp_path: Path) -> None:
         np.save(tmp_path / "matrix.npy", np.ones((64, 32), np.float16))
-        done = simgpu("codec", "measure", tmp_path / "matrix.npy")
+        done = simgpu("compression", "measure", tmp_path / "matrix.npy")
         assert done.exit_code == 0
         assert "not measured: they order four axes (N, C, H, W), this array has 2" in " ".join(done.stdout.split())
         assert done.stdout.count("as given") == len(codec_names())
 
     def test_an_empty_array(self, tmp_path: Path) -> None:
         np.save(tmp_path / "empty.npy", np.ones((0, 1, 2, 3), np.int8))
-        done = simgpu("codec", "measure", tmp_path / "empty.npy", "--codec", "zlib", "--layout", "nchw")
+        done = simgpu("compression", "measure", tmp_path / "empty.npy", "--codec", "zlib", "--layout", "nchw")
         assert done.exit_code == 0
         assert done.stdout.splitlines()[-1].split() == ["zlib", "nchw", "0", "B", "-"]
 
@@ -167,7 +169,7 @@ class TestCommand:
         ],
     )
     def test_bad_words_end_with_2(self, file: Path, arguments: list[str], why: str) -> None:
-        done = simgpu("codec", "measure", file, *arguments)
+        done = simgpu("compression", "measure", file, *arguments)
         assert done.exit_code == 2
         assert why in done.stderr and "Traceback" not in done.stderr
 
@@ -179,7 +181,7 @@ class TestCommand:
             ("text.npy", "not a .npy"),
             ("no", "no such file"),
         ):
-            done = simgpu("codec", "measure", tmp_path / name)
+            done = simgpu("compression", "measure", tmp_path / name)
             assert done.exit_code == 2
             assert f"{tmp_path / name}: " in done.stderr and why in done.stderr
 
