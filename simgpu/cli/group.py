@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
         unknown = args and not args[0].startswith("-") and args[0] not in self.lazy
         if unknown and not ctx.resilient_parsing:  # a shell that asks for completions wants no errors
             if now := self.renamed.get(args[0]):
-                now = now if "=" in now else f"{ctx.command_path} {now}"
+                now = now if "=" in now else f"simgpu {now}"
                 ctx.fail(f"no such command {args[0]!r}; it is now `{now}`")
             ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], self.lazy)}")
         return super().resolve_command(ctx, args)

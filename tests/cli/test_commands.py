@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from simgpu.cli import COMMANDS
+from simgpu.cli import RENAMED, SECTIONS
 from simgpu.cli.schema import json_schema
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.policies.registry import describe, policy_names
@@ -23,6 +23,26 @@ from tests.importers.test_triosim import written
 
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+
+
+def test_help_lists_at_most_18_commands_in_sections() -> None:
+    assert len(COMMANDS) <= 18
+    shown = simgpu("--help").stdout
+    assert [shown.index(f"\n{heading}:\n") for heading in SECTIONS] == sorted(
+        shown.index(f"\n{heading}:\n") for heading in SECTIONS
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_command_is_refused_with_its_new_name(old: str, new: str) -> None:
+    done = simgpu(old)
+    assert done.exit_code == 2
+    assert f"no such command {old!r}; it is now `{new if '=' in new else f'simgpu {new}'}`" in done.stderr
+    if "=" not in new:
+        assert simgpu(*new.split(), "--help").exit_code == 0
 
 
 def test_help_lists_every_command_in_its_own_words() -> None:
@@ -84,8 +104,8 @@ def test_nodes_and_one_node_with_its_sources() -> None:
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (("nodes", "v1oo"), "v100"),
-        (("nodes", "2O80Ti"), "2080ti"),
+        (("list", "nodes", "v1oo"), "v100"),
+        (("list", "nodes", "2O80Ti"), "2080ti"),
         (("zoo", "build", "vgg61", "--batch", 1, "--gpu", "v100"), "vgg16"),
         (("zoo", "build", "resnet05", "--batch", 1, "--gpu", "v100"), "resnet50"),
     ],

@@ -75,7 +75,7 @@ def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
         ("list policies ", list(policy_names())),
         ("max-batch quickstart --policy ", list(policy_names())),
         ("zoo build ", list(NETWORKS)),
-        ("bound zoo:", [f"zoo:{name}" for name in NETWORKS]),
+        ("memory-bound zoo:", [f"zoo:{name}" for name in NETWORKS]),
         ("zoo solve ", list(SOLVERS)),
         ("compression measure --codec ", list(codec_names())),
         ("compression measure --layout n", ["nchw", "nhwc"]),
@@ -154,7 +154,9 @@ def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str,
 def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
     """What the script of bash runs at the tab key."""
     code = f"import sys\nfrom simgpu.__main__ import main\ntry: main()\nfinally: pass{then}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_SIMGPU_COMPLETE": "bash_complete", "COMP_LINE": line}
+    position = str(len(line.split(" ")) - 1)
+    asked = {"_SIMGPU_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": position}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 

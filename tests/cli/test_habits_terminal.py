@@ -77,11 +77,11 @@ def piped(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> None:
-    looked, error = on_terminal("policies", "vdnn")[0], on_terminal("policies", "vdn")[1]
+    looked, error = on_terminal("list", "policies", "vdnn")[0], on_terminal("list", "policies", "vdn")[1]
     assert _LOOK.search(looked) and _LOOK.search(error)
     plain, plain_error = (
-        on_terminal("policies", "vdnn", NO_COLOR="1")[0],
-        on_terminal("policies", "vdn", NO_COLOR="1")[1],
+        on_terminal("list", "policies", "vdnn", NO_COLOR="1")[0],
+        on_terminal("list", "policies", "vdn", NO_COLOR="1")[1],
     )
     assert (plain, plain_error) == (_LOOK.sub("", looked), _LOOK.sub("", error))
     assert ESCAPE not in plain + plain_error
@@ -97,12 +97,12 @@ def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> Non
     ],
 )
 def test_a_pipe_gets_looks_when_forced(settings: dict[str, str], looks: bool) -> None:
-    assert (ESCAPE in piped("policies", "vdnn", **settings).stdout) == looks
-    assert (ESCAPE in piped("policies", "vdn", **settings).stderr) == looks
+    assert (ESCAPE in piped("list", "policies", "vdnn", **settings).stdout) == looks
+    assert (ESCAPE in piped("list", "policies", "vdn", **settings).stderr) == looks
 
 
 def test_a_dumb_terminal_gets_plain_text() -> None:
-    assert ESCAPE not in "".join(on_terminal("policies", "vdnn", TERM="dumb"))
+    assert ESCAPE not in "".join(on_terminal("list", "policies", "vdnn", TERM="dumb"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
@@ -129,7 +129,7 @@ def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
     assert ESCAPE not in done.stderr
 
 
-@pytest.mark.parametrize("words", ["--help", "run --help", "nodes", "schema", "run study.yaml --json"])
+@pytest.mark.parametrize("words", ["--help", "run --help", "list nodes", "list schema", "run study.yaml --json"])
 def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Path) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -46,7 +46,7 @@ from simgpu.io import free_memory
 free_memory.available_memory = lambda: None
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 from simgpu.cli import main
-main(["import", sys.argv[1], "-o", sys.argv[2], "--quiet"], prog_name="simgpu")
+main(["trace", "import", sys.argv[1], "-o", sys.argv[2], "--quiet"], prog_name="simgpu")
 """
     command = [sys.executable, "-c", code, str(log), str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

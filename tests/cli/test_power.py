@@ -31,7 +31,7 @@ def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
     assert all(any(line.startswith(part) for line in told.splitlines()) for part in parts)
     assert lines["energy"].count(" J") == 2
     assert lines["power, average"].count(" W") == 2
-    assert "energy, power  modelled per component of the Tesla V100 PCIe (`simgpu list nodes`" in told
+    assert "energy, power modelled per component of the Tesla V100 PCIe (`simgpu list nodes`" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80
 
 
