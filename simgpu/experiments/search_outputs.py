@@ -64,4 +64,4 @@ def searches_document(searches: Sequence[Search], about: Mapping[str, Any]) -> d
 
 
 def _not_ours(folder: Path) -> str:
-    return holds_other_than(folder, "simgpu.planning.search-report/", "search")
+    return holds_other_than(folder, "simgpu.search-report/", "search")
