@@ -26,7 +26,7 @@ _AGAIN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} a
 _OTHERS = {
     "simgpu.study-report/": "holds a study",
     "simgpu.search-report/": "holds a search",
-    "simgpu.compression.buddy-profile/": "holds a profile of compressed memory",
+    "simgpu.buddy-profile/": "holds a profile of compressed memory",
     "simgpu.sweep": "holds a sweep",
 }
 #: What the page tells of every run, by its place in the report's mappings.
