@@ -20,7 +20,7 @@ from simgpu.papers.reproduce import reproduce
 from simgpu.papers.tables import summary
 
 RECORD = Path(__file__).with_suffix("") / "outcomes.yml"
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "simgpu" / "papers" / "README.md"
 
 
 def value(part: PartOutcome) -> Any:
