@@ -17,14 +17,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from simgpu.version import __version__
+
 if TYPE_CHECKING:
-    from simgpu import buddy
+    from simgpu.analysis.buddy_profile import BuddyProfile, profile_arrays, profile_files, profile_snapshots
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.largest_batch import MaxBatch
     from simgpu.experiments.least_memory import least_memory
     from simgpu.experiments.least_time import least_time
     from simgpu.experiments.max_batch import max_batch
+    from simgpu.experiments.scenarios.load import load_scenario, load_trace
+    from simgpu.experiments.scenarios.load_study import load_study
+    from simgpu.experiments.scenarios.load_sweep import load_sweep
+    from simgpu.experiments.scenarios.model import Scenario
+    from simgpu.experiments.scenarios.study import Study
+    from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.search import search_placement
     from simgpu.experiments.search_found import Search
     from simgpu.experiments.study import StudyResult, run_study
@@ -35,40 +43,36 @@ if TYPE_CHECKING:
     from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
+    from simgpu.papers.outcome import Reproduction
+    from simgpu.papers.reproduce import reproduce
     from simgpu.policies.registry import policy_names
+    from simgpu.recorder import record
     from simgpu.report.writing import write_report
-    from simgpu.reproduction.outcome import Reproduction
-    from simgpu.reproduction.reproduce import reproduce
-    from simgpu.result import Result
-    from simgpu.scenario.load import load_scenario, load_trace
-    from simgpu.scenario.load_study import load_study
-    from simgpu.scenario.load_sweep import load_sweep
-    from simgpu.scenario.model import Scenario
-    from simgpu.scenario.study import Study
-    from simgpu.scenario.sweep import Sweep
-    from simgpu.simulation import simulate
+    from simgpu.simulation.result import Result
+    from simgpu.simulation.run import simulate
     from simgpu.timeline.model import Timeline
     from simgpu.trace.folder import write_trace
     from simgpu.trace.model import Trace
-    from simgpu.trace.recorder import record
+    from simgpu.workloads.rescale.entry import at_batch
 
-__version__ = "0.1.0"
 
 _HOMES = {
+    "at_batch": "simgpu.workloads.rescale.entry",
+    "BuddyProfile": "simgpu.analysis.buddy_profile",
     "Comparison": "simgpu.experiments.compare",
     "Explanation": "simgpu.explain.explanation",
     "InputError": "simgpu.errors",
     "MaxBatch": "simgpu.experiments.largest_batch",
     "NodeSpec": "simgpu.hardware.spec",
     "OutOfMemoryError": "simgpu.errors",
-    "Reproduction": "simgpu.reproduction.outcome",
-    "Result": "simgpu.result",
-    "Scenario": "simgpu.scenario.model",
+    "Reproduction": "simgpu.papers.outcome",
+    "Result": "simgpu.simulation.result",
+    "Scenario": "simgpu.experiments.scenarios.model",
     "Search": "simgpu.experiments.search_found",
     "SimgpuError": "simgpu.errors",
-    "Study": "simgpu.scenario.study",
+    "Study": "simgpu.experiments.scenarios.study",
     "StudyResult": "simgpu.experiments.study",
-    "Sweep": "simgpu.scenario.sweep",
+    "Sweep": "simgpu.experiments.scenarios.sweep",
     "SweepResult": "simgpu.experiments.sweep.run",
     "Timeline": "simgpu.timeline.model",
     "Trace": "simgpu.trace.model",
@@ -78,29 +82,31 @@ _HOMES = {
     "least_memory": "simgpu.experiments.least_memory",
     "least_time": "simgpu.experiments.least_time",
     "load_node": "simgpu.hardware.nodes",
-    "load_scenario": "simgpu.scenario.load",
-    "load_study": "simgpu.scenario.load_study",
-    "load_sweep": "simgpu.scenario.load_sweep",
-    "load_trace": "simgpu.scenario.load",
+    "load_scenario": "simgpu.experiments.scenarios.load",
+    "load_study": "simgpu.experiments.scenarios.load_study",
+    "load_sweep": "simgpu.experiments.scenarios.load_sweep",
+    "load_trace": "simgpu.experiments.scenarios.load",
     "max_batch": "simgpu.experiments.max_batch",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",
-    "record": "simgpu.trace.recorder",
-    "reproduce": "simgpu.reproduction.reproduce",
+    "profile_arrays": "simgpu.analysis.buddy_profile",
+    "profile_files": "simgpu.analysis.buddy_profile",
+    "profile_snapshots": "simgpu.analysis.buddy_profile",
+    "record": "simgpu.recorder",
+    "reproduce": "simgpu.papers.reproduce",
     "run_study": "simgpu.experiments.study",
     "run_sweep": "simgpu.experiments.sweep.run",
     "search_placement": "simgpu.experiments.search",
-    "simulate": "simgpu.simulation",
+    "simulate": "simgpu.simulation.run",
     "smallest_budget": "simgpu.explain.smallest_budget",
     "train": "simgpu.experiments.training",
     "what_if": "simgpu.explain.what_if",
     "write_report": "simgpu.report.writing",
     "write_trace": "simgpu.trace.folder",
 }
-#: Modules with names of their own, such as ``simgpu.buddy.profile_arrays``.
-_ROOMS = ("buddy",)
 
 __all__ = [
+    "BuddyProfile",
     "Comparison",
     "Explanation",
     "InputError",
@@ -120,7 +126,7 @@ __all__ = [
     "Trace",
     "Training",
     "__version__",
-    "buddy",
+    "at_batch",
     "compare",
     "explain_result",
     "least_memory",
@@ -133,6 +139,9 @@ __all__ = [
     "max_batch",
     "node_names",
     "policy_names",
+    "profile_arrays",
+    "profile_files",
+    "profile_snapshots",
     "record",
     "reproduce",
     "run_study",
@@ -148,8 +157,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"simgpu.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -158,4 +165,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_HOMES})

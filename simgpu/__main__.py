@@ -1,7 +1,4 @@
-"""``simgpu`` and ``python -m simgpu``: the command line.
-
-Lives here: what Ctrl-C does before the command line is there and after it is done. Does not live here: anything else.
-"""
+"""``simgpu`` and ``python -m simgpu``: the command line."""
 
 from __future__ import annotations
 

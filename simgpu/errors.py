@@ -1,8 +1,4 @@
-"""Every error a user can meet, and the list of problems they are made from.
-
-Lives here: the exception classes and `Problem`, the one shape in which a mistake in some input is told.
-Does not live here: the checks themselves, or how errors are printed (that is the command line's).
-"""
+"""Every error a user can meet, and the list of problems they are made from."""
 
 from __future__ import annotations
 

@@ -11,16 +11,17 @@ import pytest
 import simgpu
 from simgpu.analysis.breakdown import breakdown
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.experiments.scenarios.load_sweep import make_sweep
 from simgpu.hardware.spec import HostSpec, NodeSpec
-from simgpu.parallel import DataParallel, priced
+from simgpu.program.data_parallel import DataParallel, priced
 from simgpu.program.text import to_json
-from simgpu.scenario.load import make_scenario
-from simgpu.scenario.load_sweep import make_sweep
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.export import memory_frame, write_csv, write_perfetto
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import simgpu as command_line
 from tests.semantics.networks import network, several
 
@@ -91,7 +92,7 @@ def test_what_is_encoded_on_one_host_for_several_gpus_takes_longer():
     trace = simgpu.load_trace("vgg16-b128-v100")
     node = simgpu.load_node("v100", {"gpus": 2, "host.accumulate_bandwidth": "12 GB/s"})
     above = {"threshold": 0.3}
-    alone = simulate(trace.at_batch(64, node.gpu), node, "vdnn++", parameters=above)
+    alone = simulate(at_batch(trace, 64, node.gpu), node, "vdnn++", parameters=above)
     together = simulate(trace, node, "vdnn++", parameters=above, gpus=2)
 
     def longest(result: Result) -> int:
@@ -123,7 +124,7 @@ def test_the_same_run_gives_the_same_bytes(node: NodeSpec, recorded: Trace, tmp_
 
 def test_numbers_of_several_gpus(node: NodeSpec, resnet: Trace):
     result = simulate(resnet, node, "none", gpus=2, exchange="gather")
-    metrics, share = result.metrics, simulate(resnet.at_batch(32, node.gpu), node, "none")
+    metrics, share = result.metrics, simulate(at_batch(resnet, 32, node.gpu), node, "none")
     single = simulate(resnet, node, "ideal").iteration_ns
     assert metrics.speedup == single / result.iteration_ns
     assert metrics.together_ns == result.iteration_ns - share.iteration_ns
@@ -283,7 +284,7 @@ def test_a_trace_without_weights_is_refused(node: NodeSpec):
 
 
 def test_gpu_0_adds_up_at_a_share_of_its_memorys_bandwidth(node: NodeSpec):
-    how = priced(DataParallel(4, simgpu.parallel.Exchange.GATHER), node)
+    how = priced(DataParallel(4, simgpu.program.data_parallel.Exchange.GATHER), node)
     assert 0.5 < how.bandwidth / (node.gpu.dram_bandwidth or 1) < 1
     assert how.overhead_ns > 1000
 

@@ -14,14 +14,15 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import HostSpec, NodeSpec
+from simgpu.importers import import_trace
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
-from simgpu.trace.importers import import_trace
 from simgpu.trace.model import BlockKind, Trace
+from simgpu.workloads.rescale import at_batch
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, node, trace
 from tests.semantics.networks import network, several
 
@@ -164,7 +165,7 @@ def test_what_fits_one_gpu_with_its_gradients_held_fits_several_with_the_hosts_e
     """Without an optimizer, one GPU alone would let go of each gradient as soon as it is made."""
     made = network([100, 200, 300], step=None)
     held_bytes = 20 + 2 * (100 + 200 + 300)
-    alone = simulate(made.at_batch(2), two(), policy).metrics.device_peak_bytes
+    alone = simulate(at_batch(made, 2), two(), policy).metrics.device_peak_bytes
     assert alone < held_bytes
     need = simulate(made, two(), policy, gpus=2).metrics.device_peak_bytes
     assert need >= held_bytes

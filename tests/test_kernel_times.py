@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from simgpu.hardware.nodes import load_node
-from simgpu.remarks import kernel_times
-from simgpu.simulation import simulate
+from simgpu.simulation.notes import kernel_times
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
 
 RECORDED = TraceInfo("net", 8, "Tesla V100 PCIe", "float32", Origin.RECORDED, "torch")
 OTHERS = "of Tesla V100 PCIe, not of the node's Tesla K40: a node brings memory and links"

@@ -9,7 +9,7 @@ import pytest
 import simgpu
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 
 TRACE = chain([5, 7], [10, 14], [100, 200])

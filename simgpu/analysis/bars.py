@@ -1,7 +1,4 @@
-"""What a picture of a timeline shows, before anything is drawn: looks of spans, merged bars, thinned curves.
-
-Lives here: plain arithmetic on columns. Does not live here: matplotlib (`simgpu.analysis.plots`).
-"""
+"""What a picture of a timeline shows, before anything is drawn: looks of spans, merged bars, thinned curves."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Where the time of one iteration went, in nanoseconds that add up to the iteration exactly.
 
-Lives here: the attribution of every instant of an iteration to one cause, of copy time to hidden or exposed, and the
-parts that HOME's figure 7 has. Does not live here: rates, bytes and memory (`simgpu.analysis.metrics`), tables or
-figures.
-
 Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
 when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
 followed through the streams in between to a copy, to a memory or to the host. With several GPUs it is asked of one of

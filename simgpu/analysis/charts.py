@@ -1,7 +1,6 @@
 """Pictures that put runs side by side: where their time went, and how fast they are at each batch size.
 
-Lives here: bars and lines of several runs, in a panel per network. Does not live here: pictures of one run
-(`simgpu.analysis.plots`), or the numbers. Loads matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Pictures of how compressible memory is: by place, by the threshold of its targets, and over time.
 
-Lives here: the pictures of Buddy Compression's figures 6, 8 and 9. Does not live here: the numbers (`simgpu.buddy`).
 Loads matplotlib, so import it only where something is drawn.
 """
 

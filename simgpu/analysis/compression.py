@@ -1,8 +1,4 @@
-"""What compressed memory did in an iteration, as numbers.
-
-Lives here: `Compression`. Does not live here: how they come about (`simgpu.result`), or what compresses
-(`simgpu.buddy`).
-"""
+"""What compressed memory did in an iteration, as numbers."""
 
 from __future__ import annotations
 

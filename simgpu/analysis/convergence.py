@@ -1,7 +1,6 @@
 """A picture of how a search went: worst, average and best cost by iteration (HOME, figure 8).
 
-Lives here: that one figure. Does not live here: the search, or what its costs mean. As `simgpu.analysis.plots` this
-module loads matplotlib, so import it only where something is drawn.
+As `simgpu.analysis.plots` this module loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations

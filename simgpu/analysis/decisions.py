@@ -1,7 +1,6 @@
 """A picture of what a policy decides over a training: which blocks leave compressed, epoch by epoch.
 
-Lives here: the map of decisions and the counts above it (CSWAP, figures 9 and 8). Does not live here: the training
-(`simgpu.experiments.training`). Loads matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations

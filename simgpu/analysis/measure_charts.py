@@ -1,8 +1,6 @@
 """A figure of measures of several runs: panels of bars and of lines under one title, with one legend.
 
-Lives here: which panel stands where, how large, and what the legend says. Does not live here: what is in a panel
-(`simgpu.analysis.panels`), or how it is drawn (`simgpu.analysis.panel_bars`, `simgpu.analysis.panel_lines`). Loads
-matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How fast one iteration was and what it needed, as numbers.
 
-Lives here: `Metrics` and `measure`. Does not live here: where the time went (`simgpu.analysis.breakdown`), or
-how numbers are shown (`simgpu.analysis.tables`, `simgpu.analysis.plots`). Whole numbers stay whole; each
-float is made by one division at the end.
+Whole numbers stay whole; each float is made by one division at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A panel of bars in groups: what runs reach, with what a paper states on the bars that it is of.
 
-Lives here: one panel, on axes that somebody else has placed. Does not live here: the figure around it
-(`simgpu.analysis.measure_charts`). Loads matplotlib.
+Loads matplotlib.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Panels of lines: what runs reach along a sweep, and what changes over iterations.
 
-Lives here: one panel, on axes that somebody else has placed. Does not live here: the figure around it
-(`simgpu.analysis.measure_charts`). Loads matplotlib.
+Loads matplotlib.
 """
 
 from __future__ import annotations

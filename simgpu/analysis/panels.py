@@ -1,8 +1,4 @@
-"""What a panel of a figure shows that puts measures of runs side by side, before anything is drawn.
-
-Lives here: bars and curves as plain numbers, and how a measure is scaled and written. Does not live here: matplotlib
-(`simgpu.analysis.panel_bars`, `simgpu.analysis.panel_lines`), or which runs and measures there are (whoever asks).
-"""
+"""What a panel of a figure shows that puts measures of runs side by side, before anything is drawn."""
 
 from __future__ import annotations
 

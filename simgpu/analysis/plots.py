@@ -1,7 +1,6 @@
 """Pictures of a run: streams over time, and memory over time.
 
-Lives here: everything that draws a timeline. Does not live here: what is drawn (`simgpu.analysis.bars`). This module
-loads matplotlib, so import it only where something is drawn. It uses no global state of matplotlib: figures
+This module loads matplotlib, so import it only where something is drawn. It uses no global state of matplotlib: figures
 work without a display and show themselves in notebooks.
 """
 
@@ -25,11 +24,11 @@ from matplotlib.patches import Patch
 from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve
 from simgpu.errors import InputError
+from simgpu.io.atomic import whole_file
 from simgpu.timeline.model import Column, Timeline
 from simgpu.timeline.streams import track_order
 from simgpu.trace.model import Phase
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, format_power, format_time
-from simgpu.whole import whole_file
 
 #: Opacity of what takes next to no part of its stretch of time: still to be seen.
 _PALEST = 0.2

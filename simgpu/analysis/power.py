@@ -1,7 +1,6 @@
 """Energy and power of a run, part by part: what GPUs draw while they compute, move data and wait.
 
-Lives here: the model and its sums. Does not live here: what the parts of a board draw (`gpu.power` of a node's file),
-or what kernels compute and move (`simgpu.graph.work`). Energies are whole numbers; powers are divisions at the end.
+Energies are whole numbers; powers are divisions at the end.
 
 A board draws its idle power all the time. On top of it draw, while a span runs:
 
@@ -26,7 +25,7 @@ from simgpu.hardware.spec import GpuSpec, PowerSpec
 from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.timeline.work import WorkDone
-from simgpu.trace.timemodel.formats import product_rate
+from simgpu.workloads.timemodel.formats import product_rate
 
 #: A profiler cannot look closer than this: drivers renew what they tell of a board's power that often (Lang and
 #: Ruenger, Euro-Par 2013, who found 20 ms).

@@ -1,8 +1,6 @@
 """How runs look in pictures that put them side by side: colour, marker, dashes and hatching, the same everywhere.
 
-Lives here: the look of each run by its label, and what stands around all panels of a figure. Does not live here: what
-is drawn in a panel (`simgpu.analysis.charts`, `simgpu.analysis.panel_bars`, `simgpu.analysis.panel_lines`), or the
-looks of spans and parts of time (`simgpu.analysis.bars`). Loads matplotlib.
+Loads matplotlib.
 """
 
 from __future__ import annotations

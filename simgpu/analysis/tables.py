@@ -1,8 +1,4 @@
-"""Metrics as text for people: the comparison of policies in lines of at most 80 columns, and tables of facts.
-
-Lives here: which numbers stand side by side, how they are rounded, and how objects show themselves. Does not
-live here: the numbers themselves (`simgpu.analysis.metrics`), or drawing on a terminal (the command line's).
-"""
+"""Metrics as text for people: the comparison of policies in lines of at most 80 columns, and tables of facts."""
 
 from __future__ import annotations
 

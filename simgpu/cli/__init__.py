@@ -1,48 +1,64 @@
-"""The command line: one thin file per group of commands, each loaded only when it is called.
-
-Lives here: the list of commands. Does not live here: how they are loaded and how errors end
-(`simgpu.cli.group`), or what they do.
-"""
+"""The command line: one thin file per command, loaded only when it is called."""
 
 from __future__ import annotations
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.group import LazyGroup
+from simgpu.version import __version__
 
-#: Where each command lives, and its line in ``simgpu --help``.
-COMMANDS = {
-    "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
-    "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
-    "explain": ("simgpu.cli.explain:explain", "Tell why policies are slow or do not fit, and what would help."),
-    "report": ("simgpu.cli.report:report", "Write a run as one page with a timeline to look into."),
-    "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
-    "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
-    "study": ("simgpu.cli.study:study", "Run networks under policies, beside published numbers."),
-    "reproduce": ("simgpu.cli.reproduce:reproduce", "Simulate what papers claim, and show both numbers."),
-    "sweep": ("simgpu.cli.sweep:sweep", "Run a scenario at many points, kept as they finish."),
-    "bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
-    "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),
-    "search": ("simgpu.cli.search:search", "How a policy decides about each feature map."),
-    "nodes": ("simgpu.cli.nodes:nodes", "List the machines that ship with simgpu."),
-    "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
-    "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),
-    "trace": ("simgpu.cli.trace:trace", "Look at a recorded trace: show, check, stats."),
-    "import": ("simgpu.cli.importing:import_", "Turn another tool's recording into a trace."),
-    "record": ("simgpu.cli.record:record", "Run a PyTorch model for real and write its trace."),
-    "record-node": ("simgpu.cli.record_node:record_node_", "Measure this machine's GPU and link as a node."),
-    "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network on a named GPU."),
-    "validate": ("simgpu.cli.validate:validate", "Hold the simulation against real hardware."),
-    "codec": ("simgpu.cli.codec:codec", "Compress arrays: what feature maps become in a codec."),
-    "buddy": ("simgpu.cli.buddy:buddy", "Compress memory: how small it gets, and what overflows."),
-    "solver": ("simgpu.cli.solver:solver", "Run small HPC solvers: arrays to profile, traces to run."),
-    "completion": ("simgpu.cli.completion:completion", "Print the script that completes words in your shell."),
-    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),
+#: The commands of each section of ``simgpu --help``: where each is defined, and its line there.
+SECTIONS = {
+    "Run and compare": {
+        "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
+        "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
+        "max-batch": ("simgpu.cli.max_batch:max_batch_", "The largest batch that fits under each policy."),
+        "epochs": ("simgpu.cli.epochs:epochs", "Run policies over epochs of training, as sparsity changes."),
+    },
+    "Explain": {
+        "explain": ("simgpu.cli.explain:explain", "Why policies are slow or do not fit, and what would help."),
+        "memory-bound": ("simgpu.cli.bound:bound", "How much memory an iteration needs at least, and what sets it."),
+        "search": ("simgpu.cli.search:search", "How a policy decides about each feature map."),
+        "report": ("simgpu.cli.report:report", "Write a run as one page with an interactive timeline."),
+    },
+    "Traces and models": {
+        "record": ("simgpu.cli.record:record", "Record an iteration of a PyTorch model as a trace."),
+        "trace": ("simgpu.cli.trace:trace", "Show, check, count or import a trace."),
+        "zoo": ("simgpu.cli.zoo:zoo", "Model an iteration of a published network or solver."),
+    },
+    "Studies": {
+        "sweep": ("simgpu.cli.sweep:sweep", "Run a scenario at many points; resume where it stopped."),
+        "study": ("simgpu.cli.study:study", "Run networks under policies, next to published numbers."),
+        "check": ("simgpu.cli.check:check", "Run scenarios again and compare with stored timings."),
+    },
+    "Papers and validation": {
+        "reproduce": ("simgpu.cli.reproduce:reproduce", "Simulate what papers claim, and show both numbers."),
+        "validate": ("simgpu.cli.validate:validate", "Compare the simulation with real hardware."),
+    },
+    "Tools": {
+        "list": ("simgpu.cli.list_group:list_", "List nodes, policies, scenarios; print schemas of their files."),
+        "compression": ("simgpu.cli.compression:compression", "Compress arrays and memory: ratios, times, profiles."),
+    },
+}
+#: Commands of earlier versions, and what they are called now.
+RENAMED = {
+    "bound": "memory-bound",
+    "import": "trace import",
+    "nodes": "list nodes",
+    "policies": "list policies",
+    "scenarios": "list scenarios",
+    "schema": "list schema",
+    "record-node": "validate node",
+    "codec": "compression",
+    "buddy": "compression profile",
+    "solver": "zoo solve",
+    "completion": "_SIMGPU_COMPLETE=bash_source simgpu",
 }
 
 
-@click.group(cls=LazyGroup, commands_elsewhere=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, sections=SECTIONS, renamed=RENAMED, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="simgpu", message="%(prog)s %(version)s")
 def main() -> None:
     """Replay a recorded training iteration on a GPU node under a memory policy.
@@ -53,6 +69,6 @@ def main() -> None:
     simgpu trace show vgg11-cifar-cpu                  what was recorded
     simgpu COMMAND --help                              more about a command
 
-    Ends with 0 when all went well, 1 when `simgpu check` finds a difference, 2 for bad input, 3 when every policy
-    with limited memory ran out of it, 130 when interrupted. NO_COLOR=1 in the environment leaves colours out.
+    Exit codes: 0 fine, 1 a difference that `simgpu check` found, 2 bad input, 3 every policy with limited memory ran
+    out of it, 130 interrupted. NO_COLOR=1 in the environment leaves colours out.
     """

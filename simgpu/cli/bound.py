@@ -1,8 +1,5 @@
-"""``simgpu bound``: how much memory an iteration needs with all tensors at once, without offloading, and at least.
-
-Does not live here: the bounds (`simgpu.graph.bounds`), or the sub-batch that a budget leads to
-(`simgpu.policies.subbatch`), and what fits by simulation (`simgpu.experiments.what_fits`).
-"""
+"""``simgpu memory-bound``: how much memory an iteration needs with all tensors at once, without offloading, and at
+least."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from typing import Any
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.choice import is_scenario, size_option
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
 from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import load_scenario, load_trace
 from simgpu.experiments.what_fits import WhatFits, what_fits
 from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
@@ -27,15 +24,16 @@ from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.policies.subbatch import SubBatch, select_sub_batch
-from simgpu.scenario.load import load_scenario, load_trace
-from simgpu.simulation import task_graph
+from simgpu.simulation.run import task_graph
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import Peak, trace_stats
-from simgpu.trace.zoo.catalogue import NETWORKS
-from simgpu.trace.zoo.lowering.framework import Framework
-from simgpu.trace.zoo.lowering.optimizer import Optimizer
-from simgpu.trace.zoo.modelled import build_trace, trace_name
 from simgpu.units import format_bytes
+from simgpu.version import __version__
+from simgpu.workloads.catalogue import NETWORKS
+from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.modelled import build_trace, trace_name
+from simgpu.workloads.rescale import at_batch
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class _Asked:
     alignment: int
 
 
-@click.command()
+@click.command("memory-bound")
 @click.argument("what", metavar="WHAT", shell_complete=workloads)
 @click.option("--batch", type=click.IntRange(min=1), help="Samples; the recorded ones where left out.")
 @click.option(
@@ -80,10 +78,10 @@ def bound(
     train together, one GPU's share of the batch).
 
     \b
-    simgpu bound vgg16-b128-v100 --node v100
-    simgpu bound zoo:resnet34 --batch 256 --node k40 --framework fused \\
+    simgpu memory-bound vgg16-b128-v100 --node v100
+    simgpu memory-bound zoo:resnet34 --batch 256 --node k40 --framework fused \\
         --budget 5GB
-    simgpu bound quickstart --json
+    simgpu memory-bound quickstart --json
     """
     if not what.startswith(ZOO):
         for option, value in (("--framework", framework), ("--optimizer", optimizer)):
@@ -121,7 +119,7 @@ def _asked(
         scenario = load_scenario(what)
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
         if scenario.data_parallel is not None:
-            trace = trace.at_batch(trace.info.batch // scenario.data_parallel.gpus, node.gpu)
+            trace = at_batch(trace, trace.info.batch // scenario.data_parallel.gpus, node.gpu)
         budget = scenario.budget if budget is None else budget
     elif what in NETWORKS and not Path(what).exists():
         told = f"{what} is a network of the zoo, not a trace"
@@ -130,7 +128,7 @@ def _asked(
         trace = load_trace(what)
     gpu = None if node is None else node.gpu
     if batch is not None:
-        trace = trace.at_batch(batch, gpu)
+        trace = at_batch(trace, batch, gpu)
     if node is not None and budget is not None and budget > node.budget:
         told = f"{format_bytes(budget)} is more than the {format_bytes(node.budget)} that node {node.name} has"
         raise InputError.single("", "--budget", told, "lower it, or name another node")

@@ -1,7 +1,4 @@
-"""``simgpu buddy profile``: ratio and overflow of arrays under Buddy Compression, by design.
-
-Does not live here: what is found (`simgpu.buddy.profile`), or its files (`simgpu.experiments.profile_outputs`).
-"""
+"""``simgpu compression profile``: ratio and overflow of arrays under Buddy Compression, by design."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu import __version__
-from simgpu.buddy.profile import (
+from simgpu.analysis.buddy_profile import (
     ALLOCATION_HEADINGS,
     DESIGN_HEADINGS,
     BuddyProfile,
@@ -25,12 +21,13 @@ from simgpu.buddy.profile import (
     share_text,
     target_text,
 )
-from simgpu.buddy.targets import THRESHOLD, mean_overflow
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import traces_or_files
+from simgpu.compression.buddy.targets import THRESHOLD, mean_overflow
 from simgpu.errors import InputError
 from simgpu.experiments.profile_outputs import check_profile_outputs, profile_document, write_profile
 from simgpu.units import format_bytes
+from simgpu.version import __version__
 
 #: Rows of the allocations that a terminal gets; files have all.
 _ROWS = 12
@@ -61,8 +58,8 @@ def profile(
     of several snapshots, how much overflows in each (figure 8).
 
     \b
-    simgpu buddy profile weights.npy relu1.npy
-    simgpu buddy profile dumps/ --threshold 20% -o profile
+    simgpu compression profile weights.npy relu1.npy
+    simgpu compression profile dumps/ --threshold 20% -o profile
     """
     share = _share(threshold)
     if output is not None:

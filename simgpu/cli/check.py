@@ -11,7 +11,6 @@ from textwrap import fill
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
@@ -19,8 +18,9 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.regression.check import Checked, check_scenarios
 from simgpu.experiments.regression.tolerances import parse_tolerances
 from simgpu.experiments.regression.words import WIDTH, difference_text
-from simgpu.scenario.load import load_scenario
-from simgpu.scenario.model import Scenario
+from simgpu.experiments.scenarios.load import load_scenario
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.version import __version__
 
 DIFFERS = 1
 _STYLES = {"differs": "bold red", "not stored": "bold red", "same": "green"}

@@ -1,8 +1,4 @@
-"""What a command runs: a scenario by its name or file, or a trace and a node named by options.
-
-Lives here: these arguments, and that they exclude each other. Does not live here: what a scenario is
-(`simgpu.scenario`).
-"""
+"""What a command runs: a scenario by its name or file, or a trace and a node named by options."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, scenarios, traces
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import DEFAULT_POLICIES
-from simgpu.scenario.load import load_scenario, make_scenario
-from simgpu.scenario.model import Scenario
-from simgpu.shipped import shipped_names
+from simgpu.experiments.scenarios.load import load_scenario, make_scenario
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.io.shipped import shipped_names
 
 #: What problems name in place of a file where options stand for a scenario.
 COMMAND_LINE = "command line"
@@ -202,7 +198,7 @@ def parse_policy(text: str) -> object:
     >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
     ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
     """
-    from simgpu.yamlfile import yaml_value
+    from simgpu.io.yaml_files import yaml_value
 
     if (label := _LABEL.fullmatch(text)) is not None:
         text = f"{label['name']}: {{{label['parameters'].replace('=', ': ')}}}"

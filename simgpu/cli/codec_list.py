@@ -1,22 +1,19 @@
-"""``simgpu codec list``: the codecs, what each does, and where it is from.
-
-Does not live here: the codecs (`simgpu.codecs`).
-"""
+"""``simgpu compression codecs``: the codecs, what each does, and where it is from."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.codecs.registry import codec_class, codec_names
+from simgpu.compression.codecs.registry import codec_class, codec_names
 
 
-@click.command("list")
-def list_() -> None:
+@click.command()
+def codecs() -> None:
     """List the codecs with what they do and where they are described.
 
     \b
-    simgpu codec list
+    simgpu compression codecs
     """
     found = [codec_class(name) for name in codec_names()]
     rows = [(codec.name, codec.summary, codec.source) for codec in found]

@@ -1,7 +1,4 @@
-"""``simgpu codec measure``: sizes and ratios of one array, by codec and layout.
-
-Does not live here: what is measured (`simgpu.codecs.measure`).
-"""
+"""``simgpu compression measure``: sizes and ratios of one array, by codec and layout."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from numpy.typing import NDArray
 
 from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
-from simgpu.codecs.base import LARGEST_WINDOW, SMALLEST_WINDOW
-from simgpu.codecs.elements import bits_of, format_of, sparsity_of
-from simgpu.codecs.layouts import LAYOUTS
-from simgpu.codecs.measure import Measurement, load_array, measure
-from simgpu.codecs.registry import codec_names
+from simgpu.compression.codecs.base import LARGEST_WINDOW, SMALLEST_WINDOW
+from simgpu.compression.codecs.elements import bits_of, format_of, sparsity_of
+from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import Measurement, load_array, measure
+from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError
-from simgpu.trace.free_memory import require_memory
+from simgpu.io.free_memory import require_memory
 from simgpu.units import format_bytes, parse_bytes
 
 _WINDOW = format_bytes(SMALLEST_WINDOW)
@@ -59,8 +56,8 @@ def measure_(
     lies. Sizes are what a codec's format itself takes, without the header that guards a stream.
 
     \b
-    simgpu codec measure relu1.npy
-    simgpu codec measure relu1.npy --codec zvc --codec zlib \\
+    simgpu compression measure relu1.npy
+    simgpu compression measure relu1.npy --codec zvc --codec zlib \\
         --layout nhwc --window "64 KiB"
     """
     try:

@@ -1,7 +1,4 @@
-"""``simgpu codec times``: how well regressions predict a codec's times.
-
-Does not live here: the comparison (`simgpu.codecs.gpu.compare`).
-"""
+"""``simgpu compression times``: how well regressions predict a codec's times."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import nodes
-from simgpu.codecs.gpu.compare import COUNT, compare_models, mean_errors
-from simgpu.codecs.gpu.response import response_of
-from simgpu.codecs.gpu.samples import NOISE
-from simgpu.codecs.gpu.timemodel import PIECES
+from simgpu.compression.codecs.gpu.compare import COUNT, compare_models, mean_errors
+from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.samples import NOISE
+from simgpu.compression.codecs.gpu.timemodel import PIECES
 from simgpu.hardware.nodes import load_node
 
 _NAMES = {
@@ -36,8 +33,8 @@ def times(node: str, seed: int, quiet: bool) -> None:
     Errors are relative absolute ones, means over all codecs and both directions (CSWAP, section V-C and figure 10).
 
     \b
-    simgpu codec times
-    simgpu codec times --node 2080ti --seed 1
+    simgpu compression times
+    simgpu compression times --node 2080ti --seed 1
     """
     surface = response_of(load_node(node).gpu)
     with progress(quiet) as say:

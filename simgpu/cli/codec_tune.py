@@ -1,7 +1,4 @@
-"""``simgpu codec tune``: launch settings of a codec on a GPU, found in four ways.
-
-Does not live here: the ways (`simgpu.codecs.gpu.tuner`).
-"""
+"""``simgpu compression tune``: launch settings of a codec on a GPU, found in four ways."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import codecs, nodes, traces
-from simgpu.codecs.gpu.paper import FIGURE_12
-from simgpu.codecs.gpu.response import response_of
-from simgpu.codecs.gpu.tensors import SparseTensor
-from simgpu.codecs.gpu.tuner import LaunchTuner, expert_setting
-from simgpu.codecs.registry import codec_class
+from simgpu.compression.codecs.gpu.paper import FIGURE_12
+from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.tensors import SparseTensor
+from simgpu.compression.codecs.gpu.tuner import LaunchTuner, expert_setting
+from simgpu.compression.codecs.registry import codec_class
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
-from simgpu.scenario.load import load_trace
 from simgpu.trace.epochs import sparsity_at
 from simgpu.trace.model import BlockKind
 from simgpu.units import format_bytes, format_time
@@ -45,8 +42,8 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
     Times are those of encoding and decoding every tensor once (CSWAP, section IV-D and figure 12).
 
     \b
-    simgpu codec tune
-    simgpu codec tune --node 2080ti --trace vgg16-b128-v100 --epoch 20
+    simgpu compression tune
+    simgpu compression tune --node 2080ti --trace vgg16-b128-v100 --epoch 20
     """
     codec_class(codec)
     gpu = load_node(node).gpu

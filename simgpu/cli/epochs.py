@@ -1,7 +1,4 @@
-"""``simgpu epochs``: a scenario's policies over epochs of training, and what they decide in each.
-
-Does not live here: the training (`simgpu.experiments.training`).
-"""
+"""``simgpu epochs``: a scenario's policies over epochs of training, and what they decide in each."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu import __version__
-from simgpu.analysis.labels import policy_label
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY, show_error
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.outputs import check_outputs, trainings_document, write_trainings
+from simgpu.experiments.scenarios.model import PolicyChoice, Scenario
 from simgpu.experiments.training import Training, train
+from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.scenario.model import PolicyChoice, Scenario
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_time
+from simgpu.version import __version__
 
 _HEADINGS = ("policy", "iteration", "samples/s", "over first", "swapping", "of it codecs")
 _MARKS = {None: " ", "": "."}

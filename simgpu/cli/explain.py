@@ -10,7 +10,6 @@ from typing import Any
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import OUT_OF_MEMORY
 from simgpu.cli.run_tables import show_header
@@ -18,6 +17,7 @@ from simgpu.cli.screen import Screen, facts, indented, progress, table
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError
 from simgpu.experiments.compare import Comparison, Run, compare
+from simgpu.experiments.scenarios.model import Scenario
 from simgpu.explain.answers import ANSWER_HEADINGS, Answer, answer_dict, answer_rows
 from simgpu.explain.explanation import (
     PATH_HEADINGS,
@@ -27,7 +27,7 @@ from simgpu.explain.explanation import (
 )
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
 from simgpu.explain.what_if import what_if
-from simgpu.scenario.model import Scenario
+from simgpu.version import __version__
 
 EXPLANATION_SCHEMA = "simgpu.explanation/1"
 

@@ -1,6 +1,6 @@
 """Commands that load when they are called, and the one place where an error becomes a message and an exit code.
 
-Does not live here: any command. Imports click alone, so that ``simgpu --help`` starts fast.
+Imports click alone, so that ``simgpu --help`` starts fast.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ INTERRUPTED = 130
 #: Whoever read the output, such as ``head``, has left.
 READER_GONE = ENDED_BY_SIGNAL + 13
 
-#: In the environment of a shell's question for completions.
-_ASKED = "_SIMGPU_COMPLETE"
-
 #: Reasons why the system refuses to look at a path at all, which only who wrote the path can mend.
 _UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
@@ -41,14 +38,23 @@ _MACHINE_IS_FULL = (
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in other modules; ends the program with simgpu's exit codes.
+    """A group whose commands are in other modules; ends the program with simgpu's exit codes.
 
-    commands_elsewhere: by name, ("module:attribute", line for the list of commands).
+    sections: under each heading of the help, by name, ("module:attribute", line for the list of commands).
+    renamed: what commands of earlier versions are called now, for the message.
     """
 
-    def __init__(self, *args: Any, commands_elsewhere: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Mapping[str, tuple[str, str]]],
+        renamed: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
-        self.commands_elsewhere = commands_elsewhere
+        self.sections = sections
+        self.lazy = {name: command for section in sections.values() for name, command in section.items()}
+        self.renamed = renamed or {}
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -61,33 +67,38 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands_elsewhere)
+        return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands_elsewhere:
+        if cmd_name not in self.lazy:
             return None
-        module, _, attribute = self.commands_elsewhere[cmd_name][0].partition(":")
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        unknown = args and not args[0].startswith("-") and args[0] not in self.commands_elsewhere
+        unknown = args and not args[0].startswith("-") and args[0] not in self.lazy
         if unknown and not ctx.resilient_parsing:  # a shell that asks for completions wants no errors
-            ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], self.commands_elsewhere)}")
+            if now := self.renamed.get(args[0]):
+                now = now if "=" in now else f"simgpu {now}"
+                ctx.fail(f"no such command {args[0]!r}; it is now `{now}`")
+            ctx.fail(f"no such command {args[0]!r}; {did_you_mean(args[0], self.lazy)}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names of commands, or the group's own options; no command is loaded for it."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
-        lines = self.commands_elsewhere.items()
+        lines = self.lazy.items()
         return [CompletionItem(name, help=line) for name, (_, line) in lines if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in self.commands_elsewhere.items()])
+        widest = max(map(len, self.lazy))
+        for heading, commands in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), line) for name, (_, line) in commands.items()])
 
     def main(self, *args: Any, **settings: Any) -> NoReturn:
         """Runs the command line and ends the program; an unexpected exception keeps its traceback."""
@@ -102,8 +113,6 @@ class LazyGroup(click.Group):
             fail([_MACHINE_IS_FULL], BAD_INPUT)
 
     def _run(self, *args: Any, **settings: Any) -> NoReturn:
-        if _ASKED in os.environ:
-            import_module("simgpu.cli.completion")  # knows more of bash than click does
         try:
             code = super().main(*args, **{**settings, "standalone_mode": False})
         except InputError as error:

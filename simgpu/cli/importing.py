@@ -1,4 +1,4 @@
-"""``simgpu import``: another tool's recording as a trace folder."""
+"""``simgpu trace import``: another tool's recording as a trace folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.errors import InputError
+from simgpu.importers import IMPORTERS, Told, detect, import_trace
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import IMPORTERS, Told, detect, import_trace
 from simgpu.trace.model import Trace
 
 _FORMATS = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
@@ -44,10 +44,10 @@ def import_(path: Path, output: Path, force: bool, quiet: bool, **told: Any) -> 
     The options tell what the recording does not say of itself.
 
     \b
-    simgpu import recordings/vgg13 -o vgg13-h100 --batch 128 \\
+    simgpu trace import recordings/vgg13 -o vgg13-h100 --batch 128 \\
         --device "NVIDIA H100"
-    simgpu import resnet32-b56.log -o resnet32
-    simgpu import profile.json.gz --execution-trace graph.json -o vgg13
+    simgpu trace import resnet32-b56.log -o resnet32
+    simgpu trace import profile.json.gz --execution-trace graph.json -o vgg13
     """
     with progress(quiet) as say:
         say(f"reading {path.name}")
@@ -89,7 +89,7 @@ def _look_inside(folder: Path) -> None:
             raise
         count, one = ("a recording", "it") if len(inside) == 1 else (f"{len(inside)} recordings", "one of them")
         named = ", ".join(inside[:_NAMED]) + (", ..." if len(inside) > _NAMED else "")
-        remedy = f"name {one}: simgpu import {folder / inside[0]}"
+        remedy = f"name {one}: simgpu trace import {folder / inside[0]}"
         raise InputError.single(
             folder, "", f"is no recording but a folder that holds {count}: {named}", remedy
         ) from None

@@ -1,8 +1,4 @@
-"""``simgpu max-batch``: the largest batch that fits under each policy, and how fast it is there.
-
-Does not live here: the search (`simgpu.experiments.max_batch`), or what is told of it
-(`simgpu.experiments.largest_batch`).
-"""
+"""``simgpu max-batch``: the largest batch that fits under each policy, and how fast it is there."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from dataclasses import replace
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.choice import parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
@@ -23,7 +18,8 @@ from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workload
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.largest_batch import LEGEND, MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
-from simgpu.scenario.model import Scenario
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.version import __version__
 
 #: At which a network of the zoo is built first; nothing that is told depends on it.
 _FIRST_BATCH = 32

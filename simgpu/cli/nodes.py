@@ -1,4 +1,4 @@
-"""``simgpu nodes``: the machines that ship with simgpu, or one of them with the source of each of its numbers."""
+"""``simgpu list nodes``: the machines that ship with simgpu, or one of them with the source of each of its numbers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def nodes(node: str | None) -> None:
     NODE is a shipped name or a YAML file.
 
     \b
-    simgpu nodes
-    simgpu nodes v100
-    simgpu nodes my-node.yaml
+    simgpu list nodes
+    simgpu list nodes v100
+    simgpu list nodes my-node.yaml
     """
     screen = Screen()
     if node is None:

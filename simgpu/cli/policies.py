@@ -1,4 +1,4 @@
-"""``simgpu policies``: what each policy does, its parameters, and where it is published."""
+"""``simgpu list policies``: what each policy does, its parameters, and where it is published."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def policies(policy: str | None) -> None:
     A policy of another package that does not load is named at the end, and the exit code is 2.
 
     \b
-    simgpu policies
-    simgpu policies vdnn
+    simgpu list policies
+    simgpu list policies vdnn
     """
     screen = Screen()
     broken: list[Problem] = []

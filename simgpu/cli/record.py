@@ -14,12 +14,12 @@ from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
 from simgpu.cli.suggestions import nodes, suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
-from simgpu.codecs.recording import BY_ENTRY, entries_in, sizes_in
-from simgpu.codecs.registry import codec_names
+from simgpu.compression.codecs.recording import BY_ENTRY, entries_in, sizes_in
+from simgpu.compression.codecs.registry import codec_names
+from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.recorder import record as record_model
+from simgpu.recorder.inputs import named_inputs
 from simgpu.trace.folder import write_trace
-from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
-from simgpu.trace.recorder import record as record_model
-from simgpu.trace.recorder.inputs import named_inputs
 
 _DEVICES = suggest(lambda: ("cpu", "cuda"))
 _MOST = 2**31 - 1  # more is a slip, and may be more than the numbers of PyTorch hold

@@ -1,7 +1,4 @@
-"""``simgpu record-node``: measure this machine's GPU and link, and write its node file.
-
-Does not live here: measuring (`simgpu.trace.recorder.machine`).
-"""
+"""``simgpu validate node``: measure this machine's GPU and link, and write its node file."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
-from simgpu.trace.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
+from simgpu.io.atomic import whole_file
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
+from simgpu.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
 from simgpu.units import format_bytes
-from simgpu.whole import whole_file
 
 _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
 
 
-@click.command("record-node")
+@click.command()
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="YAML file to write."
 )
@@ -33,7 +30,7 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
     "--repetitions", type=click.IntRange(min=1), default=DEFAULT_REPETITIONS, show_default=True, help="Of each copy."
 )
 @quiet_option
-def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
+def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, quiet: bool) -> None:
     """Measure this machine's GPU and its link to the host, and write a node file.
 
     Measured: copies both ways with pinned memory (bandwidth and latency), copies inside the GPU. Asked for: memory,
@@ -41,8 +38,8 @@ def record_node_(output: Path, force: bool, device: str, sizes: str, repetitions
     run while nothing else uses the GPU. Needs PyTorch (the extra 'record').
 
     \b
-    simgpu record-node -o my-node.yaml
-    simgpu record-node -o second.yaml --device cuda:1 --sizes "1 MiB, 1 GiB"
+    simgpu validate node -o my-node.yaml
+    simgpu validate node -o second.yaml --device cuda:1 --sizes "1 MiB, 1 GiB"
     simgpu run vgg11-cifar-cpu --set node=my-node.yaml
     """
     _check_output(output, force)

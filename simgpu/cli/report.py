@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.screen import progress
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.compare import compare
+from simgpu.experiments.scenarios.load import load_scenario
+from simgpu.io.shipped import shipped_names
 from simgpu.report.recorded import read_run, recorded_from
 from simgpu.report.writing import check_target, write_recorded
-from simgpu.scenario.load import load_scenario
-from simgpu.shipped import shipped_names
+from simgpu.version import __version__
 
 
 @click.command()

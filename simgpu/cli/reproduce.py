@@ -1,8 +1,4 @@
-"""``simgpu reproduce``: what papers claim, beside what is simulated here.
-
-Does not live here: running and judging claims (`simgpu.reproduction`), or their texts (`simgpu.reproduction.tables`,
-`simgpu.reproduction.lines`).
-"""
+"""``simgpu reproduce``: what papers claim, beside what is simulated here."""
 
 from __future__ import annotations
 
@@ -15,21 +11,21 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.group import BAD_INPUT, INTERRUPTED, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import RECORDINGS, claims
 from simgpu.cli.sweep import Count, cores
 from simgpu.errors import InputError
-from simgpu.reproduction.claims import select
-from simgpu.reproduction.lines import FITTED, Line, claim_lines, experiment_lines, says_lines, table_lines
-from simgpu.reproduction.outcome import ClaimOutcome, Experiment, Reproduction
-from simgpu.reproduction.page.writing import check_target, write_page
-from simgpu.reproduction.recordings import HEADINGS as RECORDING_HEADINGS
-from simgpu.reproduction.recordings import MANAGED_HEADINGS, Recordings
-from simgpu.reproduction.reproduce import Run
-from simgpu.reproduction.tables import summary
-from simgpu.reproduction.verdicts import Verdict
+from simgpu.papers.claims import select
+from simgpu.papers.lines import FITTED, Line, claim_lines, experiment_lines, says_lines, table_lines
+from simgpu.papers.outcome import ClaimOutcome, Experiment, Reproduction
+from simgpu.papers.page.writing import check_target, write_page
+from simgpu.papers.recordings import HEADINGS as RECORDING_HEADINGS
+from simgpu.papers.recordings import MANAGED_HEADINGS, Recordings
+from simgpu.papers.reproduce import Run
+from simgpu.papers.tables import summary
+from simgpu.papers.verdicts import Verdict
+from simgpu.version import __version__
 
 #: What to know of the summary, and where to go from it.
 _HINTS = (
@@ -52,7 +48,7 @@ _COLOURS = {
 @click.command()
 @click.argument("what", nargs=-1, shell_complete=claims)
 @click.option("--quick", is_flag=True, help="Only the claims that take seconds together.")
-@click.option("--why", is_flag=True, help="Of what is not within 10%, also run the experiments on its causes.")
+@click.option("--explain", "why", is_flag=True, help="Where off by over 10%, also run experiments on why.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
@@ -94,7 +90,7 @@ def reproduce(
     \b
     simgpu reproduce --quick
     simgpu reproduce cdma.gain
-    simgpu reproduce buddy --why
+    simgpu reproduce buddy --explain
     simgpu reproduce --html papers.html
     simgpu reproduce recordings --recordings my/recordings
     """

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from simgpu import __version__
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.run_tables import show_comparison, show_details, show_header
@@ -18,7 +17,8 @@ from simgpu.experiments import compare as experiment
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import check_outputs, report_document, write_outputs
-from simgpu.scenario.model import Scenario
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.version import __version__
 
 
 @click.command()
@@ -72,7 +72,7 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
 
 @click.command()
 @choice_options
-@click.option("--bound", is_flag=True, help="Tell how far each is over the least time of every placement.")
+@click.option("--time-bound", "bound", is_flag=True, help="Show the gap to the lower bound of any placement.")
 def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> None:
     """Run the policies of SCENARIO side by side, one line each. Writes no files.
 
@@ -83,7 +83,7 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> 
     \b
     simgpu compare quickstart
     simgpu compare quickstart --set "policies=[none, vdnn: {mode: conv}]"
-    simgpu compare quickstart --set "policies=[vdnn, home, joint]" --bound
+    simgpu compare quickstart --set "policies=[vdnn, home, joint]" --time-bound
     simgpu compare --trace vgg16-b128-v100 --node v100 \\
         --policy none --policy "vdnn: {mode: conv}"
     """

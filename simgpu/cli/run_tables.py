@@ -1,8 +1,4 @@
-"""A run told to a person: what was run, where its numbers come from, and the numbers.
-
-Lives here: what stands where. Does not live here: the measures and their words (`simgpu.experiments.measures`), or
-looks (`simgpu.cli.screen`).
-"""
+"""A run told to a person: what was run, where its numbers come from, and the numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison, Run
-    from simgpu.scenario.model import Scenario
+    from simgpu.experiments.scenarios.model import Scenario
 
 _NAMES = 21  # columns that the names of a run's lines take, with the gap after them
 _GAP = 2

@@ -1,11 +1,11 @@
-"""``simgpu scenarios``: the scenarios and studies that ship with simgpu."""
+"""``simgpu list scenarios``: the scenarios and studies that ship with simgpu."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, facts
-from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 
 
 @click.command()
@@ -13,7 +13,7 @@ def scenarios() -> None:
     """List the scenarios and studies that ship with simgpu.
 
     \b
-    simgpu scenarios
+    simgpu list scenarios
     simgpu run NAME     runs a scenario: one trace under its policies
     simgpu study NAME   runs a study: several traces, beside published numbers
     """

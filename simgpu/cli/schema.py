@@ -1,4 +1,4 @@
-"""``simgpu schema``: JSON Schema for editors."""
+"""``simgpu list schema``: JSON Schema for editors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
     when those are installed.
 
     \b
-    simgpu schema scenario > scenario.schema.json
+    simgpu list schema scenario > scenario.schema.json
     # then, in the first line of your YAML file:
     # yaml-language-server: $schema=scenario.schema.json
     """
@@ -26,10 +26,10 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
 
 def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind of file, as plain data."""
-    from simgpu.filemodel import FileModel
+    from simgpu.experiments.scenarios.model import ScenarioFile
+    from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
-    from simgpu.scenario.model import ScenarioFile
-    from simgpu.scenario.study import StudyFile
+    from simgpu.io.schema import FileModel
 
     models: dict[str, type[FileModel]] = {"scenario": ScenarioFile, "study": StudyFile, "node": NodeFile}
     model = models[kind]

@@ -1,7 +1,4 @@
-"""What commands print with: a terminal at most 80 columns wide, tables on it, and progress on stderr.
-
-Lives here: looks. Does not live here: what is said (each command's file and `simgpu.cli.run_tables`).
-"""
+"""What commands print with: a terminal at most 80 columns wide, tables on it, and progress on stderr."""
 
 from __future__ import annotations
 

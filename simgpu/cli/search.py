@@ -1,7 +1,4 @@
-"""``simgpu search``: how a policy comes to its placement, and what it does to each feature map.
-
-Does not live here: the search (`simgpu.experiments.search`), or what is told of it (`simgpu.experiments.search_found`).
-"""
+"""``simgpu search``: how a policy comes to its placement, and what it does to each feature map."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.choice import is_scenario, parse_policy, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.screen import Screen, facts, indented, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
+from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import check_search_outputs, searches_document, write_searches
 from simgpu.experiments.search_table import PlacedMap
-from simgpu.scenario.model import Scenario
-from simgpu.simulation import task_graph
+from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
+from simgpu.version import __version__
 
 _DEFAULT = "home"
 #: Rows of the placement that a terminal gets; files have all.

@@ -1,7 +1,4 @@
-"""``KEY=VALUE``, sizes and epochs as options take them.
-
-Lives here: reading them. Does not live here: which keys there are.
-"""
+"""``KEY=VALUE``, sizes and epochs as options take them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
     >>> parse_settings(("iterations=5", "node.gpu.memory=8 GiB"))
     {'iterations': 5, 'node.gpu.memory': '8 GiB'}
     """
-    from simgpu.yamlfile import yaml_value
+    from simgpu.io.yaml_files import yaml_value
 
     values: dict[str, object] = {}
     for setting in settings:
@@ -44,7 +41,7 @@ def parse_size(text: str, option: str) -> int:
     >>> parse_size("8 GiB", "--workspace-limit")
     8589934592
     """
-    from simgpu.filemodel import Quantity
+    from simgpu.io.schema import Quantity
 
     try:
         return Quantity(parse_bytes, "size", "8 GiB", zero=True).read(text)

@@ -1,8 +1,4 @@
-"""How signals end the program: as exceptions that unwind it, so that nothing half-written stays.
-
-Lives here: which signal becomes which exception, for as long as a command runs. Does not live here: what is told then
-and the exit code of Ctrl-C (`simgpu.cli.group`), or what is put away on the way out (`simgpu.whole`).
-"""
+"""How signals end the program: as exceptions that unwind it, so that nothing half-written stays."""
 
 from __future__ import annotations
 

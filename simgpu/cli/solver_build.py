@@ -1,8 +1,4 @@
-"""``simgpu solver build``: runs a solver, measures its arrays, and writes one of its steps as a trace.
-
-Does not live here: solvers and their traces (`simgpu.trace.solvers`), or how entries compress
-(`simgpu.codecs.entries`).
-"""
+"""``simgpu zoo solve``: runs a solver, measures its arrays, and writes one of its steps as a trace."""
 
 from __future__ import annotations
 
@@ -12,23 +8,23 @@ from pathlib import Path
 import click
 import numpy as np
 
-from simgpu.buddy.snapshots import Seen, Snapshots, classes_of, collect
-from simgpu.buddy.stored import FILE, save_entries
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
-from simgpu.codecs.entries import ENTRY_SIZES
+from simgpu.compression.buddy.snapshots import Seen, Snapshots, classes_of, collect
+from simgpu.compression.buddy.stored import FILE, save_entries
+from simgpu.compression.codecs.entries import ENTRY_SIZES
+from simgpu.io.atomic import whole_folder
 from simgpu.trace.folder import strangers, write_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.solvers.catalogue import SOLVERS, solver_of
-from simgpu.trace.solvers.solver import SNAPSHOTS, Solver, State
-from simgpu.trace.solvers.tracing import NODE, solver_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
-from simgpu.whole import whole_folder
+from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
+from simgpu.workloads.solvers.solver import SNAPSHOTS, Solver, State
+from simgpu.workloads.solvers.tracing import NODE, solver_trace
 
 
-@click.command("build")
+@click.command()
 @click.argument("solver", shell_complete=suggest(lambda: SOLVERS))
 @folder_options
 @click.option("--size", type=int, help="Size of the run that is measured; the usual one where left out.")
@@ -42,19 +38,19 @@ from simgpu.whole import whole_folder
     help="Write the measured arrays too: a folder for each snapshot with a .npy file for each allocation.",
 )
 @quiet_option
-def build(
+def solve(
     solver: str, output: Path, force: bool, size: int | None, snapshots: int, arrays: Path | None, quiet: bool
 ) -> None:
     """Run SOLVER and write one step of it as a trace. Its origin is *modelled*, which every result tells.
 
     The run is small and real; what the trace tells of kernels and blocks is counted at the size of the benchmark of
     whose kind it is, and how compressible they are is measured in the run. entries.npz, beside the trace, has the size
-    of each memory-entry of the run: simgpu buddy profile draws them.
+    of each memory-entry of the run: simgpu compression profile draws them.
 
     \b
-    simgpu solver build cg -o my-cg
-    simgpu solver build seismic -o my-seismic --size 64 --arrays my-arrays
-    simgpu buddy profile my-arrays
+    simgpu zoo solve cg -o my-cg
+    simgpu zoo solve seismic -o my-seismic --size 64 --arrays my-arrays
+    simgpu compression profile my-arrays
     """
     with progress(quiet) as say:
         chosen = solver_of(solver, size)
@@ -102,7 +98,7 @@ def _histograms(found: Snapshots) -> list[dict[str, dict[int, int]]]:
 
 
 def _about(solver: Solver) -> str:
-    return f"simgpu solver {solver.name}, run at {solver.scale}"
+    return f"simgpu zoo solve {solver.name}, run at {solver.scale}"
 
 
 def _facts(solver: Solver, trace: Trace) -> list[tuple[str, str]]:

@@ -1,24 +1,21 @@
-"""``simgpu solver list``: the solvers, and their memory.
-
-Does not live here: the solvers (`simgpu.trace.solvers.catalogue`).
-"""
+"""``simgpu zoo solvers``: the solvers, and their memory."""
 
 from __future__ import annotations
 
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.trace.solvers.catalogue import SOLVERS
-from simgpu.trace.solvers.solver import Solver
 from simgpu.units import format_bytes
+from simgpu.workloads.solvers.catalogue import SOLVERS
+from simgpu.workloads.solvers.solver import Solver
 
 
-@click.command("list")
-def list_() -> None:
+@click.command()
+def solvers() -> None:
     """List the solvers: of which benchmark's kind, usual size of the run, its memory, and that of the trace.
 
     \b
-    simgpu solver list
+    simgpu zoo solvers
     """
     headings = ("solver", "kind of", "run", "memory", "trace", "what")
     Screen().print(table(headings, [_row(solver.at()) for solver in SOLVERS.values()], left=(0, 1, 5), whole=(0, 1)))

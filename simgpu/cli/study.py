@@ -1,8 +1,4 @@
-"""``simgpu study``: several networks under several policies, beside the numbers that a paper states.
-
-Does not live here: running it (`simgpu.experiments.study`), or the texts of its tables
-(`simgpu.experiments.study_tables`).
-"""
+"""``simgpu study``: several networks under several policies, beside the numbers that a paper states."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu import __version__
 from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import studies, study_keys
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_outputs import check_study_outputs, write_study
 from simgpu.experiments.study_tables import (
@@ -28,7 +24,7 @@ from simgpu.experiments.study_tables import (
     study_tables,
     table_notes,
 )
-from simgpu.scenario.load_study import load_study
+from simgpu.version import __version__
 
 
 @click.command()

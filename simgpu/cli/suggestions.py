@@ -1,7 +1,6 @@
 """What a shell offers when the tab key is pressed where a command takes a name.
 
-Lives here: functions for click's `shell_complete`, one for each sort of thing that has names. Does not live here: how
-shells ask (`simgpu.cli.completion`), or the names. What is slow to load is loaded within functions.
+What is slow to load is loaded within functions.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from simgpu.shipped import shipped_folder, shipped_names
-from simgpu.textfile import read_text
+from simgpu.io.shipped import shipped_folder, shipped_names
+from simgpu.io.text_files import read_text
 
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 #: Before the name of a network of the zoo, where a trace could stand.
@@ -71,13 +70,13 @@ def _trace_names() -> list[str]:
 
 def network_names() -> list[str]:
     """Of the zoo."""
-    from simgpu.trace.zoo.catalogue import NETWORKS
+    from simgpu.workloads.catalogue import NETWORKS
 
     return list(NETWORKS)
 
 
 def _codec_names() -> Iterable[str]:
-    from simgpu.codecs.registry import codec_names
+    from simgpu.compression.codecs.registry import codec_names
 
     return codec_names()
 
@@ -90,7 +89,7 @@ def _policy_names() -> Iterable[str]:
 
 def claims(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offers papers and recordings; behind a paper and a dot, its claims, which are too many to be offered before."""
-    from simgpu.reproduction.claims import PAPERS, select
+    from simgpu.papers.claims import PAPERS, select
 
     names = [claim.id for claim in select(())] if "." in incomplete else [*PAPERS, RECORDINGS]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -103,9 +102,9 @@ def _workloads() -> Iterator[str]:
 
 
 def _setting_keys(kind: str) -> Iterator[str]:
+    from simgpu.experiments.scenarios.model import ScenarioFile
+    from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
-    from simgpu.scenario.model import ScenarioFile
-    from simgpu.scenario.study import StudyFile
 
     """With ``=`` at the end; of values nothing is offered."""
     yield from _keys(StudyFile if kind == "study" else ScenarioFile)

@@ -1,8 +1,4 @@
-"""``simgpu sweep``: a scenario at many points, in processes of this machine or on a cluster.
-
-Does not live here: the points and running them (`simgpu.experiments.sweep`), or which rows are shown
-(`simgpu.experiments.sweep.shown`).
-"""
+"""``simgpu sweep``: a scenario at many points, in processes of this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -23,14 +19,14 @@ from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
 from simgpu.errors import MissingExtraError
 from simgpu.experiments.outputs import folder_name
+from simgpu.experiments.scenarios.load_sweep import load_sweep
+from simgpu.experiments.scenarios.sweep import Sweep
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as NO_MEMORY
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
 from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, failures, shown_rows
 from simgpu.policies.placing import bar
-from simgpu.scenario.load_sweep import load_sweep
-from simgpu.scenario.sweep import Sweep
 
 #: Reasons of failed rows that are told one by one.
 _REASONS = 5

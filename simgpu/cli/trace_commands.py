@@ -1,7 +1,4 @@
-"""``simgpu trace show``, ``check`` and ``stats``: a recorded trace by layers, its soundness, its numbers.
-
-Does not live here: what is counted (`simgpu.trace.stats`).
-"""
+"""``simgpu trace show``, ``check`` and ``stats``: a recorded trace by layers, its soundness, its numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from collections.abc import Sequence
 
 import click
 
-from simgpu.buddy.sources import read_trace_and_entries
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
+from simgpu.compression.buddy.sources import read_trace_and_entries
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.scenario.load import load_trace
-from simgpu.shipped import find
+from simgpu.io.shipped import find
 from simgpu.trace.folder import other_files
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats

@@ -1,8 +1,6 @@
-"""The folder that ``simgpu import`` and ``simgpu record`` write, and that they replace only when told to.
+"""The folder that ``simgpu trace import`` and ``simgpu record`` write, and that they replace only when told to.
 
 With it, what is said of the folder when it is there.
-
-Does not live here: writing it (`simgpu.trace.folder`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 import click
 
 from simgpu.errors import InputError, Problem
-from simgpu.shipped import shipped_names
+from simgpu.io.shipped import shipped_names
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 

@@ -1,7 +1,4 @@
-"""``simgpu validate``: real runs under memory management, beside their simulated twins.
-
-Lives here: the group. Does not live here: its commands, each loaded only when it is called.
-"""
+"""``simgpu validate``: real runs under memory management, beside their simulated twins."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ from simgpu.cli.group import LazyGroup
 
 _COMMANDS = {
     "record": ("simgpu.cli.validate_record:record", "Measure this machine and run models on it under four methods."),
+    "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link as a node."),
     "report": ("simgpu.cli.validate_report:report", "Compare what was measured with its simulation."),
     "replay": ("simgpu.cli.validate_replay:replay", "Issue a simulated program's instructions on a real device."),
 }
 
 
-@click.group(cls=LazyGroup, commands_elsewhere=_COMMANDS)
+@click.group(cls=LazyGroup, sections={"Commands": _COMMANDS})
 def validate() -> None:
     """Hold the simulation against real hardware: the same iterations, really run and simulated.
 

@@ -1,7 +1,4 @@
-"""``simgpu validate record``: measure this machine, and run models on it under four ways to manage memory.
-
-Does not live here: measuring and running (`simgpu.validation.harness`).
-"""
+"""``simgpu validate record``: measure this machine, and run models on it under four ways to manage memory."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from simgpu.cli.group import INTERRUPTED, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
 from simgpu.errors import InputError
-from simgpu.trace.recorder.assemble import spread
+from simgpu.recorder.assemble import spread
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.harness import CASES, SMALL_CASES, CasePlan, Recorded, choose, record_cases
 from simgpu.validation.harness.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP

@@ -1,7 +1,4 @@
-"""``simgpu validate replay``: a simulated program's instructions on a real device.
-
-Does not live here: replaying (`simgpu.validation.replay.running`), or the words (`simgpu.validation.replay.words`).
-"""
+"""``simgpu validate replay``: a simulated program's instructions on a real device."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from rich.text import Text
 from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.errors import InputError
+from simgpu.io.atomic import whole_file
 from simgpu.validation.replay.outcome import Outcome
 from simgpu.validation.replay.running import DEFAULT_REPETITIONS
 from simgpu.validation.replay.running import replay as run_replay
@@ -26,7 +24,6 @@ from simgpu.validation.replay.words import (
     stream_rows,
 )
 from simgpu.validation.tables import STAND_IN
-from simgpu.whole import whole_file
 
 
 @click.command("replay")

@@ -1,8 +1,4 @@
-"""``simgpu validate report``: what was measured, beside its simulation.
-
-Does not live here: comparing (`simgpu.validation.comparison`), the words (`simgpu.validation.tables`), or the files
-(`simgpu.validation.outputs`).
-"""
+"""``simgpu validate report``: what was measured, beside its simulation."""
 
 from __future__ import annotations
 

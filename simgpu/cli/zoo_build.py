@@ -1,7 +1,4 @@
-"""``simgpu zoo build``: one modelled training iteration of a network, written as a trace folder.
-
-Does not live here: how it is modelled (`simgpu.trace.zoo.modelled`).
-"""
+"""``simgpu zoo build``: one modelled training iteration of a network, written as a trace folder."""
 
 from __future__ import annotations
 
@@ -14,25 +11,25 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
-from simgpu.codecs.entry_patterns import with_sparse_entries
+from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
-from simgpu.shipped import shipped_names
-from simgpu.trace.calibration.published import published_networks
-from simgpu.trace.compressibility.entries import mean_ratio
-from simgpu.trace.compressibility.generator import with_compressibility
+from simgpu.io.shipped import shipped_names
+from simgpu.trace.entries import mean_ratio
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.trace.stats import trace_stats
-from simgpu.trace.timemodel.model import WORKSPACE_LIMIT
-from simgpu.trace.zoo import catalogue
-from simgpu.trace.zoo.catalogue import Value
-from simgpu.trace.zoo.lowering.framework import Framework
-from simgpu.trace.zoo.lowering.optimizer import Optimizer
-from simgpu.trace.zoo.modelled import trace_name, trace_of
-from simgpu.trace.zoo.network import Network
 from simgpu.units import format_bytes, format_time, short_count
+from simgpu.workloads import catalogue
+from simgpu.workloads.calibration.published import published_networks
+from simgpu.workloads.catalogue import Value
+from simgpu.workloads.compressibility.generator import with_compressibility
+from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.modelled import trace_name, trace_of
+from simgpu.workloads.network import Network
+from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
+from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT
 
 _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 
@@ -53,7 +50,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     required=True,
     metavar="NODE",
     shell_complete=nodes,
-    help="Whose GPU: a shipped node or a YAML file (simgpu nodes).",
+    help="Whose GPU: a shipped node or a YAML file (simgpu list nodes).",
 )
 @click.option("--input", help="What it takes, such as imagenet or cifar10; its usual input where left out.")
 @click.option(

@@ -1,7 +1,4 @@
-"""``simgpu zoo list``: the networks, their sizes, and in what they can differ.
-
-Does not live here: the networks (`simgpu.trace.zoo.catalogue`).
-"""
+"""``simgpu zoo list``: the networks, their sizes, and in what they can differ."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from collections import defaultdict
 import click
 
 from simgpu.cli.screen import Screen, table
-from simgpu.trace.zoo.catalogue import NETWORKS, Entry, build
-from simgpu.trace.zoo.network import Network
-from simgpu.trace.zoo.networks.images import CIFAR10
 from simgpu.units import short_count
+from simgpu.workloads.catalogue import NETWORKS, Entry, build
+from simgpu.workloads.network import Network
+from simgpu.workloads.networks.images import CIFAR10
 
 
 @click.command("list")

@@ -1,7 +1,4 @@
-"""``simgpu zoo validate``: the time model beside published and recorded iterations, and peaks beside recorded ones.
-
-Does not live here: the comparison (`simgpu.trace.calibration.validation`).
-"""
+"""``simgpu zoo validate``: the time model beside published and recorded iterations, and peaks beside recorded ones."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from pathlib import Path
 import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
-from simgpu.trace.calibration.memory import MemoryRow
-from simgpu.trace.calibration.samples import Use
-from simgpu.trace.calibration.validation import Row, Summary, Validation, validate
 from simgpu.units import format_bytes, format_time
+from simgpu.workloads.calibration.memory import MemoryRow
+from simgpu.workloads.calibration.samples import Use
+from simgpu.workloads.calibration.validation import Row, Summary, Validation, validate
 
 _HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
 
@@ -34,7 +31,7 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     """Compare the time model to published iteration times, those it was fitted to and held-out ones apart.
 
     Which are fitted was decided before fitting, by network; the rule, and the source of every figure, is in
-    simgpu/trace/calibration/published.yaml. No GPU is held out. Given recordings, peaks of memory are compared too.
+    simgpu/workloads/calibration/published.yaml. No GPU is held out. Given recordings, peaks of memory are compared too.
 
     \b
     simgpu zoo validate

@@ -1,8 +1,4 @@
-"""What a run that was out of memory leaves to be known and to be tried.
-
-Lives here: choosing what to tell. Does not live here: the numbers (`simgpu.trace.stats`, `TaskGraph`), or the message
-that tells where memory ran out (`OutOfMemoryError`).
-"""
+"""What a run that was out of memory leaves to be known and to be tried."""
 
 from __future__ import annotations
 
@@ -10,22 +6,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import Policy
+from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.simulation import Result, simulate, task_graph
+from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats
-from simgpu.trace.zoo.catalogue import NETWORKS, build
 from simgpu.units import format_bytes, format_time
+from simgpu.workloads.catalogue import NETWORKS, build
+from simgpu.workloads.rescale import at_batch
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
-    from simgpu.scenario.model import Scenario
+    from simgpu.experiments.scenarios.model import Scenario
     from simgpu.trace.model import Trace
 
 _ZOO = "simgpu zoo "
@@ -61,7 +58,7 @@ def advice(
     run.
 
     >>> from simgpu.experiments.compare import compare
-    >>> from simgpu.scenario.load import make_scenario
+    >>> from simgpu.experiments.scenarios.load import make_scenario
     >>> values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "budget": "40 MiB", "policies": ["none"]}
     >>> scenario = make_scenario(values, "an example")
     >>> for name, text in advice(scenario, compare(scenario))[:2]:
@@ -71,7 +68,7 @@ def advice(
     """
     trace, together = scenario.trace, scenario.data_parallel
     if together is not None:
-        trace = trace.at_batch(trace.info.batch // together.gpus)
+        trace = at_batch(trace, trace.info.batch // together.gpus)
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.tells_reads else (0, "")
@@ -81,7 +78,7 @@ def advice(
         told.insert(0, ("nothing moved", where))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
-        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu bound"
+        least = f"{format_bytes(bounds.bound.bytes)} for one sample at a time and what stays; see simgpu memory-bound"
         told.append(("sub-batches", least))
         if memory < bounds.offloaded.bytes:
             return [*told, ("to try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
@@ -124,7 +121,7 @@ def _policies_to_try(
         return
     if len(trace.kernels) > _MOST_KERNELS:
         count = f"{len(trace.kernels)} kernels"
-        yield f"another policy (simgpu policies); a trace of {count} is too long to try them here"
+        yield f"another policy (simgpu list policies); a trace of {count} is too long to try them here"
         return
     tried = [run.label for run in comparison]
     found = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
@@ -198,7 +195,7 @@ def _in_micro_batches(result: Result) -> str:
 def _in_words(result: Result) -> str:
     """The policy as a scenario names it.
 
-    >>> from simgpu.scenario.load import load_scenario, load_trace
+    >>> from simgpu.experiments.scenarios.load import load_scenario, load_trace
     >>> scenario = load_scenario("quickstart")
     >>> _in_words(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
     'vdnn: {mode: conv}'
@@ -223,7 +220,7 @@ def _smaller_batch(trace: Trace) -> Iterator[str]:
     if half and key:
         yield f"a smaller batch: simgpu zoo build {key} --batch {half}, all else as before"
     elif half and trace.tells_reads:
-        yield f"a smaller batch: trace.at_batch({half}) in Python, which models it"
+        yield f"a smaller batch: simgpu.at_batch(trace, {half}) in Python, which models it"
 
 
 def _key_in_zoo(model: str) -> str | None:

@@ -1,8 +1,4 @@
-"""Several policies on one trace and one node, side by side.
-
-Lives here: `compare` and its answer. Does not live here: running one policy (`simgpu.simulation`), files
-(`simgpu.experiments.outputs`), or drawing on a terminal (the command line's).
-"""
+"""Several policies on one trace and one node, side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from simgpu.analysis.labels import plain_parameters, policy_label
 from simgpu.analysis.tables import (
     COMPARISON_HEADINGS,
     OVER_BOUND,
@@ -23,18 +18,19 @@ from simgpu.analysis.tables import (
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
 from simgpu.policies.base import Policy
+from simgpu.policies.labels import plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.evaluate.bound import Bound
+    from simgpu.experiments.scenarios.model import Scenario
     from simgpu.hardware.spec import NodeSpec
+    from simgpu.planning.bound import Bound
     from simgpu.policies.joint.least_times import LeastTimes
-    from simgpu.scenario.model import Scenario
     from simgpu.trace.model import TraceInfo
 
 #: A policy by name, by name and parameters, as ``{name: parameters}``, or as an object.
@@ -240,7 +236,7 @@ def compare(
     Raises `InputError` for unknown policies or parameters, before anything runs, and where every policy refuses or
     fails; if a single one is asked for, whatever it raises.
 
-    >>> from simgpu.scenario.load import load_scenario
+    >>> from simgpu.experiments.scenarios.load import load_scenario
     >>> [run.label for run in compare(load_scenario("resnet20-addressed"), iterations=1)]
     ['none', 'vdnn']
     """

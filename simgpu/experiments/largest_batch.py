@@ -1,8 +1,4 @@
-"""What a search for the largest batch has found: the answer of `simgpu.experiments.max_batch`.
-
-Lives here: its numbers, and how it prints itself. Does not live here: the search (`simgpu.experiments.max_batch`), or
-drawing on a terminal (the command line's).
-"""
+"""What a search for the largest batch has found: the answer of `simgpu.experiments.max_batch`."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.compare import Run
     from simgpu.hardware.spec import NodeSpec
-    from simgpu.simulation import Result
+    from simgpu.simulation.run import Result
     from simgpu.trace.model import TraceInfo
 
 #: Headings of `MaxBatch.rows`, in order: of the recommended batch, then of the largest.

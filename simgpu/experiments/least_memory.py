@@ -1,22 +1,19 @@
-"""How little memory an iteration can run in, whatever a schedule does.
-
-Lives here: `least_memory`. Does not live here: the bounds (`simgpu.graph.bounds`), or the least time in a given amount
-of memory (`simgpu.experiments.least_time`).
-"""
+"""How little memory an iteration can run in, whatever a schedule does."""
 
 from __future__ import annotations
 
-from simgpu.arguments import bytes_of, check_arguments
 from simgpu.errors import InputError
 from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.hardware.spec import NodeSpec
-from simgpu.tasks import task_graph
+from simgpu.simulation.arguments import bytes_of, check_arguments
+from simgpu.simulation.tasks import task_graph
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
 
 
 def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = None) -> MemoryBounds:
-    """What ``simgpu bound`` tells: memory of an iteration where everything stays, and the least under any schedule.
+    """What ``simgpu memory-bound`` tells: memory of an iteration where everything stays, and the least under any
+    schedule.
 
     The latter is for one sample at a time where the batch can be partitioned (moDNN, TPDS 2019, section 5.1.1).
     alignment: bytes every allocation is rounded up to, by default the node's. Raises `InputError` for bad arguments.

@@ -1,19 +1,15 @@
-"""How fast an iteration can be at best, whatever a policy decides about its feature maps, or moves at all.
-
-Lives here: `least_time` and `least_times`. Does not live here: the bounds (`simgpu.evaluate.bound`,
-`simgpu.evaluate.wide_bound`), or the actions that the first is over (`simgpu.policies.joint.actions`).
-"""
+"""How fast an iteration can be at best, whatever a policy decides about its feature maps, or moves at all."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.evaluate.bound import Bound
+from simgpu.planning.bound import Bound
 from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
 from simgpu.policies.placing import evaluator_of
-from simgpu.simulation import planning
+from simgpu.simulation.run import planning
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:

@@ -1,9 +1,4 @@
-"""The largest batch that a policy can train on a node, and how fast it is there (HOME, He et al., section 4.4).
-
-Lives here: `max_batch` and the search of each policy. Does not live here: the answer
-(`simgpu.experiments.largest_batch`), the search over whole numbers (`simgpu.search.bisection`), how an iteration looks
-at another batch (`simgpu.trace.rescale`), or running one policy (`simgpu.simulation`).
-"""
+"""The largest batch that a policy can train on a node, and how fast it is there (HOME, He et al., section 4.4)."""
 
 from __future__ import annotations
 
@@ -11,21 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
-from simgpu.analysis.labels import policy_label
-from simgpu.arguments import bytes_of, check_arguments
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
 from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS
+from simgpu.planning.search.bisection import largest
 from simgpu.policies.base import Policy
-from simgpu.search.bisection import largest
-from simgpu.simulation import Result, simulate, task_graph, told_to_fit
+from simgpu.policies.labels import policy_label
+from simgpu.simulation.arguments import bytes_of, check_arguments
+from simgpu.simulation.run import Result, simulate, task_graph, told_to_fit
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.model import Scenario
     from simgpu.graph.taskgraph import TaskGraph
-    from simgpu.scenario.model import Scenario
 
 #: So many batches are simulated between the largest that is nearly as fast as any and the next one that is not.
 _BETWEEN = 4

@@ -1,8 +1,4 @@
-"""The numbers of policies side by side, as texts.
-
-Lives here: which measures a terminal and the report page show, in which order and words. Does not live here: the
-numbers (`simgpu.analysis.metrics`, as report.json has them), or looks.
-"""
+"""The numbers of policies side by side, as texts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The files of a run: a folder that appears whole or not at all.
 
-Lives here: which file holds what, and which folder may be replaced. Does not live here: the formats
-themselves (`simgpu.timeline.export`, `simgpu.analysis.plots`), or the replacing (`simgpu.whole`).
-
     report.json                     every number of every policy, and where they come from
     <policy>/timeline.csv           one row per span, likewise .parquet, .perfetto.json
     <policy>/memory.csv             one row per memory sample; beside a timeline in CSV or Parquet, as are
@@ -31,18 +28,18 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.graph.tasks_file import tasks_to_json
-from simgpu.jsonfile import read_json
+from simgpu.io.atomic import Foreign, refuse_foreign, unwritable, whole_folder
+from simgpu.io.json_files import read_json
 from simgpu.program.text import to_json
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
 from simgpu.trace.tables import write_table
-from simgpu.whole import Foreign, refuse_foreign, unwritable, whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
+    from simgpu.experiments.scenarios.model import PlotKind, TimelineFormat
     from simgpu.experiments.training import Training
-    from simgpu.scenario.model import PlotKind, TimelineFormat
-    from simgpu.simulation import Result
+    from simgpu.simulation.run import Result
 
 REPORT = "report.json"
 REPORT_SCHEMA = "simgpu.report/1"

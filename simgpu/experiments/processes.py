@@ -1,8 +1,4 @@
-"""Numbered points of work in processes of this machine, or in this one.
-
-Lives here: who runs which point, and what becomes of a point whose process dies. Does not live here: what a point is
-(`simgpu.experiments.sweep.point`, `simgpu.reproduction.tasks`), or a cluster (`simgpu.experiments.sweep.cluster`).
-"""
+"""Numbered points of work in processes of this machine, or in this one."""
 
 from __future__ import annotations
 

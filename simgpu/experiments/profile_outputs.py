@@ -1,13 +1,10 @@
 """The files of a Buddy Compression profile: a folder that appears whole or not at all.
 
-Lives here: which file holds what. Does not live here: the numbers (`simgpu.buddy.profile`), the pictures
-(`simgpu.analysis.compressibility`), or the replacing (`simgpu.whole`).
-
-    report.json                     every number, as `simgpu buddy profile --json` prints it
-    allocations.csv                 one row an allocation: its target, and how much of it overflows
-    threshold.csv, threshold.png    ratio and overflow by Buddy Threshold
-    drift.csv, drift.png            of several snapshots: overflow in each
-    heatmap.csv, heatmap.png        of arrays: compressed bytes by place, as many rows as the picture has
+report.json                     every number, as `simgpu compression profile --json` prints it
+allocations.csv                 one row an allocation: its target, and how much of it overflows
+threshold.csv, threshold.png    ratio and overflow by Buddy Threshold
+drift.csv, drift.png            of several snapshots: overflow in each
+heatmap.csv, heatmap.png        of arrays: compressed bytes by place, as many rows as the picture has
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.outputs import REPORT, check_folder, holds_other_than
-from simgpu.whole import whole_folder
+from simgpu.io.atomic import whole_folder
 
 if TYPE_CHECKING:
-    from simgpu.buddy.profile import BuddyProfile
+    from simgpu.analysis.buddy_profile import BuddyProfile
 
 SCHEMA = "simgpu.buddy-profile/1"
 

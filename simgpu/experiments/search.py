@@ -1,9 +1,4 @@
-"""One policy's search for a placement, and how it got there (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7).
-
-Lives here: `search_placement`, and which policies it takes. Does not live here: the answer
-(`simgpu.experiments.search_found`), its table of feature maps (`simgpu.experiments.search_table`), or the searches
-themselves (`simgpu.policies`, `simgpu.search`).
-"""
+"""One policy's search for a placement, and how it got there (HOME, TC 2022, sections 3.3 to 3.5, 4.5 and 4.7)."""
 
 from __future__ import annotations
 
@@ -14,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, OutOfMemoryError, Problem
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import Decisions
 from simgpu.experiments.compare import PolicyRequest, made_policy
 from simgpu.experiments.search_found import Outcome, Search, WallClock
 from simgpu.experiments.search_table import placed_maps
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.planning.search.swarm import Swarm
 from simgpu.policies.base import PlanContext, Policy, no_progress
 from simgpu.policies.calling import planned
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.home import Home
+from simgpu.policies.labels import policy_label
 from simgpu.policies.placing import Chosen, PlacingPolicy
 from simgpu.policies.registry import make_policy
-from simgpu.search.swarm import Swarm
-from simgpu.simulation import planning
+from simgpu.simulation.run import planning
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 

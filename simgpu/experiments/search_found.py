@@ -1,8 +1,4 @@
-"""What a search for a placement has found, and how it went: the answer of `simgpu.experiments.search`.
-
-Lives here: its numbers, its curves, and how it prints itself. Does not live here: the search, drawing on a terminal
-(the command line's), or files (`simgpu.experiments.search_outputs`).
-"""
+"""What a search for a placement has found, and how it went: the answer of `simgpu.experiments.search`."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.analysis.labels import plain_parameters
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import OutOfMemoryError
-from simgpu.evaluate.evaluator import DOES_NOT_FIT
-from simgpu.evaluate.options import Action
+from simgpu.planning.evaluator import DOES_NOT_FIT
+from simgpu.planning.options import Action
 from simgpu.policies.base import Trial
+from simgpu.policies.labels import plain_parameters
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """The files of searches for a placement: a folder that appears whole or not at all.
 
-Lives here: which file holds what. Does not live here: the numbers (`simgpu.experiments.search_found`), or the replacing
-(`simgpu.whole`). The same command writes the same files to the byte: how long anything took is not in them.
+The same command writes the same files to the byte: how long anything took is not in them.
 
     report.json                     every number, and where it comes from
     <policy>/placement.csv          one row a feature map: its action, when it leaves and comes back, its overhead
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.outputs import REPORT, check_folder, folder_names, holds_other_than
-from simgpu.whole import whole_folder
+from simgpu.io.atomic import whole_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.search_found import Search

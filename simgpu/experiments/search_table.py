@@ -1,8 +1,4 @@
-"""What became of each feature map in a run: when it left and came back, and what that cost.
-
-Lives here: `PlacedMap` and how it follows from a vector and a timeline. Does not live here: how the vector was found
-(`simgpu.experiments.search`), or how it is told (`simgpu.experiments.search_found`).
-"""
+"""What became of each feature map in a run: when it left and came back, and what that cost."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simgpu.evaluate.options import Action, Option
+from simgpu.planning.options import Action, Option
 from simgpu.timeline.model import SpanKind
 
 if TYPE_CHECKING:

@@ -1,8 +1,4 @@
-"""A study: several traces under several policies over epochs of training, beside the numbers that a paper states.
-
-Lives here: `run_study` and its answer. Does not live here: one of its runs (`simgpu.experiments.study_runs`), what a
-study is (`simgpu.scenario.study`), or the texts of its tables (`simgpu.experiments.study_tables`).
-"""
+"""A study: several traces under several policies over epochs of training, beside the numbers that a paper states."""
 
 from __future__ import annotations
 
@@ -12,18 +8,18 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
-from simgpu.analysis.labels import plain_parameters, policy_label
 from simgpu.experiments.study_means import Means, means_of
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import memory_of
 from simgpu.experiments.study_runs import cell_of
+from simgpu.policies.labels import plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from simgpu.scenario.study import Published, Study, StudyRun
+    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
     from simgpu.trace.model import Trace
 
 STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
@@ -291,7 +287,7 @@ def run_study(study: Study, *, progress: Callable[[str], None] | None = None) ->
     A run that is out of memory on a trace, or whose policy refuses it, leaves that cell without a number. progress:
     called with a line before each trace.
 
-    >>> from simgpu.scenario.load_study import load_study
+    >>> from simgpu.experiments.scenarios.load_study import load_study
     >>> result = run_study(load_study("cswap-6a", {"epochs": [48]}))
     >>> round(result.ratio("Plain20", "CSWAP", "static"), 3), result.mean("vDNN", "vDNN")
     (1.0, 1.0)

@@ -1,8 +1,6 @@
 """A study as pictures: its measures, throughput against the batch, and what the time of its runs went to.
 
-Lives here: which runs and traces stand in which panel, of the last two. Does not live here: that of the measures
-(`simgpu.experiments.study_panels`), drawing (`simgpu.analysis.charts`, `simgpu.analysis.measure_charts`), or the
-numbers (`simgpu.experiments.study`). Loads matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from simgpu.experiments.study_panels import measure_panels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from simgpu.experiments.scenarios.study import StudyRun
     from simgpu.experiments.study import StudyResult
-    from simgpu.scenario.study import StudyRun
 
 #: What can be drawn of a study.
 Picture = Literal["measures", "throughput", "breakdown"]

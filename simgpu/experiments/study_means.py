@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from simgpu.experiments.study_measures import MEASURES, Measure
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import StudyRun
     from simgpu.experiments.study import StudyResult
-    from simgpu.scenario.study import StudyRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""What a study tells of its runs: each measure as a number of one run, or of one over another, and in words.
-
-Lives here: `Cell`, the numbers of a run, and `MEASURES`. Does not live here: which runs stand side by side
-(`simgpu.experiments.study`), or tables (`simgpu.experiments.study_tables`).
-"""
+"""What a study tells of its runs: each measure as a number of one run, or of one over another, and in words."""
 
 from __future__ import annotations
 

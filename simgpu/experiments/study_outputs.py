@@ -1,13 +1,10 @@
 """The files of a study: a folder that appears whole or not at all.
 
-Lives here: which file holds what. Does not live here: the numbers (`simgpu.experiments.study`), the figures
-(`simgpu.experiments.study_charts`), or the replacing (`simgpu.whole`).
-
-    report.json                     everything, as `simgpu study --json` prints it
-    results.csv                     one row a trace and run: batch, samples/s, where the time went
-    measures.png                    every measure of the study's tables, over each of its baselines
-    throughput.png                  of a study with a sweep of batches: samples/s against the batch, a line a run
-    breakdown.png                   of a study with the table breakdown: what the time went to, a bar a run
+report.json                     everything, as `simgpu study --json` prints it
+results.csv                     one row a trace and run: batch, samples/s, where the time went
+measures.png                    every measure of the study's tables, over each of its baselines
+throughput.png                  of a study with a sweep of batches: samples/s against the batch, a line a run
+breakdown.png                   of a study with the table breakdown: what the time went to, a bar a run
 """
 
 from __future__ import annotations
@@ -18,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.experiments.outputs import REPORT, check_folder, holds_other_than
-from simgpu.whole import whole_folder
+from simgpu.io.atomic import whole_folder
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import Study
     from simgpu.experiments.study import StudyResult
-    from simgpu.scenario.study import Study
 
 RESULTS = "results.csv"
 

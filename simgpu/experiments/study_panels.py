@@ -1,7 +1,6 @@
 """The measures of a study as panels: which runs, traces and published numbers stand in which.
 
-Lives here: `measure_panels`. Does not live here: drawing (`simgpu.analysis.measure_charts`), or the numbers
-(`simgpu.experiments.study`). Loads no matplotlib.
+Loads no matplotlib.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from simgpu.experiments.study_measures import MEASURES
 from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import StudyRun
     from simgpu.experiments.study import StudyResult
-    from simgpu.scenario.study import StudyRun
 
 _NO_BASELINE, _UNKNOWN = "no baseline", "-"
 _DRIFT = ("overflow_least", "overflow_most")

@@ -1,8 +1,4 @@
-"""One run of a study on one trace: a training, or the largest batch that fits and an iteration of it.
-
-Lives here: `cell_of` and `cell_with_extras`. Does not live here: training (`simgpu.experiments.training`), the search
-for the batch (`simgpu.experiments.max_batch`), or what is told of a run (`simgpu.experiments.study_measures`).
-"""
+"""One run of a study on one trace: a training, or the largest batch that fits and an iteration of it."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from simgpu.experiments.training import Epoch, Training, train
 from simgpu.policies.registry import make_policy
 
 if TYPE_CHECKING:
-    from simgpu.scenario.study import Study, StudyRun
+    from simgpu.experiments.scenarios.study import Study, StudyRun
 
 
 def cell_of(study: Study, label: str, run: StudyRun) -> Cell:

@@ -1,8 +1,4 @@
-"""A study's numbers as texts for people: the tables of its measures, and published numbers beside ours.
-
-Lives here: which numbers stand side by side. Does not live here: the numbers (`simgpu.experiments.study`), how they are
-rounded (`simgpu.experiments.study_measures`), or drawing on a terminal (the command line's).
-"""
+"""A study's numbers as texts for people: the tables of its measures, and published numbers beside ours."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from simgpu.experiments.study_memory import AMOUNTS
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import Published, Study, StudyRun
     from simgpu.experiments.study import Beside, StudyResult
     from simgpu.experiments.study_means import Means
-    from simgpu.scenario.study import Published, Study, StudyRun
 
 NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")

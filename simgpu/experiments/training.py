@@ -1,7 +1,6 @@
 """A training of many epochs: one steady iteration for each, weighted by the iterations that an epoch has.
 
-Sparsity changes from epoch to epoch, and with it what a policy decides (CSWAP, section IV-A). Lives here: `train`, its
-answer, and the map of decisions. Does not live here: one iteration (`simgpu.simulation`), or figures and tables.
+Sparsity changes from epoch to epoch, and with it what a policy decides (CSWAP, section IV-A).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.policies.base import Policy
+from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Trace, TraceInfo
@@ -153,7 +152,7 @@ def train(
     Raises `InputError` where there are no epochs, and what `simulate` raises.
 
     >>> from simgpu.hardware.nodes import load_node
-    >>> from simgpu.scenario.load import load_trace
+    >>> from simgpu.experiments.scenarios.load import load_trace
     >>> trace, node = load_trace("vgg16-b128-v100"), load_node("v100")
     >>> training = train(trace, node, "oracle", parameters={"codec": "zvc"}, epochs=[0, 40])
     >>> training.decisions["conv1_1"], training.counts

@@ -13,7 +13,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.max_batch import max_batch
 from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 
 #: Policies that take equation 8's sub-batch, and policies that run the whole batch.
@@ -45,7 +45,7 @@ def what_fits(
     """Simulate `DIVIDING` at a sub-batch of the trace's batch, and search the largest batch of `UNDIVIDED`.
 
     budget, alignment: bytes; alignment by default the node's. progress: called before each run. Raises `InputError`
-    where arguments are wrong, as `simgpu.simulation.simulate`.
+    where arguments are wrong, as `simgpu.simulation.run.simulate`.
 
     >>> from dataclasses import replace
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec

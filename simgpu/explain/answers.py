@@ -1,8 +1,4 @@
-"""Answers to what-ifs: what came of each change, as values that print and show as a table.
-
-Lives here: `Answer`, `Answers`, and their words. Does not live here: the changes and the runs
-(`simgpu.explain.what_if`).
-"""
+"""Answers to what-ifs: what came of each change, as values that print and show as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.units import format_time
 
 ANSWER_HEADINGS = ("what if", "iteration", "against now", "")

@@ -1,8 +1,8 @@
 """The chain of work that an iteration's length is the sum of: each step begins when the one before it ends.
 
-Lives here: `critical_path`. Does not live here: whom stalled time is put down to (`simgpu.explain.losses`). The path
-is followed backwards: from what ended the iteration to what its stream did before, and where its stream was waiting, to
-what ended the wait. To shorten the iteration, something on the path has to become shorter; what is not on it has slack.
+The path is followed backwards: from what ended the iteration to what its stream did before, and where its stream was
+waiting, to what ended the wait. To shorten the iteration, something on the path has to become shorter; what is not on
+it has slack.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[Step, ...]:
     Of several ways that are equally long, the one is told that the streams in order of their names were waiting for.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-    >>> from simgpu.simulation import simulate
+    >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     >>> result = simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn")

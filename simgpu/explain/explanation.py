@@ -1,8 +1,4 @@
-"""A run explained: what it lost and to what, and its critical path, as one value that prints and shows as tables.
-
-Lives here: `Explanation`, and what is told of a run that did not fit. Does not live here: finding it out
-(`simgpu.explain.losses`, `simgpu.explain.critical_path`, `simgpu.explain.what_if`, `simgpu.explain.smallest_budget`).
-"""
+"""A run explained: what it lost and to what, and its critical path, as one value that prints and shows as tables."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.arguments import check_arguments
 from simgpu.explain.answers import signed_time
 from simgpu.explain.critical_path import Step, by_kind, critical_path
 from simgpu.explain.losses import Loss, losses, lost
-from simgpu.result import Result
+from simgpu.simulation.arguments import check_arguments
+from simgpu.simulation.result import Result
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -140,7 +136,7 @@ def explain_result(result: Result) -> Explanation:
     """Why the last iteration of a run took as long as it did; `InputError` for what is no `Result`.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-    >>> from simgpu.simulation import simulate
+    >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     >>> found = explain_result(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))

@@ -1,8 +1,5 @@
 """What an iteration lost, nanosecond by nanosecond: to which tensor, on which engine, by which decision.
 
-Lives here: `losses`, of everything that is no first run of a kernel. Does not live here: whom each instant belongs to
-(`simgpu.analysis.breakdown`), or which instruction a span carried out (`simgpu.explain.places`).
-
 An instant in which no compute stream runs anything belongs to the span in which the chain of waits ends. Its tensor is
 what that span moves; where the chain ends in a wait for memory, it is what the stream that will give memory back is
 moving.
@@ -21,7 +18,7 @@ from simgpu.explain.places import Places
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import Decode, Encode, Launch
 from simgpu.program.paging import Remote
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Block
@@ -83,7 +80,7 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     recomputed and spent in codecs.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-    >>> from simgpu.simulation import simulate
+    >>> from simgpu.simulation.run import simulate
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
     >>> found = losses(simulate(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]), node, "vdnn"))

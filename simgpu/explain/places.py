@@ -1,8 +1,7 @@
 """Which instruction of its program each span of a timeline carried out, and what had it issued.
 
-Lives here: the way back from spans to instructions. Does not live here: what was lost there
-(`simgpu.explain.losses`). A stream executes its instructions in order, so the n-th span of work on a stream is that of
-its n-th instruction that takes time.
+A stream executes its instructions in order, so the n-th span of work on a stream is that of its n-th instruction that
+takes time.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from simgpu.program.instructions import (
     Program,
     Signal,
 )
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import BlockKind

@@ -1,8 +1,4 @@
-"""The smallest budget in which a run fits, and what pins it there.
-
-Lives here: the search over budgets, by running. Does not live here: the largest batch that fits
-(`simgpu.experiments.max_batch`), or bounds that no schedule passes (`simgpu.graph.bounds`).
-"""
+"""The smallest budget in which a run fits, and what pins it there."""
 
 from __future__ import annotations
 
@@ -10,16 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simgpu.analysis.labels import policy_label
 from simgpu.analysis.tables import facts_html
-from simgpu.arguments import bytes_of
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.losses import block_words
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy, no_progress
+from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.result import Result
-from simgpu.simulation import simulate
+from simgpu.simulation.arguments import bytes_of
+from simgpu.simulation.result import Result
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes, format_time
 

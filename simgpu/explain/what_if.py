@@ -1,7 +1,6 @@
 """What would help: the same run again, planned anew, with one thing of the machine changed.
 
-Lives here: the changes, and `what_if`. Does not live here: what was lost and why (`simgpu.explain.losses`). Every
-answer is a simulation of its own, so what a policy does with a faster link or more memory is in it.
+Every answer is a simulation of its own, so what a policy does with a faster link or more memory is in it.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simgpu.analysis.labels import policy_label
-from simgpu.arguments import bytes_of
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.answers import Answer, Answers
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.policies.base import Policy, no_progress
+from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Decode, Encode
-from simgpu.result import Result
-from simgpu.simulation import simulate
+from simgpu.simulation.arguments import bytes_of
+from simgpu.simulation.result import Result
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
 

@@ -1,9 +1,5 @@
 """How much memory an iteration needs: at least under any schedule, and where everything stays (moDNN, TPDS 2019).
 
-Lives here: equations 6 and 7 of section 5.1.1, the variant in which weights leave too, what section 7 calls ideal
-memory, and refusing a budget below the bound. Does not live here: the tasks and their data (`simgpu.graph.tdfg`), or
-which sub-batch suits a budget (`simgpu.policies.subbatch`).
-
 The paper bounds the graph without its weight updates (BP3). Here they are tasks like the others, since what an
 optimizer makes on the way needs memory too, in one kernel for all weights where the trace has it so.
 """

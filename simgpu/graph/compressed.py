@@ -1,8 +1,4 @@
-"""What compressed memory makes of a graph: smaller blocks, and kernels that also use the link to the buddy memory.
-
-Lives here: these facts beside a graph's own, and the transform that takes them off again. Does not live here: where
-they come from (`simgpu.buddy`), or how kernels and copies share the link (`simgpu.machine`).
-"""
+"""What compressed memory makes of a graph: smaller blocks, and kernels that also use the link to the buddy memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Words for encoded forms of blocks: what a codec makes of a block, as a block of its own.
-
-Lives here: the choice of a codec for a block as a value, and what a graph is told of the costs. Does not live here:
-the transform that adds encoded forms to a graph (`simgpu.graph.transforms`), codecs (`simgpu.codecs`), who chooses them
-(policies), or when they work (`simgpu.program.lowering`).
-"""
+"""Words for encoded forms of blocks: what a codec makes of a block, as a block of its own."""
 
 from __future__ import annotations
 

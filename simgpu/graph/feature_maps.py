@@ -1,8 +1,4 @@
-"""The feature maps that a policy may let go of between forward and backward, and when they are free to go.
-
-Lives here: `feature_maps`, the view behind a placement vector with one entry per feature map (HOME section 3.3). Does
-not live here: what becomes of each (policies), or which of them can be made again (`simgpu.graph.recompute`).
-"""
+"""The feature maps that a policy may let go of between forward and backward, and when they are free to go."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Layers: kernels that share a layer tag, forward with the backward that reads what it saved; and layer steps.
-
-Lives here: reading the tags of a trace, deriving them from the blocks where it has none, and cutting the iteration
-into steps. Does not live here: what policies do with a layer.
-"""
+"""Layers: kernels that share a layer tag, forward with the backward that reads what it saved; and layer steps."""
 
 from __future__ import annotations
 

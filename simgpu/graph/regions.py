@@ -1,8 +1,5 @@
 """Parts of forward that are checkpointed: which kernels they are, what is saved inside, and what of them runs again.
 
-Lives here: regions of consecutive forward kernels, the saved tensors of each, and how a region is run again from what
-enters it. Does not live here: which layers are checkpointed (policies), or how long anything is kept.
-
 A region runs again up to the last kernel before the last tensor that was saved inside it. A kernel that may not run
 again (`simgpu.graph.recompute`), or would not find what it found the first time, does not: what it made then counts as
 kept, and so does whatever can only be made again by way of it.

@@ -1,8 +1,5 @@
 """Kernels that a framework runs again whatever they are, and makes to give the same again.
 
-Lives here: the transform that says so of a graph's kernels. Does not live here: which kernels run again
-(`simgpu.graph.regions`), or what may run again of its own nature (`simgpu.graph.recompute`).
-
 PyTorch's checkpointing puts the state of its random numbers back before a part runs again, so that a dropout draws the
 same mask, and a batch norm finds the same batch. What such kernels count or average over iterations moves a second time
 then. No other kernel of forward or backward reads that, so for the graph these kernels do not write it at all.

@@ -1,8 +1,6 @@
 """Data parallelism: one GPU's tasks made into those of several GPUs that share the weights.
 
-Lives here: `Replicate`, and the numbering of its tasks. Does not live here: which weight a gradient belongs to
-(`simgpu.graph.updates`), or the copies between GPUs and host (`simgpu.program.replication`). A replicated graph has
-other kernels and blocks than the graph it was made of, so this transform comes after all others.
+A replicated graph has other kernels and blocks than the graph it was made of, so this transform comes after all others.
 
 Each GPU has kernels and blocks of its own; GPU 0 keeps the names, those of GPU g are called ``<id>.gpu<g>``. A weight
 that is updated is one block, with a copy in the memory of every GPU. All GPUs run forward and backward; then their

@@ -1,8 +1,5 @@
 """Which tensors autograd saves for backward, when, and how long anybody else holds their memory.
 
-Lives here: reading that off a trace that recorded it (`simgpu.trace.model.SavedTensor`), and deriving it from what
-backward kernels read where a trace did not. Does not live here: what a policy does with saved tensors.
-
 Where it is derived: a backward kernel reads what its forward saved, so every layer whose backward reads a block that
 was there in forward has saved it once, whole. An operator saves what it reads just before it runs, and what it makes
 just after; where no kernel of the layer touches the block in forward, it counts as saved after its last use there.

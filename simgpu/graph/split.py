@@ -1,8 +1,6 @@
 """Sub-batches: one iteration as several rounds of forward and backward over parts of the batch (moDNN, section 5.1.2).
 
-Lives here: `Split`. Does not live here: which sub-batch to take (`simgpu.policies.subbatch`), or how a trace looks at
-another batch size (`simgpu.trace.rescale`). A split graph has other kernels and blocks than the graph it was made of,
-so this transform comes before all others.
+A split graph has other kernels and blocks than the graph it was made of, so this transform comes before all others.
 
 A round runs forward and backward of one sub-batch. Where the sub-batch does not divide the batch, a smaller round of
 its own kernels and blocks follows; then the optimizer runs once. Gradients of weights are summed over the rounds: each

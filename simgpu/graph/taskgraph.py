@@ -1,8 +1,6 @@
 """The trace as tasks: blocks with versions, uses and lifetimes, true dependencies between kernels.
 
-Lives here: `TaskGraph` and what follows from the trace alone. Kernels and blocks are numbered by their position in
-the trace; programs and policies speak in these numbers. Does not live here: layers (`simgpu.graph.layers`),
-transforms (`simgpu.graph.transforms`), or any decision.
+Kernels and blocks are numbered by their position in the trace; programs and policies speak in these numbers.
 """
 
 from __future__ import annotations
@@ -132,7 +130,9 @@ class TaskGraph:
             return self
         if self.rescaled is not None:
             return self.rescaled(batch)
-        return TaskGraph.of(self.trace.at_batch(batch))
+        from simgpu.workloads.rescale import at_batch
+
+        return TaskGraph.of(at_batch(self.trace, batch))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

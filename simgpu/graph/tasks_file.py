@@ -1,9 +1,4 @@
-"""Tasks as a file beside the tables of a trace: what they cost when they ran, where that is not what was recorded.
-
-Lives here: the JSON form of a task graph's durations, sizes and encoded forms, and a graph made again of it. Does not
-live here: kernels and blocks themselves, which have tables (`simgpu.trace.columns`), or programs, whose numbers point
-into them (`simgpu.program.text`).
-"""
+"""Tasks as a file beside the tables of a trace: what they cost when they ran, where that is not what was recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from simgpu.errors import InputError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import in_versions
-from simgpu.jsonfile import parse_json
+from simgpu.io.json_files import parse_json
 from simgpu.trace.model import Trace
 
 SCHEMA = "simgpu.tasks/1"

@@ -1,9 +1,5 @@
 """The task and data flow graph of moDNN (Chen et al., TPDS 2019, section 3.2) as a view of a task graph.
 
-Lives here: which step of training each kernel is, what role each block has, what a task takes in and gives out beside
-what always resides, and the workspace that each way to run it needs. Does not live here: how much memory follows from
-it (`simgpu.graph.bounds`), or any decision.
-
 The published graph is one of a tidy network. Of a trace this is how it is read:
 
 * A task is a kernel. Forward kernels are FP, those of the optimizer BP3. A backward kernel is BP2 where it writes a

@@ -1,9 +1,7 @@
 """Pure transforms: a task graph in, a new one out, the old one untouched.
 
-Lives here: what a transform is, applying several, choosing convolution algorithms, and encoded forms of blocks. Does
-not live here: sub-batches (`simgpu.graph.split`), or who chooses, and why. A transform may change durations, sizes and
-what exists, but never the position of a kernel or block: new ones are appended, so numbers that a policy has noted stay
-true. The exception is a split into sub-batches, which comes first.
+A transform may change durations, sizes and what exists, but never the position of a kernel or block: new ones are
+appended, so numbers that a policy has noted stay true. The exception is a split into sub-batches, which comes first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Saved tensors that come back to the device as memory of their own, beside the blocks that they were saved from.
 
-Lives here: the transform that gives each of them a block, which the backward kernels that took it back then read in
-place of the original. Does not live here: which tensors leave and when (policies), or who copies them
-(`simgpu.program.eager`).
-
 A framework that copies a saved tensor to the host and takes it back has a new tensor then, whatever became of the old
 one: a weight is there twice, a tensor that two operators saved comes back twice, and of a view only its part.
 """

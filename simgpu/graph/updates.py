@@ -1,8 +1,5 @@
 """Which gradient updates which weight, as far as a trace tells, and holding gradients for GPUs that exchange them.
 
-Lives here: pairing weights, their gradients and their optimizer's state. Does not live here: who updates them
-(`simgpu.graph.replicate`).
-
 The optimizer itself tells it best: a kernel that updates one weight reads its gradient, or what the optimizer has made
 of that before. Where one kernel updates many weights, names tell it (``conv1.weight``, ``conv1.weight.grad``,
 ``conv1.weight.momentum_buffer`` in recordings and in the zoo). Else blocks of one layer and size belong together, else

@@ -1,7 +1,6 @@
 """What the kernels, codecs and copies of a graph do to the hardware: operations, and bytes to and from device memory.
 
-Lives here: the counting. Does not live here: what it costs (`simgpu.analysis.power`). A graph with its transforms
-applied has the kernels that really run, with their own ids.
+A graph with its transforms applied has the kernels that really run, with their own ids.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.timeline.work import Work, WorkDone
 from simgpu.trace.model import BlockKind, Kernel, Trace
-from simgpu.trace.timemodel.kinds import kind_of
-from simgpu.trace.timemodel.operation import OperationKind
+from simgpu.workloads.timemodel.kinds import kind_of
+from simgpu.workloads.timemodel.operation import OperationKind
 
 _PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)

@@ -1,8 +1,4 @@
-"""The section of a node's file about compressed memory: metadata cache, link to the buddy memory, choice of targets.
-
-Lives here: its model, and turning it into a description. Does not live here: the file as a whole
-(`simgpu.hardware.nodes`), or what such a memory does (`simgpu.buddy`).
-"""
+"""The section of a node's file about compressed memory: metadata cache, link to the buddy memory, choice of targets."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from simgpu.filemodel import FileModel, Share, Size, TimeOrZero
 from simgpu.hardware.sections import LinkSection
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Granularity, MetadataCacheSpec
+from simgpu.io.schema import FileModel, Share, Size, TimeOrZero
 
 
 class MetadataCacheSection(FileModel):

@@ -1,8 +1,4 @@
-"""A node file laid over the one it is based on, and that over its own base.
-
-Lives here: finding the bases, merging their values, and remembering which file and line each value came from. Does
-not live here: what values mean (`simgpu.hardware.nodes`).
-"""
+"""A node file laid over the one it is based on, and that over its own base."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem
-from simgpu.shipped import find
-from simgpu.yamlfile import YamlMapping, read_yaml_mapping
+from simgpu.io.shipped import find
+from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
 
 #: What a file says about itself, and so does not take from its base.
 OWN = ("schema", "name", "description", "base")

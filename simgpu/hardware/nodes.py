@@ -1,9 +1,4 @@
-"""Node configurations: YAML files of schema ``simgpu.node/1``, checked and turned into `NodeSpec`.
-
-Lives here: the model of the file and its reading. Does not live here: the description that the rest of simgpu
-computes with (`simgpu.hardware.spec`), how a file is laid over its base (`simgpu.hardware.layering`), or YAML and unit
-checks in general.
-"""
+"""Node configurations: YAML files of schema ``simgpu.node/1``, checked and turned into `NodeSpec`."""
 
 from __future__ import annotations
 
@@ -16,7 +11,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.filemodel import (
+from simgpu.hardware.buddy_section import BuddySection
+from simgpu.hardware.layering import read_layered
+from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
+from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
+from simgpu.io.schema import (
     Alignment,
     Bandwidth,
     FileModel,
@@ -27,11 +26,7 @@ from simgpu.filemodel import (
     put,
     validate,
 )
-from simgpu.hardware.buddy_section import BuddySection
-from simgpu.hardware.layering import read_layered
-from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
-from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
-from simgpu.shipped import find, shipped_names
+from simgpu.io.shipped import find, shipped_names
 
 SCHEMA = "simgpu.node/1"
 

@@ -1,8 +1,4 @@
-"""Sections of a node's file that stand for themselves: links and engines.
-
-Lives here: their models, and turning them into descriptions. Does not live here: the file and the GPU as a whole
-(`simgpu.hardware.nodes`), or compressed memory (`simgpu.hardware.buddy_section`).
-"""
+"""Sections of a node's file that stand for themselves: links and engines."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from simgpu.filemodel import Bandwidth, EnergyPerByte, FileModel, Power, Size, TimeOrZero
 from simgpu.hardware.spec import CdmaSpec, Duplex, LinkSpec, PowerSpec
+from simgpu.io.schema import Bandwidth, EnergyPerByte, FileModel, Power, Size, TimeOrZero
 
 Text = Annotated[str, Field(min_length=1)]
 

@@ -1,9 +1,4 @@
-"""What a node is made of: frozen descriptions of GPUs, links, switches and host.
-
-Lives here: the dataclasses that the rest of simgpu computes with, in whole nanoseconds, bytes and bytes per second,
-milliwatts and femtojoules.
-Does not live here: YAML and its checks (`simgpu.hardware.nodes`), or behaviour over time (`simgpu.machine`).
-"""
+"""What a node is made of: frozen descriptions of GPUs, links, switches and host."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-#: Generations of GPUs that kernel times can be modelled for: `simgpu.trace.timemodel` has parameters for each.
+#: Generations of GPUs that kernel times can be modelled for: `simgpu.workloads.timemodel` has parameters for each.
 ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
 
 

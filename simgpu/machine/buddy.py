@@ -4,9 +4,7 @@ What does not fit a target comes from buddy memory (Buddy Compression, section 3
 the device and its bytes over the link have both ended; these begin to pass when the part of its time is over beside
 which they do not. How much of them a kernel hides is not published; the node says it (`gpu.buddy.overlap`).
 
-Lives here: `BuddyLaunch`, the course of such a kernel, and when it is needed. Does not live here: how much a kernel
-moves (`simgpu.buddy`), or how flows share links (`simgpu.machine.flows`). A kernel with the link to itself takes the
-closed form, `CompressedMemory.alone_ns`, and is an ordinary launch.
+A kernel with the link to itself takes the closed form, `CompressedMemory.alone_ns`, and is an ordinary launch.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ fewer bytes over the link and may be held up by what they read: at most what the
 allow, and what running kernels leave of the DRAM's bandwidth. Kernels are not slowed. A copy back is the same the
 other way. A block's compression windows are taken together, by their sizes in sum, as section VI does with a layer's
 ratio: windows that compress well and badly lie side by side, and the buffer evens them out.
-
-Lives here: the demand of kernels. Does not live here: the rate itself (`simgpu.memory.transfer`), links and engines
-(`simgpu.machine.engines`), or how small blocks become (`simgpu.codecs`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs made ready to run: per stream a list of small tuples with durations, bytes and memory requests filled in.
 
-Lives here: the translation. Nothing here runs; what the codes mean over time is `simgpu.machine.executor`'s.
+Nothing here runs; what the codes mean over time is `simgpu.machine.executor`'s.
 """
 
 from __future__ import annotations

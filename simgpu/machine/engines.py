@@ -1,8 +1,7 @@
 """Copy engines and the link they feed.
 
-Lives here: who is served when, and for how long. An engine serves copies first in, first out by issue; one engine may
-serve both directions. A copy holds its engine for the link's latency and then until its bytes have passed. Does not
-live here: which links a copy passes (`simgpu.machine.links`), or how they are shared (`simgpu.machine.flows`).
+An engine serves copies first in, first out by issue; one engine may serve both directions. A copy holds its engine for
+the link's latency and then until its bytes have passed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Streams executing a program in order on SimPy's clock.
 
-Lives here: what happens at one instant and in which order. Does not live here: the translation of programs
-(`simgpu.machine.code`), the state of a stream (`simgpu.machine.stream`), engines and links (`simgpu.machine.engines`),
-kernels whose course another module drives, or what is made of the record (`simgpu.machine.record`).
-
 Only work takes time, and only work is an event of SimPy: a stream that runs a kernel or a copy has one timer under way,
 a stream that waits has none. When the last timer of an instant has fired, the instant is settled: completions, then
 releases, then signals, then acquires, then starts; within each by GPU, then compute, data, d2h, h2d, host.

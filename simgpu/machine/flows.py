@@ -1,8 +1,8 @@
 """Flows: bytes on their way over shared links, at rates that are fair and whole numbers.
 
-Lives here: max-min fair sharing and its progress over time. A flow has a path over links, a number of bytes, and a cap
-on its rate. Rates change only when a flow starts or ends or its cap changes, on whole nanoseconds; an end rounds up; a
-flow that is alone on its path takes exactly the closed form of `simgpu.memory.transfer`.
+A flow has a path over links, a number of bytes, and a cap on its rate. Rates change only when a flow starts or ends or
+its cap changes, on whole nanoseconds; an end rounds up; a flow that is alone on its path takes exactly the closed form
+of `simgpu.memory.transfer`.
 """
 
 from __future__ import annotations

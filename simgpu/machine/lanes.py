@@ -1,8 +1,4 @@
-"""Streams that no program has: where what moves for a kernel, besides the program's own copies, is shown.
-
-Lives here: the streams beside each compute stream, and the rows of the timeline that belong to kernels whose course is
-driven. Does not live here: what moves when (`simgpu.machine.paged`, `simgpu.machine.remote`).
-"""
+"""Streams that no program has: where what moves for a kernel, besides the program's own copies, is shown."""
 
 from __future__ import annotations
 

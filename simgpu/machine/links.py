@@ -1,7 +1,4 @@
-"""The links between GPUs and host that a copy passes, by name, and what each can carry.
-
-Lives here: the network as names and numbers. Does not live here: how flows share it (`simgpu.machine.flows`).
-"""
+"""The links between GPUs and host that a copy passes, by name, and what each can carry."""
 
 from __future__ import annotations
 

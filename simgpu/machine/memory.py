@@ -1,7 +1,4 @@
-"""A memory over time: a pool, the queue of streams that wait for it, and a log of its use.
-
-Lives here: `Memory`. Does not live here: which bytes go where (`simgpu.memory`).
-"""
+"""A memory over time: a pool, the queue of streams that wait for it, and a log of its use."""
 
 from __future__ import annotations
 

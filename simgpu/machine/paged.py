@@ -5,9 +5,6 @@ no difference, unless another kernel uses memory or link at the same time, and w
 batch of faults is under way is not recorded. A batch takes the fault latency; then what has to leave passes over the
 link, and after it what comes. One batch is served after the other, first in, first out. Memory changes hands when
 a batch begins to be served.
-
-Lives here: the queue of batches, and their times. Does not live here: which pages leave and come
-(`simgpu.memory.paged`), which are visited (`simgpu.machine.visits`).
 """
 
 from __future__ import annotations

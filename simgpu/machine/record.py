@@ -1,7 +1,7 @@
 """From the executor's record to a timeline.
 
-Lives here: giving every span its name, kind, bytes and iteration. A stream executes its ops in order, so the k-th
-start and end belong to the k-th timed instruction of its program; nothing needs to be noted during the run.
+A stream executes its ops in order, so the k-th start and end belong to the k-th timed instruction of its program;
+nothing needs to be noted during the run.
 """
 
 from __future__ import annotations

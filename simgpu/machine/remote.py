@@ -4,8 +4,6 @@ A kernel takes its recorded duration, and beside it what it reads comes over the
 ways at once; it ends when all three have ended. How much it reads and writes is its recorded DRAM traffic, shared out
 as its blocks' bytes; without a record, its blocks once each, or as the trace tells that it goes through them. In the
 timeline its computing comes last: a kernel that waits for the link is stalled first.
-
-Lives here: the traffic and its times. Does not live here: how streams share the link (`simgpu.machine.flows`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from functools import partial
 
 import simpy
 
-from simgpu.codecs.entries import SECTOR_BYTES
+from simgpu.compression.codecs.entries import SECTOR_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import COPY_IN, COPY_OUT

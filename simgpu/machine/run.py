@@ -1,7 +1,4 @@
-"""Run a program on a node: the one entrance to the machine.
-
-Lives here: building the machine from its description, and telling what stopped a run that could not go on.
-"""
+"""Run a program on a node: the one entrance to the machine."""
 
 from __future__ import annotations
 

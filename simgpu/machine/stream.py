@@ -1,7 +1,4 @@
-"""Where one stream is in its program, and the one timer by which its work ends.
-
-Lives here: `Stream`. Does not live here: what a stream does at an instant (`simgpu.machine.executor`).
-"""
+"""Where one stream is in its program, and the one timer by which its work ends."""
 
 from __future__ import annotations
 

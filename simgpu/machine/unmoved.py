@@ -1,8 +1,4 @@
-"""What a program's blocks need of the machine where the program does not move them.
-
-Lives here: `Unmoved`, and which one a program needs. Does not live here: faults (`simgpu.machine.paged`), or kernels
-that reach host memory (`simgpu.machine.remote`).
-"""
+"""What a program's blocks need of the machine where the program does not move them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Which pages a kernel visits, in which order.
 
-Lives here: `tours_of`, `pages_of` and `visits_of`. A kernel goes through its blocks one after the other, those it reads
-first, in listed order; a block that it reads and writes once. Each is walked through from end to end, unless the trace
-tells of another walk (`simgpu.trace.model.Access`), which gives the order, where it begins and how far it goes. How
-often the walk comes to the same page does not count while it is about the same pages: thread blocks go through
-neighbouring entries side by side. Does not live here: what a visit does (`simgpu.memory.paged`).
+A kernel goes through its blocks one after the other, those it reads first, in listed order; a block that it reads and
+writes once. Each is walked through from end to end, unless the trace tells of another walk
+(`simgpu.trace.model.Access`), which gives the order, where it begins and how far it goes. How often the walk comes to
+the same page does not count while it is about the same pages: thread blocks go through neighbouring entries side by
+side.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from simgpu.buddy.metadata_cache import Ints
-from simgpu.buddy.streams import Walk, seed_of, stream_of
-from simgpu.codecs.entries import ENTRY_BYTES
+from simgpu.compression.buddy.metadata_cache import Ints
+from simgpu.compression.buddy.streams import Walk, seed_of, stream_of
+from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.paged import PagedPool, Visit
 from simgpu.trace.model import Access, AccessOrder
@@ -61,7 +61,7 @@ def pages_of(walk: Walk, page: int) -> Ints:
     """The pages of a block that a walk comes to, in order, none twice in a row. page: bytes, whole memory-entries.
 
     Sequential and strided: of one pass. Of a strided walk's columns beside each other that are about the same pages,
-    the first stands for all. Random: each entry drawn as in `simgpu.buddy.streams`, which cuts a long walk.
+    the first stands for all. Random: each entry drawn as in `simgpu.compression.buddy.streams`, which cuts a long walk.
 
     >>> walk = Walk(0, 16, False, AccessOrder.STRIDED, 4, visits=16, stride=8)
     >>> pages_of(walk, 4 * ENTRY_BYTES).tolist()

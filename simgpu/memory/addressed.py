@@ -1,8 +1,4 @@
-"""The pool that gives addresses, by the rule of moDNN (section 3.3): exact fit first, then first fit.
-
-Lives here: `AddressedPool` and its view as a list of segments. Does not live here: the search for holes
-(`simgpu.memory.holes`), waiting or time (that is the machine's).
-"""
+"""The pool that gives addresses, by the rule of moDNN (section 3.3): exact fit first, then first fit."""
 
 from __future__ import annotations
 

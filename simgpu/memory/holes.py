@@ -1,8 +1,4 @@
-"""The free holes of an addressed memory: taken by exact fit, then first fit; joined again when memory comes back.
-
-Lives here: `Holes`, which knows free address ranges and nothing else. Does not live here: who holds the rest, alignment
-or accounting (`simgpu.memory.addressed`).
-"""
+"""The free holes of an addressed memory: taken by exact fit, then first fit; joined again when memory comes back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Device memory by pages: which pages of a block are there, in which order they were touched, what leaves for what.
 
-Lives here: `PagedPool`, the accounts of Unified Memory, without a clock. Does not live here: how long faults take and
-who waits for them (`simgpu.machine.paged`), or which pages a kernel visits (`simgpu.machine.visits`).
-
 Pages come by faults, one at a time, and leave by chunks, as in NVIDIA's driver (`simgpu.program.paging`). A chunk is
 part of one block here, and blocks are packed: the last page of a block is as long as what is left of it, so that
 blocks take no more memory together than in a pool. A page is

@@ -1,8 +1,4 @@
-"""What a memory pool is, and the pool that only counts bytes.
-
-Lives here: the protocol that machine and planners use, alignment, and `CountingPool`. Does not live here: addresses
-(`simgpu.memory.addressed`), waiting or time (that is the machine's).
-"""
+"""What a memory pool is, and the pool that only counts bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How long a copy takes when it has the link to itself.
-
-Lives here: the closed form. Does not live here: sharing between copies (that is the machine's).
-"""
+"""How long a copy takes when it has the link to itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a policy is, and what it is given.
 
-Lives here: `Policy`, `PlanContext` and the form of a parameter. Does not live here: any policy, or the list of them
-(`simgpu.policies.registry`). A policy sees a graph, a node and a budget, and answers with a program; it never touches
-the machine except by asking the simulator for a trial.
+A policy sees a graph, a node and a budget, and answers with a program; it never touches the machine except by asking
+the simulator for a trial.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Policy(ABC):
     """A memory policy: a frozen dataclass whose fields are its parameters, made with `parameter`.
 
     name: what scenarios call it. summary: one line. source: paper and section. libraries: distributions that take part
-    in its decisions, other than those of every run (`simgpu.codestate.COMMON`); stored results of other versions are
+    in its decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are
     not reused. What a policy needs of a trace it checks in `plan`, which raises `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass

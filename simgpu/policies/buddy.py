@@ -18,7 +18,7 @@ from simgpu.policies.plain import plain_framework
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.trace.compressibility.entries import is_of_entries
+from simgpu.trace.entries import is_of_entries
 
 
 @dataclass(frozen=True)

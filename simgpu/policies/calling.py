@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
 from simgpu.memory.paged import Chunk, Residents
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.labels import policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.faults import a_type, raised, shown
 from simgpu.program.instructions import Program

@@ -36,12 +36,12 @@ from typing import Literal
 
 import numpy as np
 
-from simgpu.codecs.gpu.response import ResponseSurface, response_of
-from simgpu.codecs.gpu.samples import draw_samples
-from simgpu.codecs.gpu.setting import LaunchSetting
-from simgpu.codecs.gpu.tensors import SparseTensor, synthetic_tensors
-from simgpu.codecs.gpu.timemodel import CodecTimeModel
-from simgpu.codecs.gpu.tuner import LaunchTuner
+from simgpu.compression.codecs.gpu.response import ResponseSurface, response_of
+from simgpu.compression.codecs.gpu.samples import draw_samples
+from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.tensors import SparseTensor, synthetic_tensors
+from simgpu.compression.codecs.gpu.timemodel import CodecTimeModel
+from simgpu.compression.codecs.gpu.tuner import LaunchTuner
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.encodings import Encoding, EncodingCosts
 from simgpu.graph.taskgraph import TaskGraph

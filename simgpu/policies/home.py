@@ -31,11 +31,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from simgpu.evaluate.bound import least_peak
-from simgpu.evaluate.columns import DRAINED
-from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
-from simgpu.evaluate.options import Decisions
-from simgpu.evaluate.tables import Ints
+from simgpu.planning.bound import least_peak
+from simgpu.planning.columns import DRAINED
+from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.planning.search.space import Score, Vectors
+from simgpu.planning.search.swarm import Swarm, SwarmFound
+from simgpu.planning.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
 from simgpu.policies.placing import (
     Chosen,
@@ -51,8 +53,6 @@ from simgpu.policies.placing import (
 )
 from simgpu.policies.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
-from simgpu.search.space import Score, Vectors
-from simgpu.search.swarm import Swarm, SwarmFound
 from simgpu.units import format_bytes
 
 #: Shares of the budget that are searched for where holes may take the rest, in percent.

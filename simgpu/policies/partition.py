@@ -1,8 +1,5 @@
-"""Partitioning the batch for a policy: the sub-batch that was asked for, or the one that equation 8 of moDNN chooses.
-
-Lives here: what policies with sub-batches have in common. Does not live here: equation 8 (`simgpu.policies.window`) and
-the search by it (`simgpu.policies.subbatch`), or what a split graph is (`simgpu.graph.split`).
-"""
+"""Partitioning the batch for a policy: the sub-batch that was asked for, or the one that equation 8 of moDNN
+chooses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program.
-
-Lives here: what the entries of a vector stand for in a placement, what these policies have in common, and what they
-tell of a choice. Does not live here: the options themselves (`simgpu.evaluate.options`), or who chooses (the policies).
-"""
+"""Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program."""
 
 from __future__ import annotations
 
@@ -10,18 +6,18 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simgpu.evaluate.compiled import is_compiled
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import Action, Decisions, fetch_kernel
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
+from simgpu.planning.compiled import is_compiled
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Action, Decisions, fetch_kernel
+from simgpu.planning.search.swarm import SwarmFound
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.vdnn import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.search.swarm import SwarmFound
 
 #: What becomes of each feature map: numbers of its options.
 Vector = tuple[int, ...]

@@ -1,7 +1,4 @@
-"""A framework that knows nothing of memory policies, nor of compressed memory.
-
-Lives here: its program. Does not live here: the policies that are such a framework, or fall back to it.
-"""
+"""A framework that knows nothing of memory policies, nor of compressed memory."""
 
 from __future__ import annotations
 

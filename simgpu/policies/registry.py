@@ -1,7 +1,4 @@
-"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`.
-
-Lives here: finding a policy by name, describing it, and making it from parameters. Does not live here: any policy.
-"""
+"""Which policies there are: the built-in ones by one line each, others through the entry point `simgpu.policies`."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from simgpu.codestate import Code, code_behind
 from simgpu.errors import InputError, Problem, Terminated, did_you_mean
+from simgpu.io.codestate import Code, code_behind
 from simgpu.policies.base import Policy
 from simgpu.program.faults import raised
 
@@ -195,7 +192,7 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
             values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
         except ValidationError as error:
             what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
-            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu policies {name}"))
+            problems.append(Problem("", place, f"{value!r}: {what}", f"see: simgpu list policies {name}"))
         except PydanticUserError:
             what = f"is a {_type_text(hints[key])}, which no file can give"
             problems.append(Problem("", place, what, "leave it out, or give the policy as an object in Python"))
@@ -207,4 +204,4 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
         raise
     except Exception as error:  # an outside policy checks its parameters by raising what it likes
         what = f"policy '{name}' refuses its parameters: {raised(error)}"
-        raise InputError.single("", "parameters", what, f"see: simgpu policies {name}") from error
+        raise InputError.single("", "parameters", what, f"see: simgpu list policies {name}") from error

@@ -1,7 +1,4 @@
-"""The few best vectors of a search, for where the closed form cannot say and the simulator decides.
-
-Lives here: remembering them, and trying programs. Does not live here: searching (`simgpu.search`).
-"""
+"""The few best vectors of a search, for where the closed form cannot say and the simulator decides."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.planning.search.space import Costs, Score, Vectors
 from simgpu.policies.base import PlanContext
 from simgpu.program.instructions import Program
-from simgpu.search.space import Costs, Score, Vectors
 from simgpu.timeline.model import SpanKind
 from simgpu.units import format_bytes, format_time
 

@@ -1,8 +1,4 @@
-"""What policies that compress on vDNN's way have in common.
-
-Lives here: which of vDNN's swaps carry zeros, and the program that lets some of them travel encoded. Does not live
-here: which of them should (each policy's own decision), or where vDNN swaps (`simgpu.policies.vdnn`).
-"""
+"""What policies that compress on vDNN's way have in common."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """How many samples to run at a time within a budget of memory (moDNN, Chen et al., TPDS 2019, section 5.1.2).
 
-Lives here: the search for the sub-batch that equation 8 allows, and rounding. Does not live here: equation 8 itself
-(`simgpu.policies.window`), what a sub-batch makes of an iteration (`simgpu.graph.split`), the least memory it needs
-(`simgpu.graph.bounds`), or scheduling within it (the policies).
-
 Readings of what the published text leaves open:
 
 * The workspaces are those profiled at one batch, while data grow with the sub-batch that is tried. The sub-batch found
@@ -24,8 +20,8 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.window import ALPHA, Counted, Windows, fastest_workspaces
-from simgpu.trace.rescale.kernels import scaled
-from simgpu.trace.rescale.samples import sample_sides
+from simgpu.workloads.rescale.kernels import scaled
+from simgpu.workloads.rescale.samples import sample_sides
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.evaluate.options import RECOMPUTE, SWAP, Decisions
 from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning.options import RECOMPUTE, SWAP, Decisions
 from simgpu.policies.base import PlanContext, parameter
 from simgpu.policies.placing import PlacingPolicy, Vector
 from simgpu.trace.ops import OpClass, op_class

@@ -1,9 +1,4 @@
-"""What the twins of PyTorch's own ways with saved tensors have in common.
-
-Lives here: what they take, how long a block of theirs stays on the device, and what their notes tell. Does not live
-here: the twins (`simgpu.policies.checkpoint`, `simgpu.policies.save_on_cpu`, `simgpu.policies.async_offload`), or the
-writing of their programs (`simgpu.program.eager`).
-"""
+"""What the twins of PyTorch's own ways with saved tensors have in common."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Equation 8 of moDNN (Chen et al., TPDS 2019): the memory of any alpha |T| consecutive tasks.
 
-Lives here: that number, for given sizes of blocks and workspaces. Does not live here: which sub-batch follows from it
-(`simgpu.policies.subbatch`).
-
 Readings of what the published text leaves open:
 
 * Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: of kernels there may be several for each,

@@ -1,8 +1,5 @@
 """Kernels and copies that wait only for what they need: the lowering without a layer barrier.
 
-Lives here: the instructions around each launch, first runs and relaunches. Does not live here: the order of launches
-(`simgpu.program.schedule`), or the instructions of a single swap (`simgpu.program.travel`).
-
 A copy out is issued at the start of a kernel (`Swap.out_with`) or after the block's last use, and gives the block's
 memory back when both the copy and that use have ended. Copies out leave in the order of these uses. A fetch is
 triggered by the compute stream: there it waits until the block has left (HOME section 3.7: a tensor that is not yet out

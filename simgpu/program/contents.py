@@ -1,8 +1,4 @@
-"""What is known of one memory while a program is walked, and the rules by which streams may touch what it holds.
-
-Lives here: `Contents`, and `OnDemand` for blocks that a launch faults in. Does not live here: instructions and the
-order in which they are walked (`simgpu.program.walk`).
-"""
+"""What is known of one memory while a program is walked, and the rules by which streams may touch what it holds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """A framework that runs one operator after another on one stream, and does more between two of them.
 
-Lives here: `Eager`, which writes that program: kernels with the memory that they take and give back, copies on streams
-of their own, kernels that run again. Does not live here: what is done, and when (the policies that are twins of what a
-framework does), or placements (`simgpu.program.lowering`).
-
 The compute stream takes all device memory, as a framework's host thread does when it allocates.
 """
 

@@ -1,8 +1,5 @@
 """What the exchange of gradients adds to a program that several GPUs run: places, and instructions for each GPU.
 
-Lives here: `Additions`, what both ways of exchanging have in common, and the naive one, `gather`. Does not live here:
-moDNN's (`simgpu.program.exchange_host`), or copying a program to all GPUs (`simgpu.program.replication`).
-
 `gather` is a sequence appended to the iteration, each step of which begins when the one before is over (moDNN, sections
 6.1 and 7.5): all other GPUs send their gradients to host memory; GPU 0 adds them to its own; it runs the optimizer; it
 sends the new weights to host memory; all others fetch them. Copies of one step share links and switches as any do.

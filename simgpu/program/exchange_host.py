@@ -1,8 +1,5 @@
 """moDNN's exchange of gradients (section 6.2, figure 8): beside the last sub-batch, by the host's cores.
 
-Lives here: where the copies stand among those of the program. Does not live here: the naive exchange, and what both
-have in common (`simgpu.program.exchange`).
-
 As soon as the last sub-batch has made a gradient, it leaves by the program's own stream for copies out; when those of
 all GPUs are on the host, its cores add them up and update the weight; the new weight comes back by the stream for
 copies in, once the GPU has used the old one for the last time. Only at the end of the iteration all GPUs wait for each

@@ -1,7 +1,5 @@
 """The instructions of a program, and the program itself: plain values that can be printed, saved and compared.
 
-Lives here: the words. Does not live here: writing programs (`simgpu.program.lowering`), checking them
-(`simgpu.program.verify`), their text form (`simgpu.program.text`), or what they cost (that is the machine's).
 Blocks and kernels are their positions in the task graph; a program holds no sizes and no durations.
 """
 

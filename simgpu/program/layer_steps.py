@@ -1,8 +1,5 @@
-"""Layer steps that end when their kernels and the copies issued with them have ended: the lowering with vDNN's barrier.
-
-Lives here: the instructions around each launch of a layer step. Does not live here: the instructions of a single swap
-(`simgpu.program.travel`), or which layer steps there are (`simgpu.graph.layers`).
-"""
+"""Layer steps that end when their kernels and the copies issued with them have ended: the lowering with vDNN's
+barrier."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""When blocks take memory and when they give it back, told by kernels.
-
-Lives here: births and deaths by kernel, from the kernel after which each block is let go. Does not live here: when that
-is (`simgpu.graph.taskgraph` for the recorded and the needed releases, policies for others), or instructions.
-"""
+"""When blocks take memory and when they give it back, told by kernels."""
 
 from __future__ import annotations
 

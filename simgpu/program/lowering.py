@@ -1,10 +1,4 @@
-"""From a placement to a program: one lowering for every policy that decides by placement.
-
-Lives here: what may be asked for, and how an iteration begins and ends. Does not live here: deciding (policies),
-lifetimes (`simgpu.program.lifetimes`), the instructions around each launch (`simgpu.program.asynchronous` with true
-dependencies only, `simgpu.program.layer_steps` with vDNN's barrier), and the order between several compute streams
-(`simgpu.program.streams`).
-"""
+"""From a placement to a program: one lowering for every policy that decides by placement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How far every stream must have come before a launch, by the events of a segment alone.
-
-Lives here: `needs_of`. Does not live here: times (`simgpu.program.predicted`), or the check that what is awaited comes
-at all (`simgpu.program.verify`).
-"""
+"""How far every stream must have come before a launch, by the events of a segment alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where the blocks of a program are that the program does not move.
-
-Lives here: the words. Does not live here: writing such programs (`simgpu.program.residency`), or what they cost.
-"""
+"""Where the blocks of a program are that the program does not move."""
 
 from __future__ import annotations
 

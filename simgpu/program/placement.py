@@ -1,8 +1,5 @@
-"""What a policy decides about blocks: for a gap of a block, swap it out and back in, or make it again; all else stays.
-
-Lives here: the decision as a value. Does not live here: how it is decided (policies) or carried out
-(`simgpu.program.lowering`).
-"""
+"""What a policy decides about blocks: for a gap of a block, swap it out and back in, or make it again; all else
+stays."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""When a trial of a program did what: the times that decide where something is put between its instructions.
-
-Lives here: reading a timeline back to places in a program. Does not live here: what is put there
-(`simgpu.program.exchange`).
-"""
+"""When a trial of a program did what: the times that decide where something is put between its instructions."""
 
 from __future__ import annotations
 

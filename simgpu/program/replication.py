@@ -1,9 +1,5 @@
 """A program for one GPU made into one for several that train together.
 
-Lives here: `replicated`, which copies the streams of the one GPU and puts the exchange of gradients between their
-instructions. Does not live here: what the exchange adds (`simgpu.program.exchange`, `simgpu.program.exchange_host`),
-or the tasks of several GPUs (`simgpu.graph.replicate`).
-
 The policy that wrote the program knows of one GPU and its share of the batch. Every GPU runs the same program, with
 kernels and blocks of its own, and nothing makes them run in step but the exchange and the end of the iteration.
 """

@@ -1,9 +1,4 @@
-"""Programs that move nothing: blocks that a launch faults in, and blocks that a kernel reads where they are.
-
-Lives here: the two words that a program says so with, and how such a program is written. Does not live here: pages
-(`simgpu.memory.paged`), what faults and remote reads cost (`simgpu.machine.paged`, `simgpu.machine.remote`), or the
-check (`simgpu.program.verify`).
-"""
+"""Programs that move nothing: blocks that a launch faults in, and blocks that a kernel reads where they are."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The last repetition of a segment as a segment of its own, so that something else can happen in it.
-
-Lives here: rewriting events so that everything still waits for what it waited for. Does not live here: why
-(`simgpu.program.exchange`).
-"""
+"""The last repetition of a segment as a segment of its own, so that something else can happen in it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """The order of a compute stream in which blocks that were let go are made again.
 
-Lives here: `schedule`, which puts relaunches before the kernels that need what they make, and finds out with which
-step every fetched block is first needed. Does not live here: instructions (`simgpu.program.asynchronous`), or time:
-nothing here depends on how long anything takes.
-
 Before a kernel, all blocks that it needs and that were let go are made again together: each of their ancestors that is
 not there is made once, in the order in which a walk over the inputs from the first to the last finds them. What a
 relaunch reads or writes and is on the host is fetched for it. An ancestor

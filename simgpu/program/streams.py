@@ -1,6 +1,6 @@
 """Order between kernels on several compute streams: which kernel waits for which, and when memory may go.
 
-Lives here: the events that a trace with several compute streams needs. On one stream there are none.
+On one stream there are none.
 """
 
 from __future__ import annotations

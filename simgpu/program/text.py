@@ -1,8 +1,4 @@
-"""Programs as text: to read, to save and to compare.
-
-Lives here: `listing`, for people, the lines around a mistake, and the JSON form, which loses nothing. Does not live
-here: what instructions mean.
-"""
+"""Programs as text: to read, to save and to compare."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
-from simgpu.jsonfile import parse_json
+from simgpu.io.json_files import parse_json
 from simgpu.program.instructions import (
     INSTRUCTIONS,
     Acquire,

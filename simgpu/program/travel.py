@@ -1,8 +1,5 @@
 """How a block that leaves the device travels: as it is, encoded by the GPU, or encoded on the host.
 
-Lives here: the instructions of one swap on each stream it touches. Does not live here: when they are issued
-(`simgpu.program.lowering`).
-
 * As it is: copied out, and copied in again.
 * Encoded by the GPU: the compute stream encodes it, the encoded form is copied out and in, the compute stream decodes
   it before its next use. Only the encoded form is on the link and on the host.

@@ -1,8 +1,5 @@
 """The check that guards every run: a program is legal by happens-before alone, whatever the timing.
 
-Lives here: `verify`, and the check that each kernel fits alone. Does not live here: whether waiting requests for memory
-can starve each other, which depends on timing and is found out by the run.
-
 The program is walked (`simgpu.program.walk`) once in an order its events allow, for two iterations where it has several
 streams or copies (so that what one iteration leaves undone or out of date and the next one touches is seen). Every
 access is stamped with its stream and that stream's clock, which ticks at each signal; an access is ordered after

@@ -1,8 +1,4 @@
-"""Walking a program in an order that its events allow, every access held to happens-before.
-
-Lives here: streams, segments, events and what each instruction does to the memories. Does not live here: what the walk
-stands for (`simgpu.program.verify`), or the rules of one memory (`simgpu.program.contents`).
-"""
+"""Walking a program in an order that its events allow, every access held to happens-before."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What the page's timeline is drawn from: a run's columns as short lists of whole numbers.
 
-Lives here: what is written how (`resources/columns.js` reads it). Does not live here: what a span looks like
-(`simgpu.analysis.bars`), or the page around the data.
-
 Names stand in the page once. Spans stand by stream, in order of time: each tells the gap to the end of the one before
 and its length, so that most numbers are short. JavaScript's numbers are whole up to 2**53; what is larger is refused.
 """

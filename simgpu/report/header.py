@@ -1,8 +1,4 @@
-"""What ran, on what, and how far its numbers can be trusted: the head of the page.
-
-Lives here: the facts as names and texts, and what each policy is. Does not live here: numbers of runs
-(`simgpu.experiments.measures`).
-"""
+"""What ran, on what, and how far its numbers can be trusted: the head of the page."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from simgpu.errors import InputError
 from simgpu.experiments.measures import failure
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.registry import describe
-from simgpu.remarks import kernel_times
 from simgpu.report.recorded import Recorded
+from simgpu.simulation.notes import kernel_times
 from simgpu.units import format_bandwidth, format_bytes
 
 _STEADY = {

@@ -1,8 +1,5 @@
 """The page: the template filled, with its style, scripts and data inside.
 
-Lives here: what goes into `resources/page.html.j2`. Does not live here: what is told (the other modules of this room),
-or files (`simgpu.report.writing`).
-
 Whatever a user may have named is text: the template escapes, and in the data no ``<`` remains.
 """
 
@@ -18,8 +15,8 @@ from simgpu.experiments.measures import groups
 from simgpu.report.columns import page_data
 from simgpu.report.header import facts, policies
 from simgpu.report.recorded import Recorded
+from simgpu.report.template import filled, in_one_function
 from simgpu.report.time_bars import shown_looks, time_bars
-from simgpu.webpage.page import filled, in_one_function
 
 #: In this order within one function: each may use what stands before it.
 SCRIPTS = (

@@ -1,8 +1,4 @@
-"""What a report tells of: the document of a run and each policy's timeline, from a folder or from memory.
-
-Lives here: reading the folder that `simgpu run` wrote, and saying why another one cannot be told of. Does not live
-here: the tables' formats (`simgpu.timeline.reading`, `simgpu.trace.tables`), or the page (`simgpu.report.page`).
-"""
+"""What a report tells of: the document of a run and each policy's timeline, from a folder or from memory."""
 
 from __future__ import annotations
 
@@ -12,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simgpu import __version__
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
-from simgpu.jsonfile import read_json
+from simgpu.io.json_files import read_json
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import BLOCKS, KERNELS, LARGEST
 from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
 from simgpu.trace.tables import read_table
+from simgpu.version import __version__
 
 _RUN = "a report tells of a folder that `simgpu run NAME -o DIR` wrote, or of a scenario"
 _TABLES_OF_TIMELINES = "outputs.timeline: [csv]"

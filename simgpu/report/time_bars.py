@@ -1,8 +1,4 @@
-"""What each policy's time went to, as the parts of a bar.
-
-Lives here: which parts there are and how wide they are. Does not live here: the same as an image
-(`simgpu.analysis.charts`), or how bars are drawn (`resources/`).
-"""
+"""What each policy's time went to, as the parts of a bar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A report on disk: the page, and each policy's timeline for Perfetto beside it.
-
-Lives here: `write_report` and the names of files. Does not live here: what the page shows (`simgpu.report.page`).
-"""
+"""A report on disk: the page, and each policy's timeline for Perfetto beside it."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError
+from simgpu.io.atomic import whole_file
 from simgpu.report.page import page
 from simgpu.report.recorded import Recorded, read_run, recorded_from
+from simgpu.report.template import check_page
 from simgpu.timeline.perfetto import write_perfetto
-from simgpu.webpage.page import check_page
-from simgpu.whole import whole_file
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison

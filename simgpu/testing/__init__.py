@@ -25,6 +25,4 @@ so is ``--with-test-class-names``, which tests of one name in several classes of
 check`` (see `simgpu.experiments.regression.tolerances`); a ``tolerances.yaml`` in the module's folder holds for all its
 tests. Once one over 0 is given, a timeline that differs is no failure of itself. In annotations the fixture is a
 `simgpu.testing.timing_regression.TimingRegression`.
-
-Lives here: what pytest loads. Does not live here: comparing (`simgpu.experiments.regression`).
 """

@@ -1,8 +1,4 @@
-"""The pytest plugin that comes with simgpu.
-
-Lives here: the fixture by its name. Does not live here: what it does (`simgpu.testing.timing_regression`), which is
-loaded when a test asks for it: pytest loads this file in every run, also of those who never use it.
-"""
+"""The pytest plugin that comes with simgpu."""
 
 from __future__ import annotations
 

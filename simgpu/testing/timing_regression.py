@@ -1,8 +1,4 @@
-"""The fixture `timing_regression`: results against those that are stored beside the test.
-
-Lives here: where they are stored, and how a test fails. Does not live here: comparing
-(`simgpu.experiments.regression`), or storing anew when asked to (pytest-regressions).
-"""
+"""The fixture `timing_regression`: results against those that are stored beside the test."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ from simgpu.experiments.regression.words import difference_text
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
-    from simgpu.result import Result
-    from simgpu.scenario.model import Scenario
+    from simgpu.experiments.scenarios.model import Scenario
+    from simgpu.simulation.result import Result
 
 
 class TimingRegression:

@@ -1,8 +1,6 @@
 """A timeline as tables: pandas frames, CSV and Parquet.
 
-Lives here: formats with one row per span or per memory sample. Does not live here: the trace-viewer format
-(`simgpu.timeline.perfetto`), metrics or figures (`simgpu.analysis`). pandas and pyarrow load when first
-needed; CSV needs neither.
+pandas and pyarrow load when first needed; CSV needs neither.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simgpu.errors import MissingExtraError
+from simgpu.io.atomic import whole_file
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.perfetto import write_perfetto
-from simgpu.whole import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,4 @@
-"""What happened: spans of activity and samples of memory, as columns of whole numbers.
-
-Lives here: `Span`, `Timeline`, `MemoryCurve` and their row view. Does not live here: files and other formats
-(`simgpu.timeline.export`), figures or metrics (`simgpu.analysis`).
-"""
+"""What happened: spans of activity and samples of memory, as columns of whole numbers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
 
-Lives here: the mapping of streams to tracks, memory to counters and copy pairs to flow arrows. Does not live
-here: tables (`simgpu.timeline.export`). Format: "Trace Event Format" of the Chromium project; times are
-microseconds there, written as exact decimals of our nanoseconds. Keys are sorted, separators fixed, nothing
-depends on the clock, so one timeline always gives the same bytes.
+Format: "Trace Event Format" of the Chromium project; times are microseconds there, written as exact decimals of our
+nanoseconds. Keys are sorted, separators fixed, nothing depends on the clock, so one timeline always gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from simgpu.io.atomic import whole_file
 from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
 from simgpu.timeline.streams import track_order
-from simgpu.whole import whole_file
 
 
 def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str] | None = None) -> None:

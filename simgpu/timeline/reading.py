@@ -1,8 +1,4 @@
-"""A timeline read back from its tables: the inverse of `simgpu.timeline.export`.
-
-Lives here: spans from CSV or Parquet and memory samples from CSV, and telling every bad cell with its row. Does not
-live here: writing them (`simgpu.timeline.export`), or which folder they lie in (`simgpu.report`).
-"""
+"""A timeline read back from its tables: the inverse of `simgpu.timeline.export`."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
-from simgpu.inputfile import TABLE_LIMIT, open_input, too_large
-from simgpu.textfile import read_text
+from simgpu.io.input_files import TABLE_LIMIT, open_input, too_large
+from simgpu.io.text_files import read_text
 from simgpu.timeline.export import HOST, MEMORY_COLUMNS, SPAN_COLUMNS
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import track_order

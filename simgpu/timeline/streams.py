@@ -1,8 +1,4 @@
-"""Streams and what their names say.
-
-Lives here: `StreamId`, which streams compute, and in what order streams come, at one instant and before people's eyes.
-Does not live here: what a stream does (that is in its program and in its spans).
-"""
+"""Streams and what their names say."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the work that a timeline names does to the hardware, beside the time that it takes.
-
-Lives here: the plain values. Does not live here: the counting (`simgpu.graph.work`), or what it costs
-(`simgpu.analysis.power`).
-"""
+"""What the work that a timeline names does to the hardware, beside the time that it takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Hand-made chains: the simplest traces, for closed forms, examples and tests.
-
-Lives here: building them. Does not live here: models of real networks (those belong to a model zoo).
-"""
+"""Hand-made chains: the simplest traces, for closed forms, examples and tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What makes a trace valid, told as problems: names, numbers, words and how the tables refer to each other.
-
-Lives here: `check_trace` and the checks of single values. Does not live here: the checks that follow execution order
-(`simgpu.trace.order`), those of saved tensors (`simgpu.trace.check_saved`) or files (`simgpu.trace.folder`, which runs
-these same checks with rows and columns).
-"""
+"""What makes a trace valid, told as problems: names, numbers, words and how the tables refer to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from enum import StrEnum
 
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.compressibility.entries import entries_of
+from simgpu.trace.entries import entries_of
 from simgpu.trace.model import (
     RELEASED_AT_END,
     Access,

@@ -1,8 +1,4 @@
-"""The checks of what autograd saved: names, and the order of saving, letting go and taking back.
-
-Lives here: `check_saved`. Does not live here: the checks of the other tables (`simgpu.trace.check`,
-`simgpu.trace.order`).
-"""
+"""The checks of what autograd saved: names, and the order of saving, letting go and taking back."""
 
 from __future__ import annotations
 

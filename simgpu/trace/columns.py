@@ -1,8 +1,4 @@
-"""The columns of a trace's CSV files: how each cell is read, written and what blank means.
-
-Lives here: one `Table` per file, whose columns are the fields of the dataclass it fills, in the same order.
-Does not live here: reading files (`simgpu.trace.tables`) or checks across rows (`simgpu.trace.check`).
-"""
+"""The columns of a trace's CSV files: how each cell is read, written and what blank means."""
 
 from __future__ import annotations
 

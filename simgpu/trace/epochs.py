@@ -1,7 +1,4 @@
-"""What a trace tells of one epoch of training: sparsity and measured compressed sizes.
-
-Lives here: which rows hold at an epoch. Does not live here: modelling sparsity (`simgpu.trace.sparsity`).
-"""
+"""What a trace tells of one epoch of training: sparsity and measured compressed sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A trace on disk: a folder with trace.yaml, kernels.csv, blocks.csv and optional tables.
 
-Lives here: reading a folder with all its problems told at once, and writing one that appears whole or not at all.
-Does not live here: cells and columns (`columns`, `tables`), trace.yaml (`header`), what makes a trace valid (`check`).
 The format is described field by field in traces/README.md.
 """
 
@@ -13,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.inputfile import TABLE_LIMIT, YAML_LIMIT
+from simgpu.io.atomic import whole_folder
+from simgpu.io.free_memory import require_memory
+from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
 from simgpu.trace.check import Place, check_trace
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
-from simgpu.trace.free_memory import require_memory
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.tables import ReadTable, read_table, write_table
-from simgpu.whole import whole_folder
 
 _TABLES: dict[str, Table[Any]] = {
     "kernels": KERNELS,
@@ -34,7 +32,8 @@ _TABLES: dict[str, Table[Any]] = {
 #: Takes the place of an unreadable trace.yaml, so that the tables are still checked; never returned.
 _STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
 _NEEDED = ("kernels", "blocks")
-#: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.buddy.stored`). Goes with the trace.
+#: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.compression.buddy.stored`). Goes
+#: with the trace.
 ENTRIES = "entries.npz"
 _FILES = (FILE, *(table.file for table in _TABLES.values()))
 _KNOWN = (*_FILES, ENTRIES)
@@ -52,7 +51,7 @@ def read_trace(path: str | Path) -> Trace:
     found: file, row (the header is row 1) and column, the offending value and what to do. Checks across rows wait
     until every file could be read and has the rows that trace.yaml promises.
 
-    >>> from simgpu.shipped import find
+    >>> from simgpu.io.shipped import find
     >>> trace = read_trace(find("traces", "vgg11-cifar-cpu"))
     >>> trace.info.model, trace.info.batch, trace.kernels[0].op
     ('vgg11', 32, 'aten::convolution')
@@ -101,7 +100,7 @@ def _require_folder(folder: Path) -> None:
         raise InputError.single(folder, "", "no such folder", "give the path of a trace folder")
     if not folder.is_dir() or not any((folder / file).exists() for file in _FILES):
         what = "is not a trace: a trace is a folder with trace.yaml, kernels.csv and blocks.csv"
-        raise InputError.single(folder, "", what, "bring other recordings in with `simgpu import PATH -o DIR`")
+        raise InputError.single(folder, "", what, "bring other recordings in with `simgpu trace import PATH -o DIR`")
 
 
 def _unknown_files(folder: Path) -> list[Problem]:

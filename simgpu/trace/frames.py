@@ -1,7 +1,6 @@
 """A trace's tables as pandas frames, for notebooks and scripts.
 
-Lives here: one frame a table of the format (`traces/README.md`). Does not live here: what is counted in them
-(`simgpu.trace.stats`), or files (`simgpu.trace.folder`). Imports pandas, so it is imported when needed.
+Imports pandas, so it is imported when needed.
 """
 
 from __future__ import annotations

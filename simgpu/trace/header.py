@@ -1,8 +1,4 @@
-"""Reading and writing `trace.yaml`, which says where a trace comes from.
-
-Lives here: its keys, their types, the row counts that guard against cut-off tables. Does not live here: YAML syntax
-(`simgpu.yamlfile`) or whether the values make sense (`simgpu.trace.check`).
-"""
+"""Reading and writing `trace.yaml`, which says where a trace comes from."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ class ReadHeader:
 
 def read_header(path: Path) -> ReadHeader:
     """The content of a trace.yaml, or what is wrong with it; never raises."""
-    from simgpu.yamlfile import read_yaml_mapping
+    from simgpu.io.yaml_files import read_yaml_mapping
 
     try:
         document = read_yaml_mapping(path, SCHEMA)

@@ -1,8 +1,4 @@
-"""How long one number is.
-
-Lives here: the table, by number format as PyTorch names it. Does not live here: which formats a GPU multiplies, and how
-fast (`simgpu.trace.timemodel`).
-"""
+"""How long one number is."""
 
 from __future__ import annotations
 

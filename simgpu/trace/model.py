@@ -1,8 +1,4 @@
-"""What was recorded: one training iteration of one model at one batch size on one device.
-
-Lives here: the plain values `Trace`, `Kernel`, `Block` and their words. Does not live here: reading or writing
-files (`simgpu.trace.folder`), checking (`simgpu.trace.check`), or anything derived (that is the task graph's).
-"""
+"""What was recorded: one training iteration of one model at one batch size on one device."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ from simgpu.units import format_time
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simgpu.hardware.spec import GpuSpec
 
 
 class Phase(StrEnum):
@@ -340,12 +334,6 @@ class Trace:
     def block_by_id(self) -> Mapping[str, Block]:
         """Blocks by their id."""
         return MappingProxyType({block.id: block for block in self.blocks})
-
-    def at_batch(self, batch: int, gpu: GpuSpec | None = None) -> Trace:
-        """The same iteration with another number of samples, marked modelled: see `simgpu.trace.rescale.at_batch`."""
-        from simgpu.trace.rescale import at_batch
-
-        return at_batch(self, batch, gpu)
 
     def kernel_frame(self) -> pd.DataFrame:
         """One row a kernel by id, in execution order, with the fields of `Kernel`; missing where not recorded."""

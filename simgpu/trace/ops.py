@@ -1,7 +1,4 @@
-"""Operator names of many frameworks sorted into the few classes that policies speak of.
-
-Lives here: the table and its lookup. Does not live here: any decision made from a class.
-"""
+"""Operator names of many frameworks sorted into the few classes that policies speak of."""
 
 from __future__ import annotations
 

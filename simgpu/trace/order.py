@@ -1,8 +1,4 @@
-"""The checks of a trace that follow execution order: who writes before whom, and when blocks come and go.
-
-Lives here: unknown blocks, reads before writes, cycles, start times, births and releases. Does not live here: checks
-of single values (`simgpu.trace.check`), or versions and gaps (the task graph's).
-"""
+"""The checks of a trace that follow execution order: who writes before whom, and when blocks come and go."""
 
 from __future__ import annotations
 

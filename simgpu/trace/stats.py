@@ -1,7 +1,4 @@
-"""What a trace contains, counted: kernels and time, bytes by kind, peaks of live bytes, what is known.
-
-Lives here: `trace_stats` and rows ready to print. Does not live here: printing, or anything a policy decides by.
-"""
+"""What a trace contains, counted: kernels and time, bytes by kind, peaks of live bytes, what is known."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """Held against real hardware: the same iteration run under real memory management, beside what is simulated.
 
-    from simgpu.validation import compare_recording
+from simgpu.validation import compare_recording
 
-    found = compare_recording("path/to/recording")
-    found.frame()
-    found["vgg16-b64"]["async_offload"].error("step_ns")
-
-Lives here: the names to import; each loads its module when it is first used. Does not live here: PyTorch, which only
-measuring needs (`simgpu.validation.harness`).
+found = compare_recording("path/to/recording")
+found.frame()
+found["vgg16-b64"]["async_offload"].error("step_ns")
 """
 
 from __future__ import annotations

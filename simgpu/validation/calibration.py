@@ -1,9 +1,5 @@
 """From a measured machine and the plain run of a case to the trace and the node that all its twins are simulated with.
 
-Lives here: `calibrate`, which is given nothing else, so that no managed run can enter. Does not live here: which device
-kernel belongs to which kernel of a trace (`simgpu.validation.timelines`), or what is simulated with it
-(`simgpu.validation.twins`).
-
 What is calibrated, and to what:
 
 * Kernels last as long as in the plain run's timeline, each with the gap behind it, and gaps are scaled so that the sum

@@ -1,9 +1,4 @@
-"""Measured runs beside their simulated twins.
-
-Lives here: `compare_recording`, which calibrates and simulates case by case. Does not live here: its answer and what
-counts in it (`simgpu.validation.outcome`), calibration (`simgpu.validation.calibration`) or twins
-(`simgpu.validation.twins`).
-"""
+"""Measured runs beside their simulated twins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Pictures of a validation: all runs, measured beside simulated, and the streams of one run above those of its twin.
 
-Lives here: what is drawn where. Does not live here: how streams are drawn (`simgpu.analysis.plots`), or the numbers
-(`simgpu.validation.outcome`). Loads matplotlib, so import it only where something is drawn.
+Loads matplotlib, so import it only where something is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simgpu.analysis.plots import RunFigure, plot_timeline
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method

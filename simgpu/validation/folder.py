@@ -1,9 +1,6 @@
 """A recording on disk: a folder with machine.yaml and a folder for each case.
 
-Lives here: which file lies where, reading a whole recording with all its problems told at once, and writing cases that
-appear whole or not at all. Does not live here: each file (`machine_file`, `runs_file`, `span_table`, and
-`simgpu.trace.folder` for traces), or measuring (`simgpu.validation.harness`). The format is described field by field
-in recordings/README.md.
+The format is described field by field in recordings/README.md.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.io.atomic import refuse_foreign, unwritable, whole_file, whole_folder
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
 from simgpu.validation import machine_file, runs_file
@@ -19,7 +17,6 @@ from simgpu.validation.machine_file import machine_text, read_machine
 from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method, Recording
 from simgpu.validation.runs_file import ReadRuns, read_runs, runs_text
 from simgpu.validation.span_table import read_spans, write_spans
-from simgpu.whole import refuse_foreign, unwritable, whole_file, whole_folder
 
 TRACE = "trace"
 SHIPPED = Path(__file__).resolve().parent / "recordings"
@@ -186,7 +183,7 @@ def strangers(folder: Path) -> str:
 
 
 def _left_over(name: str) -> bool:
-    """Of a write that was killed (`simgpu.whole`)."""
+    """Of a write that was killed (`simgpu.io.atomic`)."""
     return name.startswith(".") and name.endswith((".part", ".old"))
 
 

@@ -1,7 +1,6 @@
 """``machine.yaml``: a measured machine on disk.
 
-Lives here: its keys and their units. Does not live here: YAML syntax (`simgpu.yamlfile`) or the folder around it
-(`simgpu.validation.folder`). Imports pydantic, so it is imported only when a file is read.
+Imports pydantic, so it is imported only when a file is read.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, Field
 
-from simgpu.filemodel import Alignment, Bandwidth, FileModel, Size, TimeOrZero, validate
+from simgpu.io.schema import Alignment, Bandwidth, FileModel, Size, TimeOrZero, validate
+from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.units import BANDWIDTH_UNITS, BYTE_UNITS
 from simgpu.validation.measured import Copies, MeasuredMachine
-from simgpu.yamlfile import read_yaml_mapping
 
 FILE = "machine.yaml"
 SCHEMA = "simgpu.machine/1"

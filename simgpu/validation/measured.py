@@ -1,8 +1,4 @@
-"""What was measured on a real device: the machine, and each model's iteration under four ways to manage memory.
-
-Lives here: the plain values. Does not live here: measuring them (`simgpu.validation.harness`), keeping them in files
-(`simgpu.validation.folder`), or what a simulation makes of them (`simgpu.validation.twins`).
-"""
+"""What was measured on a real device: the machine, and each model's iteration under four ways to manage memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """What came of a comparison: errors of each run, the mean, the worst, and the aims.
 
-Lives here: `Validation` and its parts, as plain values. Does not live here: calibrating and simulating
-(`simgpu.validation.comparison`), the words (`simgpu.validation.tables`) or the pictures (`simgpu.validation.figures`).
-
 What counts: the managed runs. The plain run's step is what kernels were calibrated to, so that its error is none by
 construction; it is shown and never counted. Of its peak memory only what is held when a step begins is calibrated; it
 counts, as its bytes do.
@@ -18,7 +15,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simgpu.trace.recorder.assemble import spread
+from simgpu.recorder.assemble import spread
 from simgpu.validation.calibration import Calibration, at_once, duplex_of
 from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.timelines.beside import SideBySide, side_by_side
@@ -116,7 +113,7 @@ class ComparedRun:
     @property
     def spread(self) -> float | None:
         """How far the measured steps lie apart: third less first quartile, which are steps that were measured, over the
-        median (`simgpu.trace.recorder.assemble.spread`); None of a single one."""
+        median (`simgpu.recorder.assemble.spread`); None of a single one."""
         between = spread(self.run.step_ns)
         return None if between is None or not self.run.median_ns else between / self.run.median_ns
 

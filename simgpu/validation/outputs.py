@@ -1,12 +1,9 @@
 """The files of a comparison of recordings: a folder that appears whole or not at all.
 
-Lives here: which file holds what. Does not live here: the numbers (`simgpu.validation.outcome`), the pictures
-(`simgpu.validation.figures`), or the replacing (`simgpu.whole`).
-
-    report.json                         every number, as `simgpu validate report --json` prints it
-    RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
-    RECORDING/validation.png, .svg      step time and peak memory, measured beside simulated
-    RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
+report.json                         every number, as `simgpu validate report --json` prints it
+RECORDING/runs.csv                  one row a run: measured, simulated, relative errors
+RECORDING/validation.png, .svg      step time and peak memory, measured beside simulated
+RECORDING/CASE/METHOD.csv, .png     both timelines of a run, event by event, and as a picture
 """
 
 from __future__ import annotations
@@ -16,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from simgpu import __version__
 from simgpu.experiments.outputs import REPORT, check_folder, folder_name, folder_names, holds_other_than
+from simgpu.io.atomic import whole_folder
 from simgpu.policies.base import no_progress
 from simgpu.validation.outcome import Validation
-from simgpu.whole import whole_folder
+from simgpu.version import __version__
 
 SCHEMA = "simgpu.validation/1"
 

@@ -1,7 +1,6 @@
 """``runs.json``: the runs of one case on disk, but for their timelines.
 
-Lives here: its keys. Does not live here: the timelines (`simgpu.validation.span_table`) or the folder around both
-(`simgpu.validation.folder`). Imports pydantic, so it is imported only when a file is read.
+Imports pydantic, so it is imported only when a file is read.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem
-from simgpu.filemodel import LARGEST, FileModel, validate
-from simgpu.jsonfile import read_json
+from simgpu.io.json_files import read_json
+from simgpu.io.schema import LARGEST, FileModel, validate
 from simgpu.validation.measured import Case, MeasuredRun, Method
 
 FILE = "runs.json"

@@ -1,8 +1,4 @@
-"""The table of what a real device did in one step, on disk: a gzipped CSV file.
-
-Lives here: its columns, and packing. Does not live here: cells and rows in general (`simgpu.trace.tables`), or the
-folder that it lies in (`simgpu.validation.folder`).
-"""
+"""The table of what a real device did in one step, on disk: a gzipped CSV file."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from sys import intern
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.inputfile import open_input
-from simgpu.textfile import read_gzip_text
+from simgpu.io.input_files import open_input
+from simgpu.io.text_files import read_gzip_text
 from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.tables import ReadTable, table_of, write_table
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan

@@ -1,9 +1,4 @@
-"""The words of a validation: where its numbers come from, rows of runs, and how far off they are.
-
-Lives here: facts, cells and lines of at most 80 columns. Does not live here: the numbers
-(`simgpu.validation.outcome`), how a terminal shows them (the command line's), or pictures
-(`simgpu.validation.figures`).
-"""
+"""The words of a validation: where its numbers come from, rows of runs, and how far off they are."""
 
 from __future__ import annotations
 

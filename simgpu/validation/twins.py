@@ -1,8 +1,4 @@
-"""Each method's twin: the policy that does in the simulation what PyTorch does under that method.
-
-Lives here: which policy that is, and what a simulated run tells of what was measured. Does not live here: the policies
-(`simgpu.policies`), what they run on (`simgpu.validation.calibration`), or errors (`simgpu.validation.outcome`).
-"""
+"""Each method's twin: the policy that does in the simulation what PyTorch does under that method."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.result import Result
-from simgpu.simulation import simulate
+from simgpu.simulation.result import Result
+from simgpu.simulation.run import simulate
 from simgpu.validation.calibration import Calibration
 from simgpu.validation.measured import MeasuredRun, Method
 

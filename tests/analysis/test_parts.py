@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu.analysis.breakdown import PARTS, breakdown, shown_parts
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, is_compute
 from simgpu.trace.chain import chain

@@ -16,6 +16,7 @@ import yaml
 
 from simgpu.analysis.power import measure_power
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import make_scenario
 from simgpu.graph.split import Split, split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import work_of
@@ -24,11 +25,10 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec, PowerSpec
 from simgpu.machine.run import run_program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.scenario.load import make_scenario
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
-from simgpu.trace.rescale.entry import at_batch
+from simgpu.workloads.rescale.entry import at_batch
 
 CLAIMS = Path(__file__).parents[3] / "shared" / "claims.yaml"
 
@@ -110,11 +110,11 @@ def test_a_trace_that_does_not_tell_its_operations_has_no_energy_and_says_so() -
 def test_where_energy_comes_from_is_told_with_it() -> None:
     result = simulate(three_layers(), NODE, "vdnn")
     assert result.energy_note == (
-        "modelled per component of the gpu (`simgpu nodes` tells the sources), in times of hand-made"
+        "modelled per component of the gpu (`simgpu list nodes` tells the sources), in times of hand-made"
     )
     own = replace(three_layers(), info=replace(three_layers().info, device="gpu"))
     assert simulate(own, NODE, "vdnn").energy_note == (
-        "modelled per component of the gpu (`simgpu nodes` tells the sources)"
+        "modelled per component of the gpu (`simgpu list nodes` tells the sources)"
     )
     told = json.loads(json.dumps(result.to_dict()))
     assert told["energy_note"] == result.energy_note

@@ -16,8 +16,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from simgpu.codecs import zvc, zvc_numpy
-from simgpu.codecs.registry import make_codec
+from simgpu.compression.codecs import zvc, zvc_numpy
+from simgpu.compression.codecs.registry import make_codec
 from tests.benchmarks.conftest import Report
 
 ELEMENTS = 2**24

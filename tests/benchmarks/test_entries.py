@@ -15,10 +15,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from simgpu.codecs import bpc_numpy, bpc_sizes
-from simgpu.codecs.bpc_sizes import entry_bits
-from simgpu.codecs.entries import ENTRY_SIZES, size_classes
-from simgpu.codecs.registry import make_codec
+from simgpu.compression.codecs import bpc_numpy, bpc_sizes
+from simgpu.compression.codecs.bpc_sizes import entry_bits
+from simgpu.compression.codecs.entries import ENTRY_SIZES, size_classes
+from simgpu.compression.codecs.registry import make_codec
 from tests.benchmarks.conftest import Report
 
 ELEMENTS = 2**24
@@ -87,7 +87,7 @@ def test_encode_and_decode(way: str, report: Report, monkeypatch: pytest.MonkeyP
 def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes all that follows go that way."""
     if way == "NumPy's":
-        from simgpu.codecs import bpc
+        from simgpu.compression.codecs import bpc
 
         for module in (bpc, bpc_sizes):
             monkeypatch.setattr(module, "implementation", lambda: bpc_numpy)

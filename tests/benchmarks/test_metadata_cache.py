@@ -13,12 +13,12 @@ from statistics import median
 
 import pytest
 
-from simgpu.buddy import metadata_cache
-from simgpu.buddy.streams import Walk, hit_rates, misses_of, side_by_side, walks_of
-from simgpu.codecs.entries import ENTRY_BYTES
+from simgpu.compression.buddy import metadata_cache
+from simgpu.compression.buddy.streams import Walk, hit_rates, misses_of, side_by_side, walks_of
+from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import MetadataCacheSpec
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
 PAPERS = MetadataCacheSpec(size=4096, slices=32, ways=4, line=32, entries=64)

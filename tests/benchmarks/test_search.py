@@ -17,12 +17,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from simgpu.evaluate.evaluator import Evaluator
 from simgpu.hardware.nodes import load_node
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.search.swarm import Swarm, SwarmFound, Update
 from simgpu.policies.home import Home
-from simgpu.search.swarm import Swarm, SwarmFound, Update
-from simgpu.simulation import planning
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.simulation.run import planning
+from simgpu.workloads.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
 PARTICLES, ITERATIONS = 500, 500

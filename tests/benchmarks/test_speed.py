@@ -22,18 +22,18 @@ import simpy
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.importers import import_trace
 from simgpu.machine.run import Run, run_program
 from simgpu.policies.base import PlanContext
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
-from simgpu.simulation import task_graph
+from simgpu.simulation.run import task_graph
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
-from simgpu.trace.importers import import_trace
-from simgpu.trace.zoo.modelled import build_trace
 from simgpu.units import parse_bytes
+from simgpu.workloads.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
 DENSENET = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr" / "densenet121-b84.log"

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from simgpu.experiments.processes import in_processes
+from simgpu.experiments.scenarios.load_sweep import make_sweep
+from simgpu.experiments.scenarios.sweep import Points, Sweep
 from simgpu.experiments.sweep.point import OK, PointRows, died
 from simgpu.experiments.sweep.run import carry_out, run_sweep
-from simgpu.scenario.load_sweep import make_sweep
-from simgpu.scenario.sweep import Points, Sweep
 from tests.benchmarks.conftest import Report
 
 #: Real points of over a tenth of a second each: long enough that starting two processes does not decide the figure.

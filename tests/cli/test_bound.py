@@ -1,4 +1,5 @@
-"""``simgpu bound``: all tensors at once, the peak, both bounds, equation 8's sub-batch and what fits by simulation."""
+"""``simgpu memory-bound``: all tensors at once, the peak, both bounds, equation 8's sub-batch and what fits by
+simulation."""
 
 from __future__ import annotations
 
@@ -9,34 +10,35 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.what_fits import what_fits
 from simgpu.hardware.nodes import load_node
 from simgpu.policies.subbatch import select_sub_batch
-from simgpu.scenario.load import load_scenario
-from simgpu.simulation import simulate, task_graph
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Origin
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import make_study, simgpu
 
 ZOO = ("zoo:resnet34", "--batch", 256, "--node", "k40", "--framework", "fused", "--optimizer", "plain-sgd")
 
 
 def told(*arguments: object) -> str:
-    done = simgpu("bound", *arguments)
+    done = simgpu("memory-bound", *arguments)
     assert done.exit_code == 0, done.output
     return " ".join(done.stdout.split())
 
 
 def document(*arguments: object) -> dict:
-    done = simgpu("bound", *arguments, "--json")
+    done = simgpu("memory-bound", *arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def refused(*arguments: object) -> str:
-    done = simgpu("bound", *arguments)
+    done = simgpu("memory-bound", *arguments)
     assert done.exit_code == 2
     return " ".join(done.stderr.split())
 
@@ -138,9 +140,9 @@ def test_the_batches_that_are_said_to_fit_do_and_the_next_do_not() -> None:
     largest = found["simulated"]["largest_batch"]
     assert largest["none"] < 32 < largest["vdnn"]
     for policy, batch in largest.items():
-        simulate(trace.at_batch(batch), node, policy, budget=budget)
+        simulate(at_batch(trace, batch), node, policy, budget=budget)
         with pytest.raises(OutOfMemoryError):
-            simulate(trace.at_batch(batch + 1), node, policy, budget=budget)
+            simulate(at_batch(trace, batch + 1), node, policy, budget=budget)
 
 
 def test_a_sub_batch_that_does_not_run_is_said_not_to() -> None:
@@ -209,7 +211,7 @@ def test_of_several_gpus_that_train_together_one_share_is_bounded(tmp_path: Path
         "policies: none\n"
         "data_parallel: {gpus: 4}\n"
     )
-    four = json.loads(simgpu("bound", study, "--json").stdout)
-    share = json.loads(simgpu("bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
+    four = json.loads(simgpu("memory-bound", study, "--json").stdout)
+    share = json.loads(simgpu("memory-bound", "zoo:resnet20", "--batch", "32", "--node", "k40", "--json").stdout)
     assert four["all_at_once"]["bytes"] == share["all_at_once"]["bytes"]
     assert four["sub_batch"] == share["sub_batch"]

@@ -1,4 +1,4 @@
-"""``simgpu buddy profile``: what it prints, writes and refuses."""
+"""``simgpu compression profile``: what it prints, writes and refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dumps(tmp_path: Path) -> Path:
 
 
 def test_it_prints_the_columns_of_figure_7_and_what_they_come_from(dumps: Path) -> None:
-    done = simgpu("buddy", "profile", dumps)
+    done = simgpu("compression", "profile", dumps)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines[:14] == [
@@ -64,7 +64,7 @@ def test_it_prints_the_columns_of_figure_7_and_what_they_come_from(dumps: Path) 
 
 def test_threshold_and_zero_case_are_options(dumps: Path) -> None:
     def told(*options: str) -> dict[str, object]:
-        document = json.loads(simgpu("buddy", "profile", dumps, "--json", *options).stdout)
+        document = json.loads(simgpu("compression", "profile", dumps, "--json", *options).stdout)
         return {each["name"]: each["target"] for each in document["allocations"]}
 
     assert told() == {"counts": 32, "noise": 128, "zeros": 8}
@@ -75,21 +75,21 @@ def test_threshold_and_zero_case_are_options(dumps: Path) -> None:
 
 @pytest.mark.parametrize("threshold", ["30", "101%", "-1%", "many", "", "1.2"])
 def test_a_threshold_that_is_no_share_is_refused(threshold: str, dumps: Path) -> None:
-    done = simgpu("buddy", "profile", dumps, f"--threshold={threshold}")
+    done = simgpu("compression", "profile", dumps, f"--threshold={threshold}")
     assert done.exit_code == 2
     assert done.stderr == f"Error: --threshold: '{threshold}' is not a share from 0% to 100%; write 30% or 0.3\n"
 
 
 def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
-    done = simgpu("buddy", "profile", dumps, "-o", out)
+    done = simgpu("compression", "profile", dumps, "-o", out)
     assert done.exit_code == 0
     assert done.stdout.endswith(f"written to {out}\n")
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     pictures = {f"{name}.{kind}" for name in ("heatmap", "threshold", "drift") for kind in ("png", "csv")}
     assert files.keys() == {"report.json", "allocations.csv", *pictures}
     assert all(content.startswith(PNG) for name, content in files.items() if name.endswith(".png"))
-    assert files["report.json"].decode() == simgpu("buddy", "profile", dumps, "--json").stdout
+    assert files["report.json"].decode() == simgpu("compression", "profile", dumps, "--json").stdout
     rows = list(csv.DictReader(files["allocations.csv"].decode().splitlines()))
     assert [(row["name"], row["target_ratio"]) for row in rows] == [
         ("counts", "4.0"),
@@ -98,13 +98,13 @@ def test_it_writes_tables_and_pictures_and_the_same_bytes_again(dumps: Path, tmp
     ]
     assert files["drift.csv"].decode().splitlines()[0] == "snapshot,bytes,optimistic_ratio,overflow"
     assert files["threshold.csv"].decode().splitlines()[1] == "0.1,1.4545454545454546,0.0"
-    assert simgpu("buddy", "profile", dumps, "-o", out).exit_code == 0
+    assert simgpu("compression", "profile", dumps, "-o", out).exit_code == 0
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
 
 def test_one_snapshot_has_no_drift(dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile"
-    done = simgpu("buddy", "profile", dumps / "epoch-0/noise.npy", dumps / "epoch-0/zeros.npy", "-o", out)
+    done = simgpu("compression", "profile", dumps / "epoch-0/noise.npy", dumps / "epoch-0/zeros.npy", "-o", out)
     assert done.exit_code == 0
     assert "\ndrift " not in done.stdout
     assert not (out / "drift.png").exists()
@@ -114,7 +114,7 @@ def test_one_snapshot_has_no_drift(dumps: Path, tmp_path: Path) -> None:
 def test_a_trace_has_no_heat_map_and_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     rows = tuple(CompressedSize("x1", epoch, "bpc", "plain", 128, 8, 3) for epoch in (0, 5))
     write_trace(replace(chain([5], [7], [300]), compressibility=rows), tmp_path / "recorded")
-    done = simgpu("buddy", "profile", tmp_path / "recorded", "-o", tmp_path / "out")
+    done = simgpu("compression", "profile", tmp_path / "recorded", "-o", tmp_path / "out")
     assert done.exit_code == 0
     assert "origin       modelled" in done.stdout
     assert "snapshots    2, epoch 0 to epoch 5" in done.stdout
@@ -127,21 +127,21 @@ def test_many_allocations_are_told_by_the_largest(tmp_path: Path) -> None:
     for number in range(20):
         files.append(tmp_path / f"a{number:02}.npy")
         np.save(files[-1], np.zeros(32 * (number + 1), np.float32))
-    lines = simgpu("buddy", "profile", *files).stdout.splitlines()
+    lines = simgpu("compression", "profile", *files).stdout.splitlines()
     assert lines[0].startswith("20 files of ")
     assert lines[-1] == "the 12 largest of 20 allocations; -o writes all"
     assert [line.split()[0] for line in lines[-13:-1]] == [f"a{number:02}" for number in range(8, 20)]
 
 
 def test_the_name_of_a_shipped_trace_is_that_trace() -> None:
-    done = simgpu("buddy", "profile", "vgg16-b128-v100")
+    done = simgpu("compression", "profile", "vgg16-b128-v100")
     assert done.exit_code == 2
     assert "compressibility.csv: tells of no block how many of its memory-entries have which size" in done.stderr
 
 
 def test_mistakes_end_in_plain_lines_and_write_nothing(dumps: Path, tmp_path: Path) -> None:
     (tmp_path / "text.npy").write_text("no array")
-    done = simgpu_process("buddy", "profile", "missing", "text.npy", "dumps/epoch-0", "-o", "out", cwd=tmp_path)
+    done = simgpu_process("compression", "profile", "missing", "text.npy", "dumps/epoch-0", "-o", "out", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
@@ -152,13 +152,13 @@ def test_mistakes_end_in_plain_lines_and_write_nothing(dumps: Path, tmp_path: Pa
 
 
 def test_a_folder_with_other_files_is_not_replaced(dumps: Path) -> None:
-    done = simgpu("buddy", "profile", dumps, "-o", dumps)
+    done = simgpu("compression", "profile", dumps, "-o", dumps)
     assert done.exit_code == 2
     assert "holds files that are not from an earlier profile of simgpu" in done.stderr
     assert (dumps / "epoch-0/noise.npy").exists()
 
 
 def test_files_are_needed() -> None:
-    done = simgpu("buddy", "profile")
+    done = simgpu("compression", "profile")
     assert done.exit_code == 2
     assert "Missing argument 'FILES...'" in done.stderr

@@ -47,7 +47,7 @@ def test_the_run_is_that_of_the_scenario_with_the_same_values(here: Path) -> Non
         (["compare", *NAMED, "--policy", "vdnn"], "--memory", "--budget"),
         (["search", "study.yaml", "--policy", "superneurons"], "--budget", "--memory"),
         (["max-batch", "study.yaml", "--policy", "none"], "--budget", "--memory"),
-        (["bound", "study.yaml"], "--budget", "--memory"),
+        (["memory-bound", "study.yaml"], "--budget", "--memory"),
     ],
 )
 def test_memory_and_budget_are_two_names_of_one_option(command: list[str], shown: str, other: str) -> None:

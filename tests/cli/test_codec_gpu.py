@@ -1,4 +1,4 @@
-"""``simgpu codec tune`` and ``simgpu codec times``: CSWAP's figures 12 and 10 on the screen."""
+"""``simgpu compression tune`` and ``simgpu compression times``: CSWAP's figures 12 and 10 on the screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cli.cli_helpers import simgpu
 
 
 def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
-    done = simgpu("codec", "tune", "-q")
+    done = simgpu("compression", "tune", "-q")
     assert done.exit_code == 0, done.stderr
     ways = [line for line in done.stdout.splitlines() if line.endswith(("-", "35", "8192"))]
     assert [line.split("  ")[0] for line in ways] == ["at random", "expert", "Bayesian search", "all tried"]
@@ -19,13 +19,13 @@ def test_four_ways_to_a_launch_setting_and_the_best_is_last() -> None:
 
 
 def test_the_sparse_feature_maps_of_a_trace() -> None:
-    done = simgpu("codec", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
+    done = simgpu("compression", "tune", "--trace", "vgg16-b128-v100", "--epoch", 20, "--node", "2080ti", "-q")
     assert done.exit_code == 0, done.stderr
     assert "scaled from the fitted GPU" in " ".join(done.stdout.split())
 
 
 def test_regressions_beside_each_other() -> None:
-    done = simgpu("codec", "times", "-q")
+    done = simgpu("compression", "times", "-q")
     assert done.exit_code == 0, done.stderr
     errors = {
         line[:30].strip(): float(line.split("%")[-2].split()[-1])
@@ -47,6 +47,6 @@ def test_regressions_beside_each_other() -> None:
     ],
 )
 def test_mistakes_end_in_a_message(arguments: list[str], word: str) -> None:
-    done = simgpu("codec", "tune", *arguments)
+    done = simgpu("compression", "tune", *arguments)
     assert done.exit_code == 2
     assert word in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from simgpu.cli import COMMANDS
+from simgpu.cli import RENAMED, SECTIONS
 from simgpu.cli.schema import json_schema
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.policies.registry import describe, policy_names
@@ -19,10 +19,30 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+
+
+def test_help_lists_at_most_18_commands_in_sections() -> None:
+    assert len(COMMANDS) <= 18
+    shown = simgpu("--help").stdout
+    assert [shown.index(f"\n{heading}:\n") for heading in SECTIONS] == sorted(
+        shown.index(f"\n{heading}:\n") for heading in SECTIONS
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_command_is_refused_with_its_new_name(old: str, new: str) -> None:
+    done = simgpu(old)
+    assert done.exit_code == 2
+    assert f"no such command {old!r}; it is now `{new if '=' in new else f'simgpu {new}'}`" in done.stderr
+    if "=" not in new:
+        assert simgpu(*new.split(), "--help").exit_code == 0
 
 
 def test_help_lists_every_command_in_its_own_words() -> None:
@@ -69,12 +89,12 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_nodes_and_one_node_with_its_sources() -> None:
-    listed = simgpu("nodes").stdout
+    listed = simgpu("list", "nodes").stdout
     for name in node_names():
         (row,) = (line for line in listed.splitlines() if line.startswith(f"{name} "))
         gpu = load_node(name).gpu.name
         assert " ".join(row.split()).rpartition(" ")[2] in gpu.split(), "every row names its GPU"
-    shown = simgpu("nodes", "k40").stdout
+    shown = simgpu("list", "nodes", "k40").stdout
     assert "Microway" in shown
     (copy_out,) = (line for line in shown.splitlines() if line.strip().startswith("copy-out"))
     assert copy_out.split()[1:4] == ["10.05", "GB/s", "not"], "a value stands beside its source"
@@ -84,8 +104,8 @@ def test_nodes_and_one_node_with_its_sources() -> None:
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (("nodes", "v1oo"), "v100"),
-        (("nodes", "2O80Ti"), "2080ti"),
+        (("list", "nodes", "v1oo"), "v100"),
+        (("list", "nodes", "2O80Ti"), "2080ti"),
         (("zoo", "build", "vgg61", "--batch", 1, "--gpu", "v100"), "vgg16"),
         (("zoo", "build", "resnet05", "--batch", 1, "--gpu", "v100"), "resnet50"),
     ],
@@ -96,7 +116,7 @@ def test_what_was_meant_is_told_of_a_slip_of_the_fingers(arguments: tuple[object
 
 @pytest.mark.parametrize("name", node_names())
 def test_a_node_without_a_host_says_so(name: str) -> None:
-    shown, host = simgpu("nodes", name).stdout, load_node(name).host
+    shown, host = simgpu("list", "nodes", name).stdout, load_node(name).host
     rows = {" ".join(line.split()[:4]) for line in shown.splitlines() if line.startswith("host ")}
     silent = {"host memory not given", "host cores not given"}
     assert (silent <= rows) == (host.memory is None and host.cores is None)
@@ -106,16 +126,16 @@ def test_a_node_without_a_host_says_so(name: str) -> None:
 
 
 def test_policies_with_parameters_and_sources() -> None:
-    listed = simgpu("policies").stdout
+    listed = simgpu("list", "policies").stdout
     for name in policy_names():
         assert f"{name}\n" in listed
     assert "Rhu et al." in listed
     assert "default all" in " ".join(listed.split())
-    assert simgpu("policies", "ideal").stdout.splitlines()[0] == "ideal"
+    assert simgpu("list", "policies", "ideal").stdout.splitlines()[0] == "ideal"
 
 
 def test_schemas_are_json_and_know_keys_policies_and_parameters() -> None:
-    scenario = json.loads(simgpu("schema").stdout)
+    scenario = json.loads(simgpu("list", "schema").stdout)
     assert scenario["additionalProperties"] is False
     assert set(scenario["required"]) == {"schema", "trace", "node", "policies"}
     names, with_parameters = scenario["properties"]["policies"]["items"]["anyOf"]
@@ -160,34 +180,34 @@ def test_import_of_a_folder_of_recordings_names_them(tmp_path: Path, names: tupl
         (tmp_path / "all" / name).mkdir(parents=True)
         written(tmp_path / "all" / name)
     (tmp_path / "all" / "notes.txt").write_text("not one of them")
-    done = simgpu("import", tmp_path / "all", "-o", tmp_path / "out")
+    done = simgpu("trace", "import", tmp_path / "all", "-o", tmp_path / "out")
     assert done.exit_code == 2
     count = "a recording" if len(names) == 1 else f"{len(names)} recordings"
     told = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     assert done.stderr == (
         f"Error: {tmp_path / 'all'}: is no recording but a folder that holds {count}: {told}; "
-        f"name {'it' if len(names) == 1 else 'one of them'}: simgpu import {tmp_path / 'all' / 'a'}\n"
+        f"name {'it' if len(names) == 1 else 'one of them'}: simgpu trace import {tmp_path / 'all' / 'a'}\n"
     )
 
 
 def test_import_loses_no_other_trace_unless_told_to(tmp_path: Path) -> None:
     recording, out = written(tmp_path / "recording"), tmp_path / "out"
-    assert simgpu("import", recording, "-o", out, "--model", "one").exit_code == 0
-    same = simgpu("import", recording, "-o", out, "--model", "one")
+    assert simgpu("trace", "import", recording, "-o", out, "--model", "one").exit_code == 0
+    same = simgpu("trace", "import", recording, "-o", out, "--model", "one")
     assert same.exit_code == 0, same.stderr
-    refused = simgpu("import", recording, "-o", out, "--model", "two")
+    refused = simgpu("trace", "import", recording, "-o", out, "--model", "two")
     assert refused.exit_code == 2
     message = "holds another trace, which would be lost; choose another folder, or replace it with --force"
     assert refused.stderr == f"Error: {out}: {message}\n"
     assert read_trace(out).info.model == "one"
     (out / "kernels.csv").write_text("damaged", encoding="utf-8")
-    assert simgpu("import", recording, "-o", out, "--model", "one").exit_code == 2
-    assert simgpu("import", recording, "-o", out, "--model", "two", "--force").exit_code == 0
+    assert simgpu("trace", "import", recording, "-o", out, "--model", "one").exit_code == 2
+    assert simgpu("trace", "import", recording, "-o", out, "--model", "two", "--force").exit_code == 0
     assert read_trace(out).info.model == "two"
 
 
 def test_an_import_without_a_device_says_so(tmp_path: Path) -> None:
-    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out")
+    done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert "origin  imported, device not recorded, by " in done.stdout
 
 
@@ -224,7 +244,7 @@ def test_record_warns_of_times_that_vary_widely(rough: bool, tmp_path: Path, mon
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings in ../shared/data")
 def test_import_writes_a_trace_that_reads_back(tmp_path: Path) -> None:
     options = ["--batch", "128", "--device", "NVIDIA H100", "--date", "2024-05-01"]
-    done = simgpu("import", DATA / "h100-triosim" / "vgg13", "-o", tmp_path / "vgg13", *options)
+    done = simgpu("trace", "import", DATA / "h100-triosim" / "vgg13", "-o", tmp_path / "vgg13", *options)
     assert done.exit_code == 0, done.stderr
     assert "imported from a recording on NVIDIA H100, 2024-05-01" in " ".join(done.stdout.split())
     trace = read_trace(tmp_path / "vgg13")
@@ -243,9 +263,9 @@ def test_record_writes_a_trace_or_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_the_command_line_works_as_a_process() -> None:
-    done = simgpu_process("nodes")
+    done = simgpu_process("list", "nodes")
     assert done.returncode == 0
-    assert done.stdout == simgpu("nodes").stdout
+    assert done.stdout == simgpu("list", "nodes").stdout
 
 
 def _python(code: str) -> str:

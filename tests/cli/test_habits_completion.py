@@ -12,20 +12,20 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from click.shell_completion import CompletionItem, ShellComplete
+from click.shell_completion import ShellComplete
 
-from simgpu.cli import COMMANDS, main
-from simgpu.cli.completion import Bash, Fish
-from simgpu.codecs.registry import codec_names
+from simgpu.cli import SECTIONS, main
+from simgpu.compression.codecs.registry import codec_names
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
 from simgpu.hardware.nodes import node_names
+from simgpu.io.shipped import shipped_names
+from simgpu.papers.claims import PAPERS
 from simgpu.policies.registry import policy_names
-from simgpu.reproduction.claims import PAPERS
-from simgpu.scenario.catalogue import shipped_scenarios, shipped_studies
-from simgpu.shipped import shipped_names
-from simgpu.trace.solvers.catalogue import SOLVERS
-from simgpu.trace.zoo.catalogue import NETWORKS
-from tests.cli.cli_helpers import make_study, simgpu
+from simgpu.workloads.catalogue import NETWORKS
+from simgpu.workloads.solvers.catalogue import SOLVERS
+from tests.cli.cli_helpers import make_study
 
+COMMANDS = {name: line for section in SECTIONS.values() for name, (_, line) in section.items()}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -43,16 +43,16 @@ def offered(line: str) -> list[str]:
 
 def test_commands_and_their_lines_are_offered() -> None:
     found = ShellComplete(main, {}, "simgpu", "_SIMGPU_COMPLETE").get_completions([], "")
-    assert [(item.value, item.help) for item in found] == [(name, line) for name, (_, line) in COMMANDS.items()]
-    assert offered("com") == ["compare", "completion"]
-    assert offered("codec ") == ["list", "tune", "times", "measure"]
+    assert [(item.value, item.help) for item in found] == list(COMMANDS.items())
+    assert offered("com") == ["compare", "compression"]
+    assert offered("compression ") == ["codecs", "measure", "tune", "times", "profile"]
     assert offered("--v") == ["--version"]
 
 
 def test_offering_commands_loads_none_of_them() -> None:
     done = ask("simgpu ", "; print(sorted(n for n in sys.modules if n.startswith('simgpu.cli.')), file=sys.stderr)")
     assert done.stdout.split() == [f"plain,{name}" for name in COMMANDS]
-    known = {"simgpu.cli.group", "simgpu.cli.signals", "simgpu.cli.completion"}
+    known = {"simgpu.cli.group", "simgpu.cli.signals"}
     assert {name.strip("'") for name in done.stderr.strip("[]\n").split(", ")} == known
 
 
@@ -70,20 +70,19 @@ def test_an_unknown_command_is_no_error_while_it_is_typed() -> None:
         ("run --trace ", list(shipped_names("traces"))),
         ("trace show ", list(shipped_names("traces"))),
         ("run --node ", list(node_names())),
-        ("nodes ", list(node_names())),
+        ("list nodes ", list(node_names())),
         ("zoo build --gpu ", list(node_names())),
-        ("policies ", list(policy_names())),
+        ("list policies ", list(policy_names())),
         ("max-batch quickstart --policy ", list(policy_names())),
         ("zoo build ", list(NETWORKS)),
-        ("bound zoo:", [f"zoo:{name}" for name in NETWORKS]),
-        ("solver build ", list(SOLVERS)),
-        ("codec measure --codec ", list(codec_names())),
-        ("codec measure --layout n", ["nchw", "nhwc"]),
+        ("memory-bound zoo:", [f"zoo:{name}" for name in NETWORKS]),
+        ("zoo solve ", list(SOLVERS)),
+        ("compression measure --codec ", list(codec_names())),
+        ("compression measure --layout n", ["nchw", "nhwc"]),
         ("record digits-cnn --optimizer ada", ["adam", "adamw", "adagrad"]),
         ("record vgg", ["vgg11", "vgg16"]),
         ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam"]),
-        ("schema ", ["scenario", "study", "node"]),
-        ("completion ", ["bash", "zsh", "fish"]),
+        ("list schema ", ["scenario", "study", "node"]),
         ("reproduce ", [*PAPERS, "recordings"]),
         ("reproduce buddy ho", ["home"]),
         ("reproduce cdma.b", ["cdma.bandwidth_aware", "cdma.batches"]),
@@ -98,7 +97,7 @@ def test_what_may_be_run_is_a_trace_a_scenario_or_a_network() -> None:
     assert found == [*shipped_names("traces"), *shipped_scenarios(), *(f"zoo:{name}" for name in NETWORKS)]
 
 
-@pytest.mark.parametrize("line", ["run ./", "study results/", "run --node ../", "import ", "run -o "])
+@pytest.mark.parametrize("line", ["run ./", "study results/", "run --node ../", "trace import ", "run -o "])
 def test_paths_are_left_to_the_shell(line: str) -> None:
     assert offered(line) == ["<file>"]
 
@@ -119,48 +118,11 @@ def test_keys_of_a_scenario_of_a_study_and_of_their_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("simgpu bound zoo:resnet3", ["resnet34", "resnet32"]),
-        ("simgpu bound zoo:resnet3 --node lap", ["laptop-2gb"]),
-        ("simgpu run --policy=vdnn+", ["vdnn+", "vdnn++"]),
-        ("simgpu run --set node.gpu.memory=1GB --set node.link.lat", ["node.link.latency="]),
-        ('simgpu run --policy "vdnn: {mode: conv}" --trace vgg16', ["vgg16-b128-v100"]),
-        ("simgpu run  quick", ["quickstart"]),
-        ("simgpu run quickstart ", []),
-    ],
-)
-def test_bash_completes_the_part_of_a_word_that_it_sees(
-    line: str, told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMP_LINE", line)
-    answers = Bash(main, {}, "simgpu", "_SIMGPU_COMPLETE").complete().split("\n")
-    assert [answer.removeprefix("plain,") for answer in answers if answer] == told
-
-
-def test_fish_shows_descriptions_whole() -> None:
-    item = CompletionItem("trace", help="Look at it: show, check, stats.")
-    assert Fish(main, {}, "simgpu", "X").format_completion(item) == "plain,trace\tLook at it: show; check; stats."
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_tells_first_how_it_is_installed(shell: str) -> None:
-    script = simgpu("completion", shell).stdout
-    lines = script.splitlines()
-    assert lines[1 if shell == "zsh" else 0].startswith(f"# To install: simgpu completion {shell} > ")
-    assert (lines[0] == "#compdef simgpu") == (shell == "zsh"), "which zsh wants first"
-    if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} here to read the script")
-    read = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, check=False)
-    assert (read.returncode, read.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
     ("shell", "command", "start"),
     [
-        ("bash", ["bash", "--norc", "-i"], 'eval "$(simgpu completion bash)"'),
-        ("zsh", ["zsh", "-f", "-i"], 'autoload -U compinit; compinit -D; eval "$(simgpu completion zsh)"'),
-        ("fish", ["fish", "--no-config", "-i"], "simgpu completion fish | source"),
+        ("bash", ["bash", "--norc", "-i"], 'eval "$(_SIMGPU_COMPLETE=bash_source simgpu)"'),
+        ("zsh", ["zsh", "-f", "-i"], 'autoload -U compinit; compinit -D; eval "$(_SIMGPU_COMPLETE=zsh_source simgpu)"'),
+        ("fish", ["fish", "--no-config", "-i"], "_SIMGPU_COMPLETE=fish_source simgpu | source"),
     ],
 )
 def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str, tmp_path: Path) -> None:
@@ -179,7 +141,7 @@ def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str,
         for typed, shown in (
             (f"{start}; echo re''ady\n", "ready"),
             ("simgpu max\t", "max-batch"),
-            ("zoo:resnet15\t", "zoo:resnet152"),
+            ("vgg16-b\t", "vgg16-b128-v100"),
             ("--set node.gpu.mem\t", "node.gpu.memory="),
         ):
             os.write(terminal, typed.encode())
@@ -192,7 +154,9 @@ def test_the_tab_key_in_a_real_shell(shell: str, command: list[str], start: str,
 def ask(line: str, then: str = "") -> subprocess.CompletedProcess[str]:
     """What the script of bash runs at the tab key."""
     code = f"import sys\nfrom simgpu.__main__ import main\ntry: main()\nfinally: pass{then}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_SIMGPU_COMPLETE": "bash_complete", "COMP_LINE": line}
+    position = str(len(line.split(" ")) - 1)
+    asked = {"_SIMGPU_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": position}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 

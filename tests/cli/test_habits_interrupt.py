@@ -54,16 +54,16 @@ WRITING = {
     "epochs": (EPOCHS, "report.json", "simgpu.report/0"),
     "search": (["search", "study.yaml", "--policy", "superneurons"], "report.json", "simgpu.search-report/0"),
     "zoo build": (["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force"], "blocks.csv", ""),
-    "buddy profile": (["buddy", "profile", "ones.npy"], "report.json", PROFILE_SCHEMA),
-    "solver build": (["solver", "build", "ep", "--force"], "blocks.csv", ""),
+    "compression profile": (["compression", "profile", "ones.npy"], "report.json", PROFILE_SCHEMA),
+    "zoo solve": (["zoo", "solve", "ep", "--force"], "blocks.csv", ""),
 }
 #: Others, and a moment in the middle of their work.
 COMPUTING = {
     "compare": (["compare", "study.yaml"], ("exec", "simgpu/policies/vdnn.py")),
     "max-batch": (["max-batch", "study.yaml"], ("exec", "simgpu/policies/vdnn.py")),
-    "bound": (["bound", "study.yaml"], ("open", "kernels.csv")),
+    "memory-bound": (["memory-bound", "study.yaml"], ("open", "kernels.csv")),
     "zoo validate": (["zoo", "validate"], ("open", "published.yaml")),
-    "codec tune": (["codec", "tune"], ("import", "sklearn")),
+    "compression tune": (["compression", "tune"], ("import", "sklearn")),
     "trace stats": (["trace", "stats", "chain"], ("open", "blocks.csv")),
 }
 

@@ -77,11 +77,11 @@ def piped(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> None:
-    looked, error = on_terminal("policies", "vdnn")[0], on_terminal("policies", "vdn")[1]
+    looked, error = on_terminal("list", "policies", "vdnn")[0], on_terminal("list", "policies", "vdn")[1]
     assert _LOOK.search(looked) and _LOOK.search(error)
     plain, plain_error = (
-        on_terminal("policies", "vdnn", NO_COLOR="1")[0],
-        on_terminal("policies", "vdn", NO_COLOR="1")[1],
+        on_terminal("list", "policies", "vdnn", NO_COLOR="1")[0],
+        on_terminal("list", "policies", "vdn", NO_COLOR="1")[1],
     )
     assert (plain, plain_error) == (_LOOK.sub("", looked), _LOOK.sub("", error))
     assert ESCAPE not in plain + plain_error
@@ -97,12 +97,12 @@ def test_a_terminal_gets_looks_and_under_no_color_the_same_text_without() -> Non
     ],
 )
 def test_a_pipe_gets_looks_when_forced(settings: dict[str, str], looks: bool) -> None:
-    assert (ESCAPE in piped("policies", "vdnn", **settings).stdout) == looks
-    assert (ESCAPE in piped("policies", "vdn", **settings).stderr) == looks
+    assert (ESCAPE in piped("list", "policies", "vdnn", **settings).stdout) == looks
+    assert (ESCAPE in piped("list", "policies", "vdn", **settings).stderr) == looks
 
 
 def test_a_dumb_terminal_gets_plain_text() -> None:
-    assert ESCAPE not in "".join(on_terminal("policies", "vdnn", TERM="dumb"))
+    assert ESCAPE not in "".join(on_terminal("list", "policies", "vdnn", TERM="dumb"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"NO_COLOR": "1"}], ids=["colour", "no colour"])
@@ -129,7 +129,7 @@ def test_forced_colours_make_no_terminal_of_a_pipe(place: Path) -> None:
     assert ESCAPE not in done.stderr
 
 
-@pytest.mark.parametrize("words", ["--help", "run --help", "nodes", "schema", "run study.yaml --json"])
+@pytest.mark.parametrize("words", ["--help", "run --help", "list nodes", "list schema", "run study.yaml --json"])
 def test_a_reader_that_leaves_ends_the_program_in_silence(words: str, place: Path) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -149,27 +149,27 @@ def test_a_full_disk_behind_the_output_is_an_error_in_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        command = [sys.executable, "-c", PROGRAM, "nodes"]
+        command = [sys.executable, "-c", PROGRAM, "list", "nodes"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment({}), check=False)
     assert done.returncode == 2
     assert done.stderr == "Error: the output cannot be written: No space left on device; make room where it goes\n"
 
 
 TABLES = [
-    "nodes",
-    "nodes v100",
-    "nodes buddy-gpu",
-    "policies",
-    "scenarios",
+    "list nodes",
+    "list nodes v100",
+    "list nodes buddy-gpu",
+    "list policies",
+    "list scenarios",
     "trace show vgg11-cifar-cpu",
     "trace stats digits-cnn-cpu",
     "trace show hpc-seismic",
     "zoo list",
     "zoo validate",
-    "codec list",
-    "solver list",
-    "bound study.yaml",
-    "bound vgg16-b128-v100 --node v100",
+    "compression codecs",
+    "zoo solvers",
+    "memory-bound study.yaml",
+    "memory-bound vgg16-b128-v100 --node v100",
     "run study.yaml",
     "run study.yaml --set node.gpu.memory=100KB",
     "compare study.yaml",
@@ -179,9 +179,9 @@ TABLES = [
     "max-batch study.yaml",
     'search study.yaml --policy superneurons --policy "capuchin(version=home)"',
     "study figure.yaml",
-    "buddy profile hpc-ep",
+    "compression profile hpc-ep",
     "zoo build alexnet --batch 1 --gpu v100 -o alex",
-    "solver build ep -o solved",
+    "zoo solve ep -o solved",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What ``simgpu import`` says when it is done."""
+"""What ``simgpu trace import`` says when it is done."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from simgpu.cli.importing import policies_that_run
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Origin, Trace
 from tests.cli.cli_helpers import simgpu
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 _CHAIN = chain([5, 7, 9], [10, 14, 15], [100, 200, 300])
 TOLD = replace(_CHAIN, info=replace(_CHAIN.info, origin=Origin.IMPORTED))
@@ -46,7 +46,7 @@ def test_the_policies_that_are_said_to_run_are_those_that_do(trace: Trace, told:
 
 
 def test_an_import_ends_with_what_can_be_run_and_how(tmp_path: Path) -> None:
-    done = simgpu("import", written(tmp_path / "recording"), "-o", tmp_path / "out")
+    done = simgpu("trace", "import", written(tmp_path / "recording"), "-o", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert "runs    all policies but those that go by sparsity" in done.stdout
     *_, where, how = done.stdout.splitlines()

@@ -1,10 +1,10 @@
-"""``simgpu import`` on PyTorch profiles: what it says it recognised, and how two files are joined."""
+"""``simgpu trace import`` on PyTorch profiles: what it says it recognised, and how two files are joined."""
 
 from __future__ import annotations
 
 from simgpu.trace.folder import read_trace
 from tests.cli.cli_helpers import simgpu
-from tests.trace.kineto_files import small_run
+from tests.importers.kineto_files import small_run
 
 
 def test_a_profile_and_its_execution_trace_are_joined(tmp_path) -> None:
@@ -12,18 +12,24 @@ def test_a_profile_and_its_execution_trace_are_joined(tmp_path) -> None:
     profile.write(tmp_path / "net.json.gz")
     recorded.write(tmp_path / "graph.json")
     done = simgpu(
-        "import", tmp_path / "net.json.gz", "--execution-trace", tmp_path / "graph.json", "-o", tmp_path / "one"
+        "trace",
+        "import",
+        tmp_path / "net.json.gz",
+        "--execution-trace",
+        tmp_path / "graph.json",
+        "-o",
+        tmp_path / "one",
     )
     assert done.exit_code == 0
     assert "a PyTorch profile joined with an execution trace" in " ".join(done.stdout.split())
-    assert simgpu("import", tmp_path, "-o", tmp_path / "two").exit_code == 0
+    assert simgpu("trace", "import", tmp_path, "-o", tmp_path / "two").exit_code == 0
     assert read_trace(tmp_path / "one") == read_trace(tmp_path / "two")
     assert simgpu("trace", "check", tmp_path / "one").exit_code == 0
 
 
 def test_a_profile_alone_says_so(tmp_path) -> None:
     path = small_run(with_memory=False)[0].write(tmp_path / "net.json")
-    done = simgpu("import", path, "-o", tmp_path / "trace")
+    done = simgpu("trace", "import", path, "-o", tmp_path / "trace")
     assert done.exit_code == 0
     assert "a PyTorch profile " in " ".join([*done.stdout.split(), ""])
     shown = " ".join(simgpu("trace", "show", tmp_path / "trace").stdout.split())
@@ -31,7 +37,7 @@ def test_a_profile_alone_says_so(tmp_path) -> None:
 
 
 def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
-    done = simgpu("import", small_run()[1].write(tmp_path / "graph.json"), "-o", tmp_path / "trace")
+    done = simgpu("trace", "import", small_run()[1].write(tmp_path / "graph.json"), "-o", tmp_path / "trace")
     assert done.exit_code == 2
     assert "is an execution trace, which has no times" in done.stderr
     assert not (tmp_path / "trace").exists()
@@ -39,19 +45,19 @@ def test_an_execution_trace_alone_is_refused(tmp_path) -> None:
 
 def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path) -> None:
     path = small_run()[0].write(tmp_path / "net.json")
-    done = simgpu("import", path, "-o", tmp_path / "trace", "--batch", 16)
+    done = simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 16)
     assert done.exit_code == 2
     told = " ".join(done.stderr.split())
     assert "was recorded with batch 8, as its shapes tell, not with batch 16; leave --batch out" in told
     assert "put the right batch into the written trace.yaml" in told
     assert not (tmp_path / "trace").exists()
-    assert simgpu("import", path, "-o", tmp_path / "trace", "--batch", 8).exit_code == 0
+    assert simgpu("trace", "import", path, "-o", tmp_path / "trace", "--batch", 8).exit_code == 0
     assert read_trace(tmp_path / "trace").info.batch == 8
 
 
 def test_the_remedy_for_shapes_that_mislead_works(tmp_path) -> None:
     trace = tmp_path / "trace"
-    assert simgpu("import", small_run()[0].write(tmp_path / "net.json"), "-o", trace).exit_code == 0
+    assert simgpu("trace", "import", small_run()[0].write(tmp_path / "net.json"), "-o", trace).exit_code == 0
     text = (trace / "trace.yaml").read_text()
     assert "batch: 8" in text
     (trace / "trace.yaml").write_text(text.replace("batch: 8", "batch: 16"))

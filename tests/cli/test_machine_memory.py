@@ -42,11 +42,11 @@ def test_memory_that_runs_out_although_it_seemed_enough(tmp_path: Path) -> None:
         file.truncate((2 << 30) - 1)
     code = """
 import resource, sys
-from simgpu.trace import free_memory
+from simgpu.io import free_memory
 free_memory.available_memory = lambda: None
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 from simgpu.cli import main
-main(["import", sys.argv[1], "-o", sys.argv[2], "--quiet"], prog_name="simgpu")
+main(["trace", "import", sys.argv[1], "-o", sys.argv[2], "--quiet"], prog_name="simgpu")
 """
     command = [sys.executable, "-c", code, str(log), str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -9,7 +9,7 @@ import pytest
 
 import simgpu as package
 from simgpu.experiments.max_batch import max_batch
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
 from tests.cli.cli_helpers import make_study, simgpu
 
 

@@ -31,7 +31,7 @@ def test_a_run_tells_energy_by_part_and_power_beside_the_limit() -> None:
     assert all(any(line.startswith(part) for line in told.splitlines()) for part in parts)
     assert lines["energy"].count(" J") == 2
     assert lines["power, average"].count(" W") == 2
-    assert "energy, power  modelled per component of the Tesla V100 PCIe (`simgpu nodes`" in told
+    assert "energy, power modelled per component of the Tesla V100 PCIe (`simgpu list nodes`" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80
 
 
@@ -92,7 +92,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_runs(study: Pa
 
 
 def test_a_node_shows_what_its_board_draws_and_which_of_it_is_derived() -> None:
-    told = " ".join(simgpu("nodes", "k40").output.split())
+    told = " ".join(simgpu("list", "nodes", "k40").output.split())
     assert "power, at most 235 W" in told
     assert "arithmetic 139.1 W DERIVED, not measured" in told
     assert "to DRAM 14 pJ/bit" in told

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from simgpu.reproduction import tasks
-from simgpu.reproduction.checks.found import bars, rule
-from simgpu.reproduction.claims import Claim, select
+from simgpu.papers import tasks
+from simgpu.papers.checks.found import bars, rule
+from simgpu.papers.claims import Claim, select
 from tests.cli.cli_helpers import simgpu
-from tests.reproduction.made import made_paper
+from tests.papers.made import made_paper
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("simgpu.cli.reproduce.select", chosen)
     monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
     monkeypatch.setattr(tasks, "_source", lambda _: "")
 
 
@@ -70,7 +70,7 @@ def test_a_single_claim_is_told_in_full() -> None:
     ]
     assert claim.section.states.split()[0] in lines[1] and claim.section.where in lines[2]
     assert "verdict  holds" in lines
-    assert "simgpu.reproduction.checks.cdma" in done.stdout
+    assert "simgpu.papers.checks.cdma" in done.stdout
     assert max(map(len, lines)) <= 80
 
 
@@ -95,7 +95,7 @@ def test_work_that_is_done_is_kept_until_it_is_to_be_forgotten(broken: None, mon
 def test_causes_are_told_where_they_are_asked_for_or_a_claim_is_alone(broken: None) -> None:
     both = ("made.speed", "made.half")
     assert "why: link" not in reproduce(*both).stdout
-    for told in (reproduce(*both, "--why"), reproduce("made.speed")):
+    for told in (reproduce(*both, "--explain"), reproduce("made.speed")):
         assert told.exit_code == 0
         rows = [line.split() for line in told.stdout.splitlines()]
         assert "why: link" in told.stdout
@@ -153,7 +153,7 @@ def test_bad_input_is_told_before_anything_runs() -> None:
 def test_a_rule_that_is_broken_is_no_error(broken: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"rules": lambda: {"end": rule(False, "case 7"), "least": 2.5, "bars": bars("x", {})}}
     monkeypatch.setattr(tasks, "checks", lambda _: found)
-    monkeypatch.setattr("simgpu.reproduction.answers.checks", lambda _: found)
+    monkeypatch.setattr("simgpu.papers.answers.checks", lambda _: found)
     done = reproduce("made.broken")
     assert done.exit_code == 0 and "case 7" in done.stdout
 

@@ -17,7 +17,7 @@ import pytest
 
 from simgpu.cli.screen import progress
 from simgpu.experiments import compare as experiment
-from simgpu.scenario.load import load_scenario
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.trace.folder import read_trace, write_trace
 from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
 

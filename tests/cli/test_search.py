@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.search import search_placement
-from simgpu.scenario.load import load_scenario
 from tests.cli.cli_helpers import make_study, simgpu
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_helpers import make_study, simgpu
-from tests.trace.test_import_triosim import written
+from tests.importers.test_triosim import written
 
 HUGE = str(10**30)
 NO_COUNTS = ["", "-1", "0", "1.5", "many", "1e3", "nan", "9" * 5000]
@@ -40,13 +40,13 @@ def refused(*arguments: object) -> str:
 
 
 COUNTS = [
-    (["import", "recording", "-o", "out"], "--batch"),
+    (["trace", "import", "recording", "-o", "out"], "--batch"),
     (["zoo", "build", "alexnet", "--gpu", "v100", "-o", "out"], "--batch"),
     (["zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out"], "--epochs"),
     (["record", "mlp", "-o", "out"], "--batch"),
     (["record", "mlp", "--batch", "1", "-o", "out"], "--warmup"),
     (["record", "mlp", "--batch", "1", "-o", "out"], "--repetitions"),
-    (["record-node", "-o", "out.yaml"], "--repetitions"),
+    (["validate", "node", "-o", "out.yaml"], "--repetitions"),
 ]
 
 
@@ -87,22 +87,22 @@ def test_sizes_of_options(value: str) -> None:
     told = refused("zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value)
     assert "--workspace-limit" in told and repr(value) in told
     assert "--memory: " in refused("run", "--trace", "chain", "--node", "v100", "--memory", value)
-    assert "--sizes" in refused("record-node", "-o", "out.yaml", "--sizes", value)
+    assert "--sizes" in refused("validate", "node", "-o", "out.yaml", "--sizes", value)
 
 
 @pytest.mark.parametrize("place", NO_TRACES, ids=lambda place: place[:12] or "nothing")
 def test_places_that_hold_nothing_to_read(place: str) -> None:
     refused("run", place)
     refused("compare", place)
-    refused("nodes", place)
+    refused("list", "nodes", place)
     refused("run", "--trace", place, "--node", "v100")
     refused("compare", "--trace", "chain", "--node", place)
     for command in ("show", "check", "stats"):
         refused("trace", command, place)
     if place:  # an empty path is the current folder, which holds no recording either
-        refused("import", place, "-o", "out")
+        refused("trace", "import", place, "-o", "out")
     refused("zoo", "build", "alexnet", "--batch", "1", "-o", "out", "--gpu", place)
-    refused("import", "recording", "-o", "out", "--execution-trace", place)
+    refused("trace", "import", "recording", "-o", "out", "--execution-trace", place)
 
 
 @pytest.mark.parametrize("place", NO_OUTPUTS, ids=lambda place: place[:12])
@@ -110,9 +110,9 @@ def test_places_that_cannot_be_written(place: str, here: Path) -> None:
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     for command in (
         ["run", "study.yaml", "-o", place],
-        ["import", "recording", "--force", "-o", place],
+        ["trace", "import", "recording", "--force", "-o", place],
         ["zoo", "build", "alexnet", "--batch", "1", "--gpu", "v100", "--force", "-o", place],
-        ["record-node", "--force", "-o", f"{place}.yaml" if place == "empty/below" else place],
+        ["validate", "node", "--force", "-o", f"{place}.yaml" if place == "empty/below" else place],
     ):
         assert "/" not in place or place in refused(*command)
         refused(*command)
@@ -121,15 +121,15 @@ def test_places_that_cannot_be_written(place: str, here: Path) -> None:
 
 @pytest.mark.parametrize("word", ["", "a/b", "../x", "=", "[", "two\nlines", "x" * 3000, ":", "os:nothing", HUGE])
 def test_words_that_are_no_names(word: str) -> None:
-    refused("policies", word)
-    refused("schema", word)
+    refused("list", "policies", word)
+    refused("list", "schema", word)
     refused("run", "study.yaml", "--set", word)
     zoo = ["zoo", "build", "--batch", "1", "--gpu", "v100", "-o", "out"]
     refused(*zoo, word)
     for option in ("--framework", "--optimizer", "--variant"):
         refused(*zoo, "alexnet", option, word)
     if word:  # an empty date says that none is known
-        refused("import", "recording", "-o", "out", "--date", word)
+        refused("trace", "import", "recording", "-o", "out", "--date", word)
 
 
 def test_a_folder_that_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

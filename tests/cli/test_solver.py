@@ -1,4 +1,4 @@
-"""``simgpu solver``: what it lists, what it builds and tells, and what it refuses."""
+"""``simgpu zoo solve``: what it lists, what it builds and tells, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simgpu.buddy.stored import load_entries
+from simgpu.compression.buddy.stored import load_entries
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Origin
-from simgpu.trace.solvers.catalogue import SOLVERS
+from simgpu.workloads.solvers.catalogue import SOLVERS
 from tests.cli.cli_helpers import simgpu
 
 
 def built(out: Path, *more: object, solver: str = "ep") -> tuple[int, str, str]:
-    done = simgpu("solver", "build", solver, "--size", 64, "-o", out, *more)
+    done = simgpu("zoo", "solve", solver, "--size", 64, "-o", out, *more)
     return done.exit_code, " ".join(done.stdout.split()), done.stderr
 
 
 def test_list_names_every_solver_and_of_whose_kind_it_is() -> None:
-    done = simgpu("solver", "list")
+    done = simgpu("zoo", "solvers")
     assert done.exit_code == 0
     told = " ".join(done.stdout.split())
     for name, solver in SOLVERS.items():
@@ -51,7 +51,7 @@ def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
     assert code == 0 and f"arrays written to {arrays}" in told
     assert sorted(folder.name for folder in arrays.iterdir()) == ["step-20", "step-40"]
     assert np.load(arrays / "step-40" / "tally0.npy").sum() > np.load(arrays / "step-20" / "tally0.npy").sum()
-    of_arrays, of_trace = (simgpu("buddy", "profile", path, "-q") for path in (arrays, tmp_path / "out"))
+    of_arrays, of_trace = (simgpu("compression", "profile", path, "-q") for path in (arrays, tmp_path / "out"))
     assert of_arrays.exit_code == of_trace.exit_code == 0
     tables = [done.stdout.partition("design")[2].partition("entries are those")[0] for done in (of_arrays, of_trace)]
     assert tables[0].strip() == tables[1].strip() != ""
@@ -61,7 +61,7 @@ def test_arrays_are_what_buddy_profile_reads(tmp_path: Path) -> None:
 def test_entries_of_another_run_are_refused(tmp_path: Path) -> None:
     assert built(tmp_path / "one")[0] == built(tmp_path / "two", "--snapshots", 3)[0] == 0
     (tmp_path / "one" / "entries.npz").write_bytes((tmp_path / "two" / "entries.npz").read_bytes())
-    done = simgpu("buddy", "profile", tmp_path / "one")
+    done = simgpu("compression", "profile", tmp_path / "one")
     assert done.exit_code == 2
     assert "allocation seeds" in done.stderr
 
@@ -91,7 +91,7 @@ def test_what_makes_no_sense_is_refused_and_writes_nothing(
     arguments: tuple[object, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = simgpu("solver", "build", *arguments)
+    done = simgpu("zoo", "solve", *arguments)
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())
     assert not any(tmp_path.iterdir())

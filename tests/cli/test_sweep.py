@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from simgpu.cli.sweep import Count
+from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.sweep.run import run_sweep
-from simgpu.scenario.load_sweep import load_sweep
 from tests.cli.cli_helpers import make_study, simgpu
 from tests.experiments.sweeps import results
 

@@ -9,7 +9,7 @@ import pytest
 
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Origin
-from simgpu.trace.zoo.catalogue import NETWORKS
+from simgpu.workloads.catalogue import NETWORKS
 from tests.cli.cli_helpers import simgpu
 
 

@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
+from simgpu.experiments.scenarios.load_sweep import make_sweep
+from simgpu.experiments.scenarios.sweep import Points, Sweep
 from simgpu.experiments.sweep.point import PointRows, run_point
-from simgpu.scenario.load_sweep import make_sweep
-from simgpu.scenario.sweep import Points, Sweep
 
 #: Files that are the same bytes whoever ran the sweep.
 RESULTS = ("results.csv", "results.parquet", "sweep.json")

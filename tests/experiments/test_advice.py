@@ -11,19 +11,19 @@ import yaml
 from simgpu.errors import InputError
 from simgpu.experiments.advice import advice
 from simgpu.experiments.compare import compare
+from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.experiments.scenarios.model import PolicyChoice, PolicyEntry, Scenario
 from simgpu.graph.bounds import memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec
-from simgpu.parallel import DataParallel
-from simgpu.scenario.load import make_scenario
-from simgpu.scenario.model import PolicyChoice, PolicyEntry, Scenario
-from simgpu.simulation import task_graph
+from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.run import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
-from simgpu.trace.sparsity.generator import with_sparsity
-from simgpu.trace.zoo.modelled import build_trace
 from simgpu.units import format_bytes
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.sparsity.generator import with_sparsity
 from tests.semantics.networks import network
 
 # Three layers whose maps have 100, 200 and 300 bytes: nothing moved is all of them, a kernel touches some of them.
@@ -117,7 +117,7 @@ def test_a_long_trace_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     most, _ = needs(SMALL)
     monkeypatch.setattr("simgpu.experiments.advice._MOST_KERNELS", len(SMALL.kernels) - 1)
     assert steps(scenario(most - 1, "none"))[0] == (
-        f"another policy (simgpu policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
+        f"another policy (simgpu list policies); a trace of {len(SMALL.kernels)} kernels is too long to try them here"
     )
 
 
@@ -171,8 +171,8 @@ def test_a_budget_below_what_the_node_has() -> None:
             "simgpu zoo 1",
             "a smaller batch: simgpu zoo build squeezenet --batch 32, all else as before",
         ),
-        (64, "my-net", "simgpu zoo 1", "a smaller batch: trace.at_batch(32) in Python, which models it"),
-        (64, "vgg16", "simgpu record 1", "a smaller batch: trace.at_batch(32) in Python, which models it"),
+        (64, "my-net", "simgpu zoo 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python, which models it"),
+        (64, "vgg16", "simgpu record 1", "a smaller batch: simgpu.at_batch(trace, 32) in Python, which models it"),
         (1, "vgg16", "simgpu zoo 1", None),
     ],
 )

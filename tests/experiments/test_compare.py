@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments.compare import Comparison, compare
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.vdnn import Vdnn
-from simgpu.scenario.load import load_scenario
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Origin

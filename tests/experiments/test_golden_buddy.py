@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pytest_regressions.data_regression import DataRegressionFixture
 
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import study_tables
-from simgpu.scenario.load_study import load_study
 from tests.experiments.claims import claims
 
 __all__ = ["claims"]

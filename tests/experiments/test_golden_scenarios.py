@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from simgpu.scenario.catalogue import shipped_scenarios
-from simgpu.scenario.load import load_scenario
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.testing.timing_regression import TimingRegression
 
 

@@ -1,4 +1,4 @@
-"""`least_memory` is what ``simgpu bound`` prints, in one call."""
+"""`least_memory` is what ``simgpu memory-bound`` prints, in one call."""
 
 import json
 

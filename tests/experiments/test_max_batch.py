@@ -12,17 +12,18 @@ import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.largest_batch import MaxBatch
 from simgpu.experiments.max_batch import max_batch
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.scenario.load import load_scenario
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Origin, Trace
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 
 LINK = LinkSpec("PCIe", 10**10, 10**10)
 #: One sample: feature maps of 100, 200 and 300 bytes, all held until backward.
@@ -36,7 +37,7 @@ def node(memory: int, **gpu: Any) -> NodeSpec:
 
 def fitting(trace: Trace, policy: str, batch: int, **settings: Any) -> bool:
     try:
-        simulate(trace.at_batch(batch), GPU, policy, **settings)
+        simulate(at_batch(trace, batch), GPU, policy, **settings)
     except OutOfMemoryError:
         return False
     return True
@@ -141,7 +142,7 @@ def test_the_recommended_batch_is_the_largest_that_is_nearly_as_fast_as_any(keep
 
 
 def test_the_recommended_batch_does_not_depend_on_the_batch_of_the_trace() -> None:
-    found = [max_batch(CHAIN.at_batch(batch), node(10_000), ["vdnn"]).found[0] for batch in (1, 3, 7)]
+    found = [max_batch(at_batch(CHAIN, batch), node(10_000), ["vdnn"]).found[0] for batch in (1, 3, 7)]
     assert len({each.speeds for each in found}) == 1
 
 

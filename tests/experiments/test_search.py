@@ -12,13 +12,13 @@ import pytest
 
 import simgpu
 from simgpu.errors import InputError
-from simgpu.evaluate.columns import AWAY_AT, BACK_AT
-from simgpu.evaluate.evaluator import DOES_NOT_FIT, Costs, Evaluator
-from simgpu.evaluate.options import Decisions, Option
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import write_searches
 from simgpu.hardware.spec import NodeSpec
+from simgpu.planning.columns import AWAY_AT, BACK_AT
+from simgpu.planning.evaluator import DOES_NOT_FIT, Costs, Evaluator
+from simgpu.planning.options import Decisions, Option
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.home import Home
@@ -29,11 +29,11 @@ from simgpu.policies.superneurons import SuperNeurons
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.simulation import planning, simulate
+from simgpu.simulation.run import planning, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
 
 #: Of which random placements fit some, so that a search has something to do.
 BUDGET = 1_150_000_000

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.training import train
 from simgpu.hardware.nodes import load_node
-from simgpu.scenario.load_study import load_study
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import read_trace, write_trace
 from tests.cli.cli_helpers import simgpu
@@ -217,7 +217,7 @@ def test_it_ends_with_2_when_every_policy_refuses(path: Path) -> None:
 
 
 def test_scenarios_and_studies_are_listed_apart() -> None:
-    lines = simgpu("scenarios").stdout.splitlines()
+    lines = simgpu("list", "scenarios").stdout.splitlines()
     at = lines.index("studies: simgpu study NAME")
     assert any(line.startswith("quickstart ") for line in lines[:at])
     assert any(line.startswith("cswap-6a ") for line in lines[at:])

@@ -11,14 +11,15 @@ import pytest
 
 from simgpu.analysis.breakdown import PARTS
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import load_trace
+from simgpu.experiments.scenarios.load_study import load_study
+from simgpu.experiments.scenarios.modelled import ModelledTrace
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.hardware.nodes import load_node
-from simgpu.scenario.load import load_trace
-from simgpu.scenario.load_study import load_study
-from simgpu.scenario.modelled import ModelledTrace
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
+from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import simgpu
 
 #: In 580 MB AlexNet fits the largest batch by offloading alone; 1 MB is too little for any.
@@ -84,7 +85,7 @@ def test_a_recorded_trace_is_told_at_each_batch(result: StudyResult) -> None:
     node, recorded = load_node("v100", {"gpu.memory": "580 MB"}), load_trace("resnet20-cifar-cpu")
     assert recorded.info.batch == 32
     for batch in (32, 16):
-        expected = simulate(recorded.at_batch(batch), node, "none")
+        expected = simulate(at_batch(recorded, batch), node, "none")
         assert result.cells[f"recorded {batch}", "none"].iteration_ns == (expected.iteration_ns,)
     origins = [result.study.traces[f"recorded {batch}"].info.origin.value for batch in (32, 16)]
     assert origins == ["recorded", "modelled"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.experiments.scenarios.load_study import load_study
+from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.study import StudyResult
 from simgpu.experiments.study_measures import Cell
 from simgpu.experiments.study_tables import study_tables, table_notes
-from simgpu.scenario.load_study import load_study
-from simgpu.scenario.study import Study
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import AMOUNTS, memory_of
@@ -15,8 +16,7 @@ from simgpu.experiments.study_tables import failures, published_rows, study_tabl
 from simgpu.graph.bounds import lower_bound, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
-from simgpu.scenario.load_study import load_study
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 
 GB = 10**9
 SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}

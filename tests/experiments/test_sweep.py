@@ -16,11 +16,11 @@ from pytest_regressions.file_regression import FileRegressionFixture
 import simgpu
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments.processes import in_processes, in_this_process
+from simgpu.experiments.scenarios.load_sweep import load_sweep, make_sweep
 from simgpu.experiments.sweep import cluster, folder, point
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.point import died, run_point
 from simgpu.experiments.sweep.run import carry_out, run_sweep
-from simgpu.scenario.load_sweep import load_sweep, make_sweep
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from tests.experiments.sweeps import dies_at_0, dies_at_3, results, small_sweep

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from simgpu import codestate
-from simgpu.codestate import Code, own_code
 from simgpu.errors import InputError
 from simgpu.experiments.processes import in_this_process
+from simgpu.experiments.scenarios.load_sweep import make_sweep
 from simgpu.experiments.sweep import cluster, deciding
 from simgpu.experiments.sweep.point import run_point
 from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.io import codestate
+from simgpu.io.codestate import Code, own_code
 from simgpu.policies import registry
-from simgpu.scenario.load_sweep import make_sweep
 from tests.cli.cli_helpers import make_study
 from tests.experiments.sweeps import results, small_sweep
 from tests.policies.installed import command_with, write_distribution

@@ -13,8 +13,8 @@ from simgpu import load_node, load_scenario, load_trace
 from simgpu.errors import OutOfMemoryError
 from simgpu.explain.critical_path import Step, by_kind, critical_path
 from simgpu.hardware.spec import Duplex
-from simgpu.result import Result
-from simgpu.simulation import simulate
+from simgpu.simulation.result import Result
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind as K
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import nodes, traces

@@ -13,8 +13,8 @@ from simgpu.analysis.breakdown import Owner
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.losses import Loss, losses, lost
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.result import Result
-from simgpu.simulation import simulate
+from simgpu.simulation.result import Result
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind as K
 from simgpu.timeline.streams import is_compute
 from simgpu.trace.chain import chain

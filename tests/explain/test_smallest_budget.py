@@ -15,7 +15,7 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.policies.none import NoPolicy
 from simgpu.program.instructions import Program
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 
 LINK = LinkSpec("pcie", 10**10, 10**10)

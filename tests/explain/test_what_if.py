@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from simgpu import load_node, load_scenario
-from simgpu.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.answers import Answer, answer_rows
 from simgpu.explain.what_if import what_if, with_instant_codecs
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 
 QUICK = load_scenario("quickstart")
 

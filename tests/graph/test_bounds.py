@@ -25,9 +25,10 @@ from simgpu.hardware.nodes import load_node
 from simgpu.program.verify import check_kernels_fit
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
-from simgpu.trace.zoo.catalogue import build
-from simgpu.trace.zoo.footprint import all_at_once_bytes
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.catalogue import build
+from simgpu.workloads.footprint import all_at_once_bytes
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.graph.test_tdfg import LAYER
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
 from tests.semantics.random_traces import traces
@@ -39,7 +40,7 @@ LISTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12)
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
     """A graph that knows itself at other batch sizes."""
     whole = replace(trace, info=replace(trace.info, batch=batch))
-    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(whole.at_batch(size, K40))))
+    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(at_batch(whole, size, K40))))
 
 
 def padded(size: int, alignment: int) -> int:
@@ -150,7 +151,7 @@ def test_updating_all_weights_in_one_kernel_sets_the_bound_where_weights_leave()
 
 def test_an_iteration_that_cannot_be_told_at_one_sample_is_bounded_as_it_is():
     def refuses(batch: int) -> TaskGraph:
-        return TaskGraph.of(graph.trace.at_batch(0))
+        return TaskGraph.of(at_batch(graph.trace, 0))
 
     graph = replace(of_batch(chain([1, 2], [3, 4], [300, 600]), 3), rescaled=refuses)
     bounds = memory_bounds(graph)

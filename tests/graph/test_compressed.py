@@ -19,9 +19,18 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_algorithms, with_encodings
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
-from simgpu.tasks import task_graph
+from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
-from tests.buddy.compressible import buddy_node, buddy_nodes, compressible, entries, memory_of, told, without_buddy
+from simgpu.workloads.rescale import at_batch
+from tests.compression.buddy.compressible import (
+    buddy_node,
+    buddy_nodes,
+    compressible,
+    entries,
+    memory_of,
+    told,
+    without_buddy,
+)
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, trace
 from tests.semantics.random_traces import DrawnCosts, traces
 
@@ -234,5 +243,5 @@ def test_at_another_batch_memory_is_compressed_too(data: st.DataObject):
     on: NodeSpec = data.draw(buddy_nodes())
     batch = data.draw(st.integers(1, 12))
     made = training()
-    assert task_graph(made, on).at_batch(batch).sizes == task_graph(made.at_batch(batch), on).sizes
-    assert task_graph(made, on).at_batch(batch).durations == task_graph(made.at_batch(batch), on).durations
+    assert task_graph(made, on).at_batch(batch).sizes == task_graph(at_batch(made, batch), on).sizes
+    assert task_graph(made, on).at_batch(batch).durations == task_graph(at_batch(made, batch), on).durations

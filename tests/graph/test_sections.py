@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.sections import default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
-from simgpu.scenario.load import load_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
-from simgpu.trace.zoo.modelled import build_trace
 from simgpu.validation.folder import SHIPPED
 from simgpu.validation.harness.cases import SMALL_CASES
+from simgpu.workloads.modelled import build_trace
 from tests.policies.networks import Layer, network
 
 

@@ -19,10 +19,11 @@ from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.text import from_json, to_json
-from simgpu.simulation import task_graph
+from simgpu.simulation.run import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import BlockKind, Phase, Trace
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, node, trace
 from tests.semantics.random_traces import traces
 
@@ -95,7 +96,7 @@ def test_inputs_are_given_anew_and_outputs_let_go_of_in_each_round():
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 6), (2, [2] * 3), (4, [4, 2]), (6, [6])])
 def test_an_iteration_takes_its_rounds_and_the_optimizer_once(batch: int, sizes: list[int]):
     whole = training(6)
-    rounds = [sum(kernel.duration_ns for kernel in whole.at_batch(size).kernels[:2]) for size in sizes]
+    rounds = [sum(kernel.duration_ns for kernel in at_batch(whole, size).kernels[:2]) for size in sizes]
     result = simulate(whole, node(), Kept(batch))
     assert result.iteration_ns == sum(rounds) + 7 == result.graph.ideal_ns()
     assert result.steady
@@ -169,7 +170,7 @@ def test_vdnn_plus_is_vdnn_round_by_round(sub_batch: int, mode: str):
     blocks = tuple(replace(b, release="B1") if b.id == "x1" else b for b in made.blocks)
     whole = replace(made, info=replace(made.info, batch=6), blocks=blocks)
     times = [
-        simulate(whole.at_batch(size), node(), "vdnn", parameters={"mode": mode}).iteration_ns
+        simulate(at_batch(whole, size), node(), "vdnn", parameters={"mode": mode}).iteration_ns
         for size in (*(sub_batch for _ in range(6 // sub_batch)), *([6 % sub_batch] if 6 % sub_batch else []))
     ]
     parameters = {"sub_batch": sub_batch, "mode": mode, "algorithms": "recorded"}

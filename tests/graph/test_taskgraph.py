@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import BEFORE, Gap, TaskGraph
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import RELEASED_AT_END, Phase, Trace
 from tests.semantics.hand_made import block, graph, held, kernel, node
 from tests.semantics.random_traces import traces

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
-from simgpu.trace.recorder.machine.entry import (
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
+from simgpu.recorder.machine.entry import (
     DeviceFacts,
     HostFacts,
     architecture,
@@ -207,7 +207,7 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 )
 def test_the_command_refuses_before_it_measures(tmp_path: Path, name: str, options: list[str], expected: str) -> None:
     (tmp_path / "there.yaml").write_text("mine", encoding="utf-8")
-    done = simgpu("record-node", "-o", str(tmp_path / name), *options)
+    done = simgpu("validate", "node", "-o", str(tmp_path / name), *options)
     assert done.exit_code == 2
     assert expected in done.stderr
     assert (tmp_path / "there.yaml").read_text(encoding="utf-8") == "mine"
@@ -221,7 +221,7 @@ def test_the_command_writes_the_file_and_shows_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("simgpu.cli.record_node.record_node", stand_in)
     path = tmp_path / "desk.yaml"
     path.write_text("old", encoding="utf-8")
-    done = simgpu("record-node", "-o", str(path), "--force", "--sizes", "1 KiB, 2 KiB")
+    done = simgpu("validate", "node", "-o", str(path), "--force", "--sizes", "1 KiB, 2 KiB")
     assert done.exit_code == 0
     assert load_node(path).name == "desk"
     assert "Test GPU" in done.stdout

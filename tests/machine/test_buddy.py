@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simgpu.buddy.traffic import link_ns
+from simgpu.compression.buddy.traffic import link_ns
 from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand, Uncompressed
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
@@ -20,10 +20,10 @@ from simgpu.machine.run import run_program
 from simgpu.program.instructions import Acquire, CopyOut, Holding, Launch, Program, Release, Segment, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.tasks import task_graph
+from simgpu.simulation.tasks import task_graph
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import Kernel
-from tests.buddy.compressible import buddy_node, buddy_nodes, compressible, with_buddy
+from tests.compression.buddy.compressible import buddy_node, buddy_nodes, compressible, with_buddy
 from tests.semantics.hand_made import GB, graph, held, kernel, run, times
 from tests.semantics.networks import several
 from tests.semantics.random_traces import traces

@@ -18,8 +18,8 @@ from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
-from simgpu.tasks import task_graph
-from tests.buddy.compressible import buddy_nodes, compressible
+from simgpu.simulation.tasks import task_graph
+from tests.compression.buddy.compressible import buddy_nodes, compressible
 from tests.machine.buddy_machine import BuddyMachine
 from tests.machine.test_against_reference import KIND
 from tests.machine.test_buddy import shared

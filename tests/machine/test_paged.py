@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.analysis.breakdown import breakdown
-from simgpu.buddy.streams import Walk, seed_of, stream_of
+from simgpu.compression.buddy.streams import Walk, seed_of, stream_of
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec

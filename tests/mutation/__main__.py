@@ -75,7 +75,7 @@ def run(command: Sequence[str], tree: Path, expected: float) -> tuple[int | None
 def main() -> None:
     """The command in the docstring of this module."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("packages", nargs="+", help="folders or files below the root, such as simgpu/policies")
+    parser.add_argument("packages", nargs="+", help="folders or files below the root; a+b counts as one")
     parser.add_argument("--count", type=int, default=24, help="mutants to try (default: 24)")
     parser.add_argument("--seed", type=int, default=0, help="decides which are drawn (default: 0)")
     parser.add_argument(

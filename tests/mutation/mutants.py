@@ -184,10 +184,11 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 def drawn(packages: Sequence[str], seed: int, root: Path = ROOT) -> Iterator[Mutant]:
-    """Mutants of the files of each package in turn, in an order that the seed decides. Paths are relative to root."""
+    """Mutants of the files of each package in turn, in an order that the seed decides. Paths are relative to root;
+    ``simgpu/a+simgpu/b`` counts as one package."""
     ranked = []
     for package in packages:
-        files = sorted((root / package).rglob("*.py")) if (root / package).is_dir() else [root / package]
+        files = [file for part in package.split("+") for file in _files(root / part)]
         every, seen = [], Counter[str]()
         for file in files:
             for mutant in mutants_of(file.relative_to(root).as_posix(), file.read_bytes()):
@@ -203,6 +204,10 @@ def drawn(packages: Sequence[str], seed: int, root: Path = ROOT) -> Iterator[Mut
                 ranked.remove(each)
             else:
                 yield found
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def equivalents() -> dict[str, str]:

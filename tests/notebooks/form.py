@@ -1,8 +1,4 @@
-"""The form in which notebooks are kept: nothing but their cells.
-
-Lives here: that form. Does not live here: the check that all notebooks have it (`test_form`), or the command that gives
-it to them (`strip`).
-"""
+"""The form in which notebooks are kept: nothing but their cells."""
 
 import json
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simgpu.shipped import shipped_names
+from simgpu.io.shipped import shipped_names
 from tests.notebooks.form import METADATA, stripped
 
 FOLDER = Path(__file__).parents[2] / "notebooks"

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
@@ -35,8 +36,7 @@ from simgpu.policies.registry import describe, make_policy, policy_class
 from simgpu.program.instructions import Launch, Program, Provide, Space
 from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
-from simgpu.scenario.load import load_trace
-from simgpu.simulation import Result, simulate, task_graph
+from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import BlockKind, SparsitySample, Trace
 from simgpu.trace.stats import trace_stats

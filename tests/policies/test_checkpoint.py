@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import Section
 from simgpu.program.text import from_json, listing, to_json
-from simgpu.scenario.load import load_trace
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
 from tests.policies.twins import parts, peak, run, run_again, used, work

@@ -19,12 +19,13 @@ import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, MetadataCacheSpec, NodeSpec
-from simgpu.simulation import Result, simulate, task_graph
+from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.export import write_csv, write_memory_csv, write_perfetto
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, Trace
-from tests.buddy.compressible import (
+from simgpu.workloads.rescale import at_batch
+from tests.compression.buddy.compressible import (
     all_of,
     buddy_node,
     buddy_nodes,
@@ -213,7 +214,7 @@ def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exch
     trace = pattern(simgpu.load_trace("resnet20-cifar-cpu"))
     node = with_buddy(simgpu.load_node("k40-x4"), mostly_zero=False)
     together = simulate(trace, node, policy, gpus=2, exchange=exchange).metrics.compression
-    alone = simulate(trace.at_batch(trace.info.batch // 2), node, policy).metrics.compression
+    alone = simulate(at_batch(trace, trace.info.batch // 2), node, policy).metrics.compression
     assert together is not None
     assert alone is not None
     assert (together.ratio, together.drift, together.hit_rate) == (alone.ratio, alone.drift, alone.hit_rate)
@@ -226,7 +227,7 @@ def test_gpus_that_train_together_compress_as_one_of_them_does(policy: str, exch
 SCRIPT = """
 import hashlib, json, tempfile
 from pathlib import Path
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from tests.policies.test_compressed_nodes import POLICIES, many_sided, written
 made, nodes = many_sided()
 for node in nodes:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu.codecs.costs import NodeCosts
+from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import CdmaSpec, HostSpec, NodeSpec
+from simgpu.io.shipped import shipped_names
 from simgpu.policies.cswap import swapping_cost_ns
 from simgpu.policies.registry import make_policy
-from simgpu.scenario.load import load_trace
-from simgpu.shipped import shipped_names
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, Origin, SparsitySample, Trace

@@ -23,7 +23,7 @@ from simgpu.program.lowering import lower
 from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.residency import on_demand
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.cli.cli_helpers import make_study
 from tests.policies.contract import PLENTY, node_of

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import Action, Decisions, Option
 from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Action, Decisions, Option
+from simgpu.planning.search.enumeration import exhaustive
 from simgpu.policies.base import PlanContext
 from simgpu.policies.home import Home
-from simgpu.search.enumeration import exhaustive
-from simgpu.simulation import simulate, task_graph
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.policies.contract import PLENTY, node_of

@@ -11,14 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
-from simgpu.evaluate.options import Action, Decisions
 from simgpu.hardware.spec import Duplex, NodeSpec
+from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.planning.options import Action, Decisions
+from simgpu.planning.search.enumeration import exhaustive
+from simgpu.planning.search.swarm import Swarm
 from simgpu.policies.base import PlanContext
 from simgpu.policies.joint.policy import Joint
-from simgpu.search.enumeration import exhaustive
-from simgpu.search.swarm import Swarm
-from simgpu.simulation import simulate, task_graph
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import SparsitySample, Trace
 from tests.policies.contract import PLENTY, node_of

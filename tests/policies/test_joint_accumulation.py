@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from simgpu.policies.joint.accumulation import accumulate
 from simgpu.policies.none import NoPolicy
-from simgpu.simulation import Result, planning, simulate
+from simgpu.simulation.run import Result, planning, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Kernel, Origin, Phase, Trace
 from simgpu.units import format_bytes, format_time
+from simgpu.workloads.rescale import at_batch
 from tests.policies.contract import PLENTY, node_of
 
 FORWARD, BACKWARD, SIZES = [30, 10, 40, 10, 30, 10], [60, 20, 80, 20, 60, 20], [240, 160, 240, 160, 240, 160]
@@ -36,9 +37,9 @@ def peak(trace: Trace) -> int:
 def test_micro_batches_that_fit_are_suggested_with_time_and_peak():
     """Two halves, each as long as an iteration of half the batch, and as large: nothing has to leave."""
     trace = of_batch(8)
-    half = simulate(trace.at_batch(4), node_of(PLENTY), "none")
+    half = simulate(at_batch(trace, 4), node_of(PLENTY), "none")
     result = joint(trace, peak(trace) - 1)
-    cost = f"{format_time(2 * half.iteration_ns)}, peak {format_bytes(peak(trace.at_batch(4)))}"
+    cost = f"{format_time(2 * half.iteration_ns)}, peak {format_bytes(peak(at_batch(trace, 4)))}"
     assert note(result) == f"gradient accumulation, 2 micro-batches (vdnn+(sub_batch=4, mode=dynamic)): {cost}"
 
 
@@ -54,7 +55,7 @@ def test_more_micro_batches_where_fewer_have_to_offload():
     """Six maps of 240 B: half a batch keeps 720 B, which 600 B do not hold, a quarter 360 B."""
     made = chain(FORWARD, BACKWARD, [240] * 6)
     trace = replace(made, info=replace(made.info, batch=8))
-    assert (peak(trace), peak(trace.at_batch(4)), peak(trace.at_batch(2))) == (1440, 720, 360)
+    assert (peak(trace), peak(at_batch(trace, 4)), peak(at_batch(trace, 2))) == (1440, 720, 360)
     assert "4 micro-batches (vdnn+(sub_batch=2, mode=dynamic))" in note(joint(trace, 600))
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_trace
+from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
-from simgpu.scenario.load import load_trace
-from simgpu.scenario.load_study import load_study
-from simgpu.shipped import shipped_names
-from simgpu.simulation import simulate, task_graph
+from simgpu.io.shipped import shipped_names
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.model import Trace
+from simgpu.workloads.rescale import at_batch
 
 RIVALS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("none", {}),
@@ -37,7 +38,7 @@ NETWORKS = ("MobileNet", "Plain20", "SqueezeNet", "VGG16", "ResNet", "InceptionV
 
 @cache
 def network(name: str) -> Trace:
-    return load_study("home-table-2").traces[name].at_batch(64)
+    return at_batch(load_study("home-table-2").traces[name], 64)
 
 
 def budget_of(trace: Trace, node: NodeSpec, share: float) -> int:

@@ -16,7 +16,7 @@ from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.policies.modnn.policy import Modnn, Plan
-from simgpu.simulation import Result, simulate, task_graph
+from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.model import AlgorithmChoice, Phase, Trace
 from tests.semantics.random_traces import nodes, traces
 

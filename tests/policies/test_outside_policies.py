@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.policies import registry
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.cli.cli_helpers import make_study
 from tests.policies.contract import PLENTY, PolicyContract, node_of
@@ -51,7 +51,7 @@ def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
     assert names == [*(name for name in registry.policy_names() if name != "largest"), "largest"]
-    alone = command_with(installed, arguments=["policies", "largest"], cwd=tmp_path).stdout
+    alone = command_with(installed, arguments=["list", "policies", "largest"], cwd=tmp_path).stdout
     assert "swap the largest feature maps out in their longest gap" in alone
     assert "how many feature maps are swapped" in alone and "default 1" in alone
 
@@ -88,7 +88,7 @@ def test_its_own_refusals_reach_the_user(installed, tmp_path):
 
 
 def test_without_the_package_there_is_no_such_policy(tmp_path):
-    done = command_with(arguments=["policies", "largest"], cwd=tmp_path)
+    done = command_with(arguments=["list", "policies", "largest"], cwd=tmp_path)
     assert done.returncode == 2
     assert "unknown policy 'largest'" in done.stderr
 
@@ -176,7 +176,7 @@ def test_the_command_line_says_what_is_broken_and_runs_the_rest(strange, tmp_pat
     assert "Traceback" not in broken.stderr
     others = command_with(strange, arguments=["compare", study], cwd=tmp_path)
     assert others.returncode == 0, others.stderr
-    shown = command_with(strange, arguments=["policies", "vdnn"], cwd=tmp_path)
+    shown = command_with(strange, arguments=["list", "policies", "vdnn"], cwd=tmp_path)
     assert shown.returncode == 0 and "Rhu et al." in shown.stdout
 
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from simgpu.evaluate.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, with_encodings
+from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.policies.placing import placement_of, program_of, told
 from simgpu.program.instructions import COMPUTE, D2H, Acquire, CopyOut, Encode, Launch
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.verify import verify
 from simgpu.trace.chain import chain
-from tests.evaluate.evaluated import Case, cases
+from tests.planning.evaluated import Case, cases
 from tests.semantics.random_traces import DrawnCosts
 
 many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)

@@ -9,8 +9,8 @@ import pytest
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.simulation import Result, simulate
-from simgpu.trace.importers import import_trace
+from simgpu.importers import import_trace
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import RELEASED_AT_END, Trace
 from simgpu.trace.stats import trace_stats
 

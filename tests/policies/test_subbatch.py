@@ -18,7 +18,8 @@ from simgpu.policies.subbatch import SubBatch, rounded_down, select_sub_batch
 from simgpu.policies.window import window_bytes
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, Origin, Trace
-from simgpu.trace.zoo.modelled import build_trace
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.rescale import at_batch
 from tests.semantics.hand_made import graph, held, kernel
 
 GPU = GpuSpec("bench", 10**12)
@@ -29,7 +30,7 @@ GB = 10**9
 def of_batch(trace: Trace, batch: int) -> TaskGraph:
     """A graph that knows itself at other batch sizes."""
     whole = replace(trace, info=replace(trace.info, batch=batch))
-    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(whole.at_batch(size, K40))))
+    return replace(TaskGraph.of(whole), rescaled=cache(lambda size: TaskGraph.of(at_batch(whole, size, K40))))
 
 
 def selected(tasks: TaskGraph, budget: int, **more) -> SubBatch:
@@ -39,7 +40,7 @@ def selected(tasks: TaskGraph, budget: int, **more) -> SubBatch:
 @cache
 def network(name: str, batch: int, framework: str = "fused") -> TaskGraph:
     trace = build_trace(name, batch=batch, gpu=K40, framework=framework, optimizer="plain-sgd")
-    return replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(trace.at_batch(size, K40))))
+    return replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(at_batch(trace, size, K40))))
 
 
 def with_workspace(batch: int, bytes_at: Callable[[int], int]) -> TaskGraph:
@@ -113,7 +114,7 @@ def test_a_network_in_its_sub_batch_fits_by_its_own_profile(name: str, batch: in
 def test_sizes_are_those_of_the_iteration_at_that_batch():
     """The search scales the blocks itself; the workspaces aside it must come to what the rescaled iteration has."""
     trace = build_trace("resnet34", batch=96, gpu=K40, framework="fused", workspace_limit=0)
-    tasks = replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(trace.at_batch(size, K40))))
+    tasks = replace(TaskGraph.of(trace), rescaled=cache(lambda size: TaskGraph.of(at_batch(trace, size, K40))))
     for size in (64, 32, 4):
         need = window_bytes(Tdfg.of(tasks.at_batch(size), 512))
         gpu = replace(K40, alignment=512)

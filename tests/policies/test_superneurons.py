@@ -9,14 +9,14 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from simgpu.evaluate.options import Action, Decisions
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
+from simgpu.importers import import_trace
+from simgpu.planning.options import Action, Decisions
 from simgpu.policies.base import PlanContext
 from simgpu.policies.superneurons import SuperNeurons
-from simgpu.simulation import simulate
-from simgpu.trace.importers import import_trace
+from simgpu.simulation.run import simulate
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.purity import purity
 from tests.policies.contract import PLENTY, node_of

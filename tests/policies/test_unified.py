@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import from_json, listing, to_json
-from simgpu.scenario.load import load_trace
-from simgpu.simulation import Result, simulate, task_graph
+from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from tests.policies.contract import Parameters, PolicyContract

@@ -10,7 +10,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.vdnn import offloading, place
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from tests.policies.contract import PLENTY, node_of, trace_of

@@ -11,7 +11,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms
 from simgpu.policies.vdnn import Vdnn, offloading
 from simgpu.program.instructions import Program
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import AlgorithmChoice, Phase, Trace
 from tests.policies.contract import Fixed, context_of, node_of
 from tests.policies.networks import straight, with_choices

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simgpu.errors import ProgramError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.machine.run import run_program
@@ -25,7 +26,6 @@ from simgpu.program.instructions import (
 )
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.program.verify import verify
-from simgpu.scenario.load import load_trace
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from tests.policies.networks import NETWORKS

@@ -15,7 +15,7 @@ from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec, SwitchSpec
 from simgpu.machine.run import run_program
-from simgpu.parallel import DataParallel, priced
+from simgpu.program.data_parallel import DataParallel, priced
 from simgpu.program.instructions import (
     Acquire,
     Await,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from simgpu.recorder import record
 from simgpu.trace.model import Block, Kernel, Trace
-from simgpu.trace.recorder import record
 
 
 def plain_sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -16,11 +16,11 @@ from torch import nn
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import with_algorithms
+from simgpu.recorder import algorithms, record
+from simgpu.recorder.algorithms import settings
+from simgpu.recorder.scratch import ProfiledScratch, framework_peak
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.recorder import algorithms, record
-from simgpu.trace.recorder.algorithms import settings
-from simgpu.trace.recorder.scratch import ProfiledScratch, framework_peak
 from tests.recorder.small_models import named, plain_sgd, summed
 
 _CHANNELS, _SIDE = 5, 16

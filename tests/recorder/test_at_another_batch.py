@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
+from simgpu.recorder import record
 from simgpu.trace.check import check_trace
-from simgpu.trace.recorder import record
+from simgpu.workloads.rescale import at_batch
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from simgpu.trace.recorder import record
 )
 def test_it_has_the_same_blocks_and_algorithms_and_nearly_the_same_time(model: str, batch: int, other: int) -> None:
     """Kernels that are given a block for its shape alone, or read a part of it, are taken to read it all: under 1%."""
-    rescaled = record(model, batch=batch, gpu="v100").at_batch(other)
+    rescaled = at_batch(record(model, batch=batch, gpu="v100"), other)
     made = record(model, batch=other, gpu="v100")
     assert check_trace(rescaled) == []
     assert dict(rescaled.block_by_id) == dict(made.block_by_id)

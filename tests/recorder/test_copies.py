@@ -14,10 +14,10 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
-from simgpu.trace.recorder.clocks import HostClock
-from simgpu.trace.recorder.machine.bandwidth import Way, measure
-from simgpu.trace.recorder.machine.cuda_copies import TorchCopies, copy_engines, open_device
-from simgpu.trace.recorder.machine.entry import record_node
+from simgpu.recorder.clocks import HostClock
+from simgpu.recorder.machine.bandwidth import Way, measure
+from simgpu.recorder.machine.cuda_copies import TorchCopies, copy_engines, open_device
+from simgpu.recorder.machine.entry import record_node
 
 _CPU = torch.device("cpu")
 

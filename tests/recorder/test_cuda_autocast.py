@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from simgpu.errors import InputError
+from simgpu.recorder import record
+from simgpu.recorder.modelled.cuda_autocast import POLICIES, autocast_as_on_gpu, listed
+from simgpu.recorder.modelled.operations import work_of
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.modelled.cuda_autocast import POLICIES, autocast_as_on_gpu, listed
-from simgpu.trace.recorder.modelled.operations import work_of
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, only, plain_sgd, record_module
 

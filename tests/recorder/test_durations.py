@@ -13,18 +13,18 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 
+from simgpu.recorder import record
+from simgpu.recorder.assemble import assemble
+from simgpu.recorder.clocks import CudaClock
+from simgpu.recorder.iteration import run_iteration
+from simgpu.recorder.layers import LayerTracker
+from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.notes import KernelNote
+from simgpu.recorder.scratch import CudaScratch
+from simgpu.recorder.structure import StructurePass
+from simgpu.recorder.workload import Workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Origin, Phase, TraceInfo
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.assemble import assemble
-from simgpu.trace.recorder.clocks import CudaClock
-from simgpu.trace.recorder.iteration import run_iteration
-from simgpu.trace.recorder.layers import LayerTracker
-from simgpu.trace.recorder.ledger import Ledger
-from simgpu.trace.recorder.notes import KernelNote
-from simgpu.trace.recorder.scratch import CudaScratch
-from simgpu.trace.recorder.structure import StructurePass
-from simgpu.trace.recorder.workload import Workload
 from tests.recorder.small_models import named, plain_sgd, summed
 
 _WAIT_NS = 20_000_000

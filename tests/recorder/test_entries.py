@@ -18,18 +18,18 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import simgpu as package
-from simgpu.codecs.costs import NodeCosts
-from simgpu.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
-from simgpu.codecs.recording import entries_in, sizes_in
+from simgpu.compression.codecs.costs import NodeCosts
+from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
+from simgpu.compression.codecs.recording import entries_in, sizes_in
 from simgpu.errors import InputError
+from simgpu.recorder import record
+from simgpu.recorder.contents import Values
+from simgpu.recorder.training import train
+from simgpu.recorder.workload import Workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.epochs import epochs_of, sizes_at
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.contents import Values
-from simgpu.trace.recorder.training import train
-from simgpu.trace.recorder.workload import Workload
 from tests.cli.cli_helpers import simgpu
 from tests.recorder.small_models import named, summed
 

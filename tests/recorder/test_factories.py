@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder import record
+from simgpu.recorder.workload import Workload
 from tests.recorder.small_models import summed
 
 _SOURCE = """

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
+from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
 from simgpu.trace.folder import read_trace
-from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
 from tests.cli.cli_helpers import simgpu
 
 _SOURCE = """

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from simgpu.recorder import record
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Phase
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.workload import Workload
 
 _WIDTH = 8
 _SUMS = ("aten::add", "aten::add_")

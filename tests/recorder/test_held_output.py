@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from simgpu.cli import main
+from simgpu.recorder import record
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import OutputLife, Trace
-from simgpu.trace.recorder import record
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import plain_sgd
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
+from simgpu.recorder import record
 from simgpu.trace.model import Block, BlockKind, Trace
-from simgpu.trace.recorder import record
 from tests.cli.cli_helpers import simgpu
 from tests.recorder.small_models import kernels, summed
 

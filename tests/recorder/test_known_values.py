@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
+from simgpu.recorder import record
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import record
 from tests.recorder.small_models import kernels, named, record_module, summed
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 
-from simgpu.trace.recorder import BUILT_IN_MODELS, record
-from simgpu.trace.recorder.large_models import gpt2_small, resnet50, vgg16
-from simgpu.trace.recorder.workload import Workload, find_factory
+from simgpu.recorder import BUILT_IN_MODELS, record
+from simgpu.recorder.large_models import gpt2_small, resnet50, vgg16
+from simgpu.recorder.workload import Workload, find_factory
 from tests.recorder.variants import SMALLER
 
 LAYERS = {

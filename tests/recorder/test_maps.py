@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 import simgpu as package
-from simgpu.codecs.costs import NodeCosts
-from simgpu.codecs.layouts import LAYOUTS, in_layout
-from simgpu.codecs.measure import load_array
-from simgpu.codecs.patterns import modelled_bytes
-from simgpu.codecs.recording import sizes_in
-from simgpu.codecs.registry import make_codec
-from simgpu.codecs.sizes import compressed_bytes
+from simgpu.compression.codecs.costs import NodeCosts
+from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
+from simgpu.compression.codecs.measure import load_array
+from simgpu.compression.codecs.patterns import modelled_bytes
+from simgpu.compression.codecs.recording import sizes_in
+from simgpu.compression.codecs.registry import make_codec
+from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
+from simgpu.recorder import record
+from simgpu.recorder.maps import array_of, file_names
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.maps import array_of, file_names
 from tests.cli.cli_helpers import simgpu
 from tests.recorder.small_models import named, plain_sgd, summed
 
@@ -129,7 +129,7 @@ def test_kept_maps_are_those_of_the_recorded_step(digits: tuple[Trace, Path]) ->
     files = file_names([block.id for block in blocks])
     assert {file.name for file in maps.iterdir()} == set(files)
     assert all(np.load(maps / file).shape == block.shape for file, block in zip(files, blocks, strict=True))
-    done = simgpu("codec", "measure", maps / files[0], "--codec", "zvc")
+    done = simgpu("compression", "measure", maps / files[0], "--codec", "zvc")
     assert done.exit_code == 0, done.stderr
 
 

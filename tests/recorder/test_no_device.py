@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from simgpu.cli import main
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
+from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
+from simgpu.recorder.modelled.session import ModelledSession
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, SavedTensor, Trace
-from simgpu.trace.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
-from simgpu.trace.recorder.modelled.session import ModelledSession
-from simgpu.trace.timemodel.operation import Operation
+from simgpu.workloads.timemodel.operation import Operation
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, summed
 from tests.recorder.variants import small

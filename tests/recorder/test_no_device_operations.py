@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.trace.recorder.modelled.operations import Work, work_of
-from simgpu.trace.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.recorder.modelled.operations import Work, work_of
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 
 class _Works(TorchDispatchMode):

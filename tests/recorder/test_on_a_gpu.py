@@ -10,11 +10,11 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 import torch
 
+from simgpu.recorder import record
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Origin, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.workload import find_factory, make_workload
 from tests.recorder.live_bytes import live_bytes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")

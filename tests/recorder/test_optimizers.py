@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
+from simgpu.recorder import BUILT_IN_OPTIMIZERS, record
+from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import BUILT_IN_OPTIMIZERS, record
-from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
 from tests.recorder.small_models import named, record_module, summed
 
 _WEIGHTS = 6 * 4 + 4

@@ -13,10 +13,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from simgpu.recorder import BUILT_IN_MODELS, record
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.trace.check import check_trace
-from simgpu.trace.recorder import BUILT_IN_MODELS, record
-from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.workload import find_factory, make_workload
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.variants import small
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.photos import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
-from simgpu.trace.recorder.words import VOCABULARY, sentences
+from simgpu.recorder import record
+from simgpu.recorder.photos import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
+from simgpu.recorder.words import VOCABULARY, sentences
 from tests.recorder.small_models import plain_sgd
 
 

@@ -13,13 +13,14 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from simgpu.recorder import record
+from simgpu.recorder.notes import SavedNote
+from simgpu.recorder.saved import note_saved
+from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.notes import SavedNote
-from simgpu.trace.recorder.saved import note_saved
-from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
+from simgpu.workloads.rescale import at_batch
 from tests.recorder.small_models import block, named, record_module, summed
 from tests.recorder.variants import SMALLER, small
 
@@ -206,7 +207,7 @@ def test_looking_changes_no_lifetime_and_nothing_else(monkeypatch: pytest.Monkey
         return record("resnet20", batch=2, repetitions=1, warmup=1, date="2026-01-01")
 
     looked = made()
-    monkeypatch.setattr("simgpu.trace.recorder.session.note_saved", lambda *_, **__: [])
+    monkeypatch.setattr("simgpu.recorder.session.note_saved", lambda *_, **__: [])
     plain = made()
     assert looked.saved and not plain.saved
     assert (looked.blocks, looked.sparsity, looked.info) == (plain.blocks, plain.sparsity, plain.info)
@@ -224,7 +225,7 @@ def test_weights_statistics_and_random_numbers_are_left_as_they_were(monkeypatch
         assert all(parameter.grad is None for parameter in workload.module.parameters())
         return found
 
-    monkeypatch.setattr("simgpu.trace.recorder.session.note_saved", compared)
+    monkeypatch.setattr("simgpu.recorder.session.note_saved", compared)
     trace = record_module(
         lambda: named(fc=nn.Linear(4, 4), bn=nn.BatchNorm1d(4), drop=nn.Dropout(0.5)), torch.randn(8, 4)
     )
@@ -272,7 +273,7 @@ def test_saved_tensors_come_back_from_a_folder_and_grow_with_the_batch(tmp_path:
     trace = record(SMALLER["gpt2-small"], batch=2, repetitions=1, warmup=1)
     write_trace(trace, tmp_path / "gpt")
     assert read_trace(tmp_path / "gpt") == trace
-    doubled = trace.at_batch(4)
+    doubled = at_batch(trace, 4)
     assert check_trace(doubled) == []
     again = record(SMALLER["gpt2-small"], batch=4, repetitions=1, warmup=1)
     assert doubled.saved == again.saved

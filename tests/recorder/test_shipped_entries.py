@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.trace.check import check_trace
-from simgpu.trace.compressibility.entries import entries_of, histograms, mean_ratio
+from simgpu.trace.entries import entries_of, histograms, mean_ratio
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Origin, Trace

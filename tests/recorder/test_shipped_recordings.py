@@ -11,7 +11,7 @@ import pytest
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Origin, OutputLife, Trace
-from simgpu.trace.sparsity.generator import mean_sparsity
+from simgpu.workloads.sparsity.generator import mean_sparsity
 
 TRACES = Path(__file__).parents[2] / "traces"
 #: Convolutions as (input channels, output channels, output side): what the papers' tables say.

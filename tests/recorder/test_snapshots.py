@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
+from simgpu.recorder import record
+from simgpu.recorder.maps import file_names
+from simgpu.recorder.snapshots import spread_over
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import RELEASED_AT_END, Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.maps import file_names
-from simgpu.trace.recorder.snapshots import spread_over
 from tests.cli.cli_helpers import simgpu
 from tests.recorder.test_entries import residual, still
 

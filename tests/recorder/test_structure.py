@@ -13,9 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from simgpu.recorder import record
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.trace.recorder import record
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, record_module
 
 IMAGES = torch.randn(2, 3, 8, 8)

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from simgpu.errors import InputError, MissingExtraError
+from simgpu.recorder import record
+from simgpu.recorder.training import train
+from simgpu.recorder.workload import Workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.training import train
-from simgpu.trace.recorder.workload import Workload
 from tests.recorder.small_models import named, plain_sgd, summed
 
 _EPOCHS = 4

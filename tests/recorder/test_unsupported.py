@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
+from simgpu.recorder import record
 from tests.recorder.small_models import named, summed
 
 # PyTorch's own code behind torch.compile still uses torch.jit, which it has deprecated itself.
@@ -100,7 +100,7 @@ _COMPILED = """
 import torch
 from torch import nn
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
+from simgpu.recorder import record
 
 @torch.compile
 def function(x):
@@ -197,7 +197,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
+from simgpu.recorder import record
 
 def net():
     return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8))

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.trace.recorder import BUILT_IN_MODELS, record
+from simgpu.recorder import BUILT_IN_MODELS, record
 
 
 def test_importing_the_recorder_and_listing_its_models_does_not_import_torch() -> None:
     code = (
-        "import sys; from simgpu.trace.recorder import BUILT_IN_MODELS, record; "
+        "import sys; from simgpu.recorder import BUILT_IN_MODELS, record; "
         "assert 'vgg11' in BUILT_IN_MODELS and all(BUILT_IN_MODELS.values()); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

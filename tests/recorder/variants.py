@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from simgpu.trace.recorder import BUILT_IN_MODELS
-from simgpu.trace.recorder.large_models import gpt2_small, resnet50, vgg16
+from simgpu.recorder import BUILT_IN_MODELS
+from simgpu.recorder.large_models import gpt2_small, resnet50, vgg16
 
 #: The large ones, narrower or on smaller data; the same layers.
 SMALLER: Mapping[str, Callable[..., Any]] = {

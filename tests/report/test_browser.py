@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from simgpu.experiments.compare import Comparison, compare
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.report.recorded import recorded_from
 from simgpu.report.writing import write_recorded, write_report
-from simgpu.scenario.load import load_scenario
 from simgpu.timeline.model import Timeline
 from simgpu.units import format_time
 from tests.report.runs import CHAIN, NASTY, NODE, huge, renamed

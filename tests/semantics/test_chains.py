@@ -17,7 +17,7 @@ from simgpu.policies.cswap import swapping_cost_ns
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.verify import verify
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.semantics.hand_made import GB, node
 from tests.semantics.random_traces import DrawnCosts

@@ -7,7 +7,7 @@ import pytest
 from simgpu.errors import ProgramError
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel, node, run, times
 

@@ -8,7 +8,7 @@ from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.program.instructions import COMPUTE, D2H, Acquire, Await, Launch, Release, Signal, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times, trace

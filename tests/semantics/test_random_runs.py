@@ -14,7 +14,7 @@ from simgpu.policies.base import PlanContext, Policy
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import nodes, placements, traces

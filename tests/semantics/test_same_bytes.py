@@ -11,7 +11,7 @@ SCRIPT = """
 import hashlib, json, sys, tempfile
 from dataclasses import replace
 from pathlib import Path
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.export import write_csv, write_memory_csv, write_perfetto
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice

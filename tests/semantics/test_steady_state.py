@@ -8,7 +8,7 @@ import simpy
 from simgpu.program.instructions import COMPUTE, D2H, Acquire, Await, CopyOut, Launch, Provide, Release, Signal, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END

@@ -13,14 +13,14 @@ import pytest
 
 import simgpu.testing
 from simgpu.experiments.regression.store import read_timings
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from tests.experiments.regression.kept import CHAIN, node
 
 pytest_plugins = ["pytester"]
 
 MODULE = """
     from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-    from simgpu.simulation import simulate
+    from simgpu.simulation.run import simulate
     from simgpu.trace.chain import chain
 
     LINK = LinkSpec("PCIe", 10**10, 10**10)

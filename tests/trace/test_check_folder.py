@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from simgpu.buddy.snapshots import take_snapshots
-from simgpu.buddy.stored import save_entries
+from simgpu.compression.buddy.snapshots import take_snapshots
+from simgpu.compression.buddy.stored import save_entries
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import CompressedSize
 from tests.cli.cli_helpers import simgpu

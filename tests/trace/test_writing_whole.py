@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.whole import whole_file, whole_folder
+from simgpu.io.atomic import whole_file, whole_folder
 
 
 def nothing_foreign(_: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder.workload import Workload
 
 #: For each kind what may be checkpointed.
 BLOCKS = {"pictures": ["first", "second", "classifier"], "residual": ["one", "two"], "tokens": ["0", "1"]}

@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder import record
+from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent

@@ -21,7 +21,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder.workload import find_factory, make_workload
+from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.validation.folder import read_recording, write_recording
 from simgpu.validation.harness import CasePlan, Recorded, conditions, machine, record_cases, session
 from simgpu.validation.harness.shortage import shortage

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 import torch
 
-from simgpu.trace.recorder.machine.bandwidth import Way
+from simgpu.recorder.machine.bandwidth import Way
 from simgpu.validation.devices import DeviceFacts, open_device
 from simgpu.validation.harness.machine import both_at_once, measure_machine
 

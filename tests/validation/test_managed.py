@@ -15,8 +15,8 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from simgpu.errors import InputError
-from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.managed import managed
 from simgpu.validation.measured import MeasuredKind, Method

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder.workload import Workload
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent, WorkerThread
 from simgpu.validation.managed import managed

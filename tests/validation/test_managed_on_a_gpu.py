@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder.workload import Workload
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.managed import managed
 from simgpu.validation.measured import Method

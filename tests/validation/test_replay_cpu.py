@@ -14,7 +14,7 @@ from simgpu.errors import InputError
 from simgpu.experiments.compare import compare
 from simgpu.experiments.outputs import write_outputs
 from simgpu.hardware.spec import NodeSpec
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.units import BYTE_UNITS, TIME_UNITS
 from simgpu.validation.devices import open_device

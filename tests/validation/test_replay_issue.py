@@ -21,7 +21,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Decode, Encode, Launch, Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.validation.measured import MeasuredKind
 from simgpu.validation.replay.issue import Issued, Limits, issue

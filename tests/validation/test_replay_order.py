@@ -19,7 +19,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Segment, Signal, Space
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain

@@ -11,7 +11,7 @@ from simgpu.validation.folder import load_recording, shipped_recordings
 from simgpu.validation.measured import Method
 from tests.cli.cli_helpers import simgpu
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "simgpu" / "validation" / "README.md"
 
 
 def test_a_recording_ships() -> None:

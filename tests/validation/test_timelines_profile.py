@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.trace.importers import import_trace
+from simgpu.importers import import_trace
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.calls import calls_of
 from simgpu.validation.timelines.matching import match

@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from simgpu.errors import InputError
+from simgpu.recorder import record
+from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.workload import Workload, find_factory, make_workload
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.managed import Managed, managed
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method

@@ -19,12 +19,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 import torch
 
+from simgpu.recorder import record
+from simgpu.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.recorder.session import own_random_state
+from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
-from simgpu.trace.recorder.session import own_random_state
-from simgpu.trace.recorder.workload import find_factory, make_workload
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.devices import open_device
 from simgpu.validation.harness.steps import run_method

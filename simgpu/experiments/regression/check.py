@@ -1,8 +1,4 @@
-"""Scenarios against what a folder keeps of them: what `simgpu check` does.
-
-Lives here: which folder is whose, and what is read before anything runs. Does not live here: comparing
-(`simgpu.experiments.regression.difference`), or files (`simgpu.experiments.regression.store`).
-"""
+"""Scenarios against what a folder keeps of them: what `simgpu check` does."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from simgpu.experiments.regression.timings import Timings, timings_of
 from simgpu.experiments.regression.tolerances import Tolerance, read_tolerances
 
 if TYPE_CHECKING:
-    from simgpu.scenario.model import Scenario
+    from simgpu.experiments.scenarios.model import Scenario
 
 #: Of a check: `same` also within tolerances. Of an update: what became of the stored timings.
 Verdict = Literal["same", "differs", "not stored", "new", "changed", "replaced"]

@@ -1,8 +1,4 @@
-"""What differs between timings that are kept and those of now, and whether it counts.
-
-Lives here: `compare_timings` and its answer. Does not live here: where timelines part
-(`simgpu.experiments.regression.divergence`), or how it is told (`simgpu.experiments.regression.words`).
-"""
+"""What differs between timings that are kept and those of now, and whether it counts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Where two timelines part: the first event that differs.
 
-Lives here: what counts as first. Does not live here: whether that matters
-(`simgpu.experiments.regression.difference`), or how it is told (`simgpu.experiments.regression.words`).
-
 Streams are gone through one by one, event by event, up to the first that differs. Of these, the one counts at which
 the two histories part earliest: at the earlier of the two ends where only the end differs (and of a wait what is known
 when it ends, what was waited for), otherwise at the earlier start. A wait that begins before the kernel that it waits

@@ -1,8 +1,5 @@
 """A timeline as a small file, and back: gzipped CSV in which every row tells its time from the row before.
 
-Lives here: the format. Does not live here: which folder it lies in (`simgpu.experiments.regression.store`), or the
-CSV of a run with absolute times (`simgpu.timeline.export`).
-
     iteration, gpu, stream, kind, name, bytes, cause   as in a run's timeline.csv
     after_ns                                           start, from the start of the row before (of the first: from 0)
     takes_ns                                           from start to end
@@ -20,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.textfile import read_gzip_text
+from simgpu.io.text_files import read_gzip_text
 from simgpu.timeline.model import Span, SpanKind
 from simgpu.timeline.streams import StreamId
 

@@ -1,10 +1,7 @@
 """Kept timings on disk: a folder that is written whole or not at all, and read back strictly.
 
-Lives here: which file holds what. Does not live here: what is kept (`simgpu.experiments.regression.timings`), or the
-form of a timeline (`simgpu.experiments.regression.events`).
-
-    timings.json         what was run, and each policy's values or why it has none, in an order that never changes
-    <policy>.csv.gz      a policy's timeline, all iterations
+timings.json         what was run, and each policy's values or why it has none, in an order that never changes
+<policy>.csv.gz      a policy's timeline, all iterations
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import folder_names
 from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
-from simgpu.filemodel import FileModel, validate
-from simgpu.jsonfile import read_json
-from simgpu.whole import whole_folder
+from simgpu.io.atomic import whole_folder
+from simgpu.io.json_files import read_json
+from simgpu.io.schema import FileModel, validate
 
 TIMINGS = "timings.json"
 _SCHEMA = "simgpu.timings/1"

@@ -1,8 +1,4 @@
-"""What is kept of runs so that later ones can be compared with it, as plain values.
-
-Lives here: `Timings` and how they are taken from results. Does not live here: files
-(`simgpu.experiments.regression.store`), or comparing (`simgpu.experiments.regression.difference`).
-"""
+"""What is kept of runs so that later ones can be compared with it, as plain values."""
 
 from __future__ import annotations
 
@@ -12,18 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from simgpu import __version__
 from simgpu.analysis.breakdown import Breakdown, CopyTime
 from simgpu.analysis.compression import Compression
-from simgpu.analysis.labels import plain_parameters
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import Comparison, Run, compare
-from simgpu.result import Result
+from simgpu.policies.labels import plain_parameters
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
+from simgpu.version import __version__
 
 if TYPE_CHECKING:
-    from simgpu.scenario.model import Scenario
+    from simgpu.experiments.scenarios.model import Scenario
 
 Number = int | float | None
 Outcome = Literal["ran", "out of memory", "refused"]

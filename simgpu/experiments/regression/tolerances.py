@@ -1,8 +1,5 @@
 """By how much a value may differ from the one that is kept before it counts as a difference.
 
-Lives here: `Tolerance`, how it is written, and the file in which tolerances are kept. Does not live here: comparing
-(`simgpu.experiments.regression.difference`).
-
     schema: simgpu.tolerances/1
     tolerances:
       iteration_ns: 1%               # of the kept value
@@ -28,9 +25,9 @@ from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.regression.timings import Number, units
-from simgpu.filemodel import FileModel, validate
+from simgpu.io.schema import FileModel, validate
+from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time, spelled
-from simgpu.yamlfile import read_yaml_mapping
 
 TOLERANCES = "tolerances.yaml"
 _SCHEMA = "simgpu.tolerances/1"

@@ -1,8 +1,4 @@
-"""A difference of timings told to a person, in lines of at most 76 columns: whoever shows them may indent them.
-
-Lives here: which lines there are and in which words. Does not live here: what differs
-(`simgpu.experiments.regression.difference`), or colours (the command line's).
-"""
+"""A difference of timings told to a person, in lines of at most 76 columns: whoever shows them may indent them."""
 
 from __future__ import annotations
 

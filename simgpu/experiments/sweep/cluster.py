@@ -1,7 +1,6 @@
 """Points on a Dask cluster: the same rows as on this machine, made on others.
 
-Lives here: giving points to a cluster's workers, and the check that these have what this machine has. Does not live
-here: running a point (`simgpu.experiments.sweep.point`). Imports distributed, the extra `dask`, when it is used.
+Imports distributed, the extra `dask`, when it is used.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from simgpu import __version__
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.experiments.processes import AHEAD
 from simgpu.experiments.sweep.deciding import deciding, reasons
 from simgpu.experiments.sweep.point import PointRows, Work, died, run_point
+from simgpu.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from simgpu.scenario.sweep import Points, Sweep
+    from simgpu.experiments.scenarios.sweep import Points, Sweep
 
 _DIED = "the workers that ran it died: the system may have ended them for lack of memory"
 _PATIENCE = "20s"
@@ -102,7 +101,7 @@ def _checked(client: Any, shared: Shared) -> int:
         import pickle
 
         try:
-            from simgpu import __version__
+            from simgpu.version import __version__
         except ImportError:
             return "", {}, {}
         try:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simgpu.codestate import COMMON, LOADED_NS, interpreter, own_code, versions
 from simgpu.errors import InputError
-from simgpu.filemodel import path_steps
+from simgpu.io.codestate import COMMON, LOADED_NS, interpreter, own_code, versions
+from simgpu.io.schema import path_steps
 from simgpu.policies.registry import outside_code, policy_class, policy_names
 
 if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.sweep.point import PointRows
-    from simgpu.scenario.sweep import Sweep
 
 #: In place of a digest: files were written to after the process loaded them, so what it ran is not known.
 EDITED = "edited while in use"

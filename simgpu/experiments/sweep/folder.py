@@ -1,11 +1,8 @@
 """The folder of a sweep's results: what it is of, whether it may be gone on with, and the files of a finished one.
 
-Lives here: which file holds what. Does not live here: the database (`simgpu.experiments.sweep.store`), or the tables
-(`simgpu.experiments.sweep.table`).
-
-    points.sqlite                   finished points, as they finish; what a stopped sweep goes on from
-    results.csv, results.parquet    one row a point and policy, once all points are finished
-    sweep.json                      what was swept, and what became of it
+points.sqlite                   finished points, as they finish; what a stopped sweep goes on from
+results.csv, results.parquet    one row a point and policy, once all points are finished
+sweep.json                      what was swept, and what became of it
 """
 
 from __future__ import annotations
@@ -18,17 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simgpu import __version__
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import check_folder
 from simgpu.experiments.sweep.damage import identity_fault
 from simgpu.experiments.sweep.deciding import reasons
 from simgpu.experiments.sweep.store import FILE, Store, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
-from simgpu.whole import unwritable, whole_file
+from simgpu.io.atomic import unwritable, whole_file
+from simgpu.version import __version__
 
 if TYPE_CHECKING:
-    from simgpu.scenario.sweep import Sweep
+    from simgpu.experiments.scenarios.sweep import Sweep
 
 CSV, PARQUET, REPORT = "results.csv", "results.parquet", "sweep.json"
 SCHEMA = "simgpu.sweep/1"

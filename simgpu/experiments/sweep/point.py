@@ -1,8 +1,4 @@
-"""One point of a sweep, run under its policies: rows of plain data, whatever becomes of it.
-
-Lives here: `run_point`. Does not live here: which points run where (`simgpu.experiments.processes`,
-`simgpu.experiments.sweep.cluster`), or how rows become a table (`simgpu.experiments.sweep.table`).
-"""
+"""One point of a sweep, run under its policies: rows of plain data, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.experiments.compare import made_policy
-from simgpu.simulation import Result, simulate
+from simgpu.policies.labels import policy_label
+from simgpu.simulation.run import Result, simulate
 
 if TYPE_CHECKING:
-    from simgpu.scenario.model import Scenario
-    from simgpu.scenario.sweep import Points
+    from simgpu.experiments.scenarios.model import Scenario
+    from simgpu.experiments.scenarios.sweep import Points
 
 OK, OUT_OF_MEMORY, REFUSED, ERROR = OUTCOMES = "ok", "out of memory", "refused", "error"
 

@@ -1,8 +1,4 @@
-"""A sweep, run from where it stands to its end.
-
-Lives here: `run_sweep` and its answer. Does not live here: who runs a point (`processes`, `cluster`), where it is kept
-(`store`), and what the folder holds (`folder`), all beside this module.
-"""
+"""A sweep, run from where it stands to its end."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from distributed import Client
 
-    from simgpu.scenario.sweep import Sweep
+    from simgpu.experiments.scenarios.sweep import Sweep
 
 #: Told how many points are finished, and of how many.
 Progress = Callable[[int, int], None]
@@ -105,7 +101,7 @@ def run_sweep(
     Raises `InputError` for a folder that holds something else or is in use, and for a cluster that cannot be used;
     `MissingExtraError` for a cluster without distributed. What is wrong with single points stands in their rows.
 
-    >>> from simgpu.scenario.load_sweep import load_sweep
+    >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
     >>> result = run_sweep(load_sweep("memory-sweep", {"sweep.grid.budget": ["32 MiB"], "iterations": 1}))
     >>> result.counts
     {'ok': 4, 'out of memory': 4, 'refused': 0, 'error': 0}

@@ -1,8 +1,4 @@
-"""The first rows of a sweep as texts, for people.
-
-Lives here: which rows and which of their numbers are shown. Does not live here: looks (the command line's), or the
-whole table (`simgpu.experiments.sweep.table`).
-"""
+"""The first rows of a sweep as texts, for people."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from simgpu.scenario.sweep import Sweep
+    from simgpu.experiments.scenarios.sweep import Sweep
 
 #: So many rows are shown; a table of more says little.
 SHOWN = 40
@@ -31,7 +27,7 @@ def shown_rows(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[tuple[st
 def point_text(sweep: Sweep, point: int) -> str:
     """What a point gives, in the order of the axes.
 
-    >>> from simgpu.scenario.load_sweep import load_sweep
+    >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
     >>> point_text(load_sweep("memory-sweep"), 0)
     '16 MiB, 1 GB/s, 1 GB/s'
     """

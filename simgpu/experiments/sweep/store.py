@@ -1,8 +1,4 @@
-"""Finished points on disk: a database that a kill at any moment leaves whole.
-
-Lives here: `Store`, one SQLite file that one process at a time has open. Does not live here: what a row means, or the
-tables made of them (`simgpu.experiments.sweep.table`).
-"""
+"""Finished points on disk: a database that a kill at any moment leaves whole."""
 
 from __future__ import annotations
 
@@ -17,9 +13,9 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.experiments.sweep.damage import decided_fault, rows_fault
 from simgpu.experiments.sweep.point import PointRows
-from simgpu.inputfile import first_bytes, require_regular
-from simgpu.jsonfile import parse_json
-from simgpu.whole import unwritable
+from simgpu.io.atomic import unwritable
+from simgpu.io.input_files import first_bytes, require_regular
+from simgpu.io.json_files import parse_json
 
 FILE = "points.sqlite"
 #: Says of a SQLite file that it is one of these ("simg").

@@ -1,8 +1,4 @@
-"""The rows of a sweep as one table, streamed: its columns, and the files CSV and Parquet.
-
-Lives here: which columns there are and of what kind, and writing them row by row in the order of the points. Does not
-live here: what a row says (`point`), or where rows are kept (`store`), both beside this module.
-"""
+"""The rows of a sweep as one table, streamed: its columns, and the files CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from simgpu.whole import whole_file
+from simgpu.io.atomic import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simgpu.scenario.sweep import Sweep
+    from simgpu.experiments.scenarios.sweep import Sweep
 
 Kind = Literal["int", "float", "bool", "text"]
 Kept = Iterable[tuple[int, list[dict[str, Any]]]]

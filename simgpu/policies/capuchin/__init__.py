@@ -1,11 +1,5 @@
 """Capuchin (Peng et al., ASPLOS 2020): swap or recompute, tensor by tensor, by what one measured iteration shows.
 
-Lives here: the iteration that is measured, in which blocks are swapped on demand (`passive`), what it tells about the
-accesses of every block (`accesses`), what is then known of each feature map (`candidates`), the decisions as published
-(`hybrid`), and the guided iteration that comes of them (`published`); HOME's own version of it (`rebuilt`); and the
-policy that offers both (`policy`). Does not live here: which blocks can be made again (`simgpu.graph.recompute`), or
-how decisions are carried out (`simgpu.program`).
-
 Capuchin's own paper was not at hand. What these modules say of it comes from HOME (TC 2022, sections 2.3, 4.1 and 4.2)
 and from public summaries and re-implementations of the paper: the review at bodunhu.com ("Paper Review - Capuchin"),
 readers' notes that follow its sections 4 and 5, and the re-implementation in the repository GIS-PuppetMaster/tinyflow

@@ -1,8 +1,5 @@
 """What the measured iteration of Capuchin tells: when every block is accessed, and when memory is at its peak.
 
-Lives here: running the iteration in passive mode, and its times. Does not live here: its program (`passive`), or what
-is made of the times (`hybrid`).
-
 Public summaries agree that an access is noted with its time at the start and at the end of each computation. That the
 times leave out the stalls of swapping on demand, so that they are those of an iteration with enough memory, is told by
 a re-implementation alone (tinyflow takes the time of evictions off its clock).

@@ -1,7 +1,5 @@
 """What Capuchin's measured iteration makes of each feature map: a candidate to leave, with its times.
 
-Lives here: from accesses, ancestry and link to `Candidate`s. Does not live here: choosing among them (`hybrid`).
-
 Candidates are accessed more than once, and their gap covers a moment at which memory does not suffice (public summaries
 say: an access in the period of peak memory). They are the feature maps of HOME's view (`simgpu.graph.feature_maps`);
 Capuchin's tensors are finer in number, not in kind. A source must still be there at the back access: a block whose last

@@ -1,8 +1,5 @@
 """The hybrid policy of Capuchin as published: swap what can be swapped unseen, else swap or recompute, what costs less.
 
-Lives here: the decisions, as pure functions of what is known of each feature map. Does not live here: where that
-knowledge comes from (`candidates`), or running anything (`published`).
-
 Told alike by public summaries and re-implementations (see the package):
 
 * Swap time = bytes / bandwidth. Free time FT = (back access - swap in) - (evicted access + swap out): how long a block

@@ -1,7 +1,5 @@
 """Passive mode of Capuchin: an iteration in which blocks leave and come back on demand only.
 
-Lives here: the program of that iteration. Does not live here: what is measured in it (`accesses`).
-
 Public summaries agree that the first iteration runs like this: where memory cannot be had, tensors are taken from the
 list of accesses and evicted to the host; an access to an evicted tensor fails and brings it back. The accesses of an
 iteration are the same every time, so the planner can follow them and write down what would happen.

@@ -1,8 +1,5 @@
 """`capuchin`: swap or recompute each feature map by measured accesses, after Peng et al., ASPLOS 2020.
 
-Lives here: the policy and its parameters. Does not live here: its two versions, as HOME rebuilt it for its comparison
-(`simgpu.policies.capuchin.rebuilt`) and as published (`simgpu.policies.capuchin.published`).
-
 Capuchin's own paper was not at hand. Of the version `home`, HOME (TC 2022) tells in sections 2.3, 4.1, 4.2 and 5.3
 that it is greedy, decides from the first tensor to the current one, and swaps asynchronously; the rest are readings,
 told in its module. The version `published` follows public summaries and re-implementations (named in the package):

@@ -1,8 +1,5 @@
 """Capuchin as published: one measured iteration, decisions by it, and triggers that runs move.
 
-Lives here: what follows what, and what is tried. Does not live here: the measured iteration (`accesses`), the decisions
-(`hybrid`).
-
 Readings of what public summaries leave open. Capuchin itself would go on in passive mode wherever memory falls short
 in a guided iteration; a program cannot change its mind on the way, so runs tell beforehand:
 

@@ -1,7 +1,5 @@
 """Capuchin as HOME rebuilt it for its comparison: feature maps in forward order, each by what it costs so far.
 
-Lives here: those decisions. Does not live here: the cost (`simgpu.evaluate`), or Capuchin's own decisions (`hybrid`).
-
 HOME says of it (sections 2.3, 4.1, 4.2 and 5.3): a greedy algorithm that swaps asynchronously and searches the best
 performance for the tensors from the first to the current one, whatever becomes of those that follow. Readings:
 
@@ -19,11 +17,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import KEEP, RECOMPUTE, SWAP, Action, Decisions
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions
 from simgpu.policies.base import PlanContext
 from simgpu.policies.placing import Chosen, Vector, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.vdnn import require_one_stream

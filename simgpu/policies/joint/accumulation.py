@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from simgpu.analysis.labels import policy_label
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.bounds import first_reason
 from simgpu.policies.base import PlanContext
+from simgpu.policies.labels import policy_label
 from simgpu.policies.modnn.policy import Modnn
 from simgpu.policies.shortlist import Tried, run_of
 from simgpu.policies.vdnnplus import VdnnPlus
@@ -36,7 +36,7 @@ def accumulate(context: PlanContext) -> Accumulated | str:
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.policies.none import NoPolicy
-    >>> from simgpu.simulation import planning
+    >>> from simgpu.simulation.run import planning
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
     >>> accumulate(planning(chain([5, 7], [10, 14], [100, 200]), node, NoPolicy()))

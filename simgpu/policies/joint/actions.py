@@ -1,17 +1,14 @@
-"""What `joint` may do with a feature map beyond HOME's three actions: fetch it at other moments, or encode it.
-
-Lives here: those options. Does not live here: choosing among them (`simgpu.policies.joint.exploring`).
-"""
+"""What `joint` may do with a feature map beyond HOME's three actions: fetch it at other moments, or encode it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from simgpu.errors import InputError
-from simgpu.evaluate.options import SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.graph.encodings import Encoding, EncodingCosts
 from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning.options import SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.policies.base import PlanContext
 from simgpu.policies.cswap import CODECS, SwappingExecutor, executor_of, known_codecs
 from simgpu.policies.sparse import sparse_swaps

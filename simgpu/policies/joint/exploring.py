@@ -1,7 +1,5 @@
 """The search of `joint`: descents from several placements, then random changes of the best one.
 
-Lives here: which search from where, and for how long. Does not live here: the searches (`simgpu.search`).
-
 Where there are few enough placements, all of them are scored, so the best is found. Otherwise every start is improved
 by exchanges of one decision and of two; the best of what comes of them is then changed at random in a few decisions at
 a time, as long as evaluations are left, and improved again where that helped.
@@ -15,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from simgpu.search.enumeration import exhaustive
-from simgpu.search.exchange import descend, shuffled_pairs
-from simgpu.search.space import Score
+from simgpu.planning.search.enumeration import exhaustive
+from simgpu.planning.search.exchange import descend, shuffled_pairs
+from simgpu.planning.search.space import Score
 
 #: So many placements are all tried.
 ALL = 1 << 18

@@ -1,8 +1,4 @@
-"""Both lower bounds on the time of an iteration, and which of them holds for a program.
-
-Lives here: `bounds_of`, and the words of all who print a distance to a bound. Does not live here: the bounds
-(`simgpu.evaluate.bound`, `simgpu.evaluate.wide_bound`).
-"""
+"""Both lower bounds on the time of an iteration, and which of them holds for a program."""
 
 from __future__ import annotations
 
@@ -10,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from simgpu.evaluate.bound import Bound, lower_bound, quick_bound
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import Decisions
-from simgpu.evaluate.wide_bound import wide_bound
 from simgpu.graph.transforms import WithEncodings
+from simgpu.planning.bound import Bound, lower_bound, quick_bound
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.planning.wide_bound import wide_bound
 from simgpu.program.instructions import (
     COMPUTE,
     Acquire,
@@ -88,7 +84,7 @@ def is_bounded(program: Program) -> bool:
 def moves_feature_maps_alone(program: Program, decisions: Decisions, count: int) -> bool:
     """Whether a program moves, drops and makes again the feature maps of the decisions alone, each in its own gap.
 
-    Then `simgpu.evaluate.bound` holds for it, which proves more. count: blocks of the graph; those from there on are
+    Then `simgpu.planning.bound` holds for it, which proves more. count: blocks of the graph; those from there on are
     encoded forms. What a program does elsewhere than in its compute stream's order is not looked into: it counts as
     moving more.
     """

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from simgpu.evaluate.evaluator import DOES_NOT_FIT, Evaluator
-from simgpu.evaluate.options import Decisions
+from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.planning.search.space import Score
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.capuchin.rebuilt import first_to_current
@@ -48,7 +49,6 @@ from simgpu.policies.superneurons import SuperNeurons
 from simgpu.policies.vdnn import Vdnn, require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
-from simgpu.search.space import Score
 from simgpu.units import format_time
 
 #: Policies whose programs are tried beside what the search finds; the search does not start from them.

@@ -1,8 +1,4 @@
-"""Which algorithm a convolution runs by (moDNN, section 5.2.3, equation 10).
-
-Lives here: the gain of an algorithm. Does not live here: what its workspace pushes out of memory
-(`simgpu.policies.modnn.memory`).
-"""
+"""Which algorithm a convolution runs by (moDNN, section 5.2.3, equation 10)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The two streams of moDNN, Stream_C and Stream_D, with the times at which everything on them is predicted to happen.
 
-Lives here: code as it is written, clocks, and only those synchronisations that are needed (section 5.2.1). Does not
-live here: what is written (`simgpu.policies.modnn.schedule`).
-
 A point is a place of a stream to which the other may refer, at once or any time later; it becomes a signal when the
 other first waits for it. Since streams run in order, having heard of a point is having heard of all before it.
 """

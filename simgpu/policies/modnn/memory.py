@@ -1,7 +1,6 @@
 """The device memory as the planner sees it, and which blocks to move out of the way.
 
-Lives here: where data blocks are, and offloading schemes (moDNN, sections 3.3 and 5.2.1). Does not live here: when
-anything moves (`simgpu.policies.modnn.schedule`). Addresses come from the very pool that the machine runs.
+Addresses come from the very pool that the machine runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget.
-
-Lives here: the policy and its parameters. Does not live here: algorithm 1 and its parts (beside this file), or
-partitioning the batch (`simgpu.policies.partition`).
-"""
+"""`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget."""
 
 from __future__ import annotations
 

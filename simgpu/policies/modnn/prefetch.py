@@ -1,8 +1,4 @@
-"""When to prefetch, and whether it is of use (moDNN, section 5.2.2).
-
-Lives here: equation 9, and the prediction of defragmentation. Does not live here: the transfers themselves
-(`simgpu.policies.modnn.schedule`).
-"""
+"""When to prefetch, and whether it is of use (moDNN, section 5.2.2)."""
 
 from __future__ import annotations
 

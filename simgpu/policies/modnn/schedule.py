@@ -1,7 +1,7 @@
 """Algorithm 1 of moDNN: the schedule of one round, task by task, with the time at which everything happens.
 
-Lives here: the flow. Its parts are beside this file: offloading schemes and addresses (`memory`), when to prefetch
-(`prefetch`), the gain of an algorithm (`algorithms`), the two streams and their clocks (`lanes`).
+Its parts are beside this file: offloading schemes and addresses (`memory`), when to prefetch (`prefetch`), the gain of
+an algorithm (`algorithms`), the two streams and their clocks (`lanes`).
 
 Readings of what the paper leaves open:
 

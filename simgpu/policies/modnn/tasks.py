@@ -1,7 +1,6 @@
 """What the tasks of one round need, as algorithm 1 asks for it.
 
-Lives here: inputs, outputs, next uses and sizes of the data blocks that come and go. Does not live here: where they
-are at any time (`simgpu.policies.modnn.memory`). Tasks are numbered from 0 within their round.
+Tasks are numbered from 0 within their round.
 """
 
 from __future__ import annotations

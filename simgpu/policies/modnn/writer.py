@@ -1,7 +1,4 @@
-"""The program that a schedule stands for.
-
-Lives here: turning the steps of both streams into instructions. Does not live here: any decision.
-"""
+"""The program that a schedule stands for."""
 
 from __future__ import annotations
 

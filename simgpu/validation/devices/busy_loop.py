@@ -1,7 +1,4 @@
-"""Keeping a core busy for a given time without keeping other threads from running.
-
-Lives here: `BusyLoop`. Does not live here: when it runs (`cpu_streams`).
-"""
+"""Keeping a core busy for a given time without keeping other threads from running."""
 
 from __future__ import annotations
 

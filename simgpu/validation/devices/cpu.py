@@ -1,7 +1,7 @@
 """The CPU build of PyTorch as a device: the calling thread computes, other threads copy.
 
-Lives here: `CpuDevice`. Device memory is what PyTorch allocates; host memory are buffers that NumPy allocates, so that
-the two are told apart although they are of one kind. Does not live here: the threads (`cpu_streams`).
+Device memory is what PyTorch allocates; host memory are buffers that NumPy allocates, so that the two are told apart
+although they are of one kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from simgpu.trace.recorder.environment import device_name
+from simgpu.recorder.environment import device_name
 from simgpu.validation.devices.busy_loop import BusyLoop
 from simgpu.validation.devices.cpu_memory import profiled_peak
 from simgpu.validation.devices.cpu_streams import CallingThread, WorkerThread

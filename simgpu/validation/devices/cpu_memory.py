@@ -1,8 +1,4 @@
-"""How much device memory a CPU holds at most while something runs.
-
-Lives here: counting from PyTorch's memory profiler, which intercepts no operator and so changes none. Does not live
-here: host buffers, which PyTorch's allocator never sees (`cpu`).
-"""
+"""How much device memory a CPU holds at most while something runs."""
 
 from __future__ import annotations
 

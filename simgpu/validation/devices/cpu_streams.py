@@ -1,7 +1,4 @@
-"""Streams of a CPU: the calling thread computes, a thread for each other stream copies.
-
-Lives here: both kinds of stream and their events. Does not live here: memory (`cpu`, `cpu_memory`).
-"""
+"""Streams of a CPU: the calling thread computes, a thread for each other stream copies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A CUDA device as PyTorch offers it.
 
-Lives here: streams, events, pinned buffers and the allocator's counts. Does not live here: how long a busy loop spins
-(`cuda_busy`). Every method is a few calls of `torch.cuda`, so that there is little to be wrong with where no GPU is.
+Every method is a few calls of `torch.cuda`, so that there is little to be wrong with where no GPU is.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from simgpu.trace.recorder.machine.cuda_copies import copy_engines
+from simgpu.recorder.machine.cuda_copies import copy_engines
 from simgpu.validation.devices.cuda_busy import SpinRate, calibrate
 from simgpu.validation.devices.device import CopySpan, DeviceFacts, Event, Peak, Stream
 

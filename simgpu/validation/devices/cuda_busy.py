@@ -1,7 +1,4 @@
-"""Keeping a CUDA stream busy for a given time.
-
-Lives here: PyTorch's spinning kernel, and how long it spins. Does not live here: streams and events (`cuda`).
-"""
+"""Keeping a CUDA stream busy for a given time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the harness asks of a device: streams that copy and keep busy, events, memory, and how much of it is held.
 
-Lives here: the protocols and their values. Does not live here: the devices themselves (`cuda`, `cpu`). Nothing here
-imports PyTorch.
+Nothing here imports PyTorch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`open_device`: a device by its name.
-
-Lives here: the choice. Does not live here: the devices, which are loaded only when asked for, because they import
-PyTorch.
-"""
+"""`open_device`: a device by its name."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ def open_device(name: str) -> Device:
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("a validation on a device", "torch", "record")
-    from simgpu.trace.recorder.environment import find_device
+    from simgpu.recorder.environment import find_device
 
     found = find_device(name, "validate")
     if found.type == "cpu":

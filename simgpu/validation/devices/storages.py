@@ -1,7 +1,4 @@
-"""Which storages there are: a set of them that keeps none alive, and all that are alive now.
-
-Lives here: storages as PyTorch's memory is counted and shared. Does not live here: bytes over time (`cpu_memory`).
-"""
+"""Which storages there are: a set of them that keeps none alive, and all that are alive now."""
 
 from __future__ import annotations
 

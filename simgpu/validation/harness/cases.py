@@ -1,8 +1,4 @@
-"""Which models are run at which batch sizes, and with which settings of the methods.
-
-Lives here: the sets, known without PyTorch. Does not live here: the models (`simgpu.trace.recorder.large_models`), or
-running them (`simgpu.validation.harness.session`).
-"""
+"""Which models are run at which batch sizes, and with which settings of the methods."""
 
 from __future__ import annotations
 

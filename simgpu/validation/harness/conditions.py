@@ -1,8 +1,4 @@
-"""Under which conditions a device is measured, and all cases are run.
-
-Lives here: what is changed of the process on a CPU, what is left as PyTorch has it, and telling both. Does not live
-here: measuring (`simgpu.validation.harness.machine`).
-"""
+"""Under which conditions a device is measured, and all cases are run."""
 
 from __future__ import annotations
 

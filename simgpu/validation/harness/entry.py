@@ -1,8 +1,4 @@
-"""`record_cases`: the one entry to the harness; imports PyTorch only when called.
-
-Lives here: checking what was asked for and what is there already, before anything runs; and keeping each case when it
-is done. Does not live here: running one (`simgpu.validation.harness.session`).
-"""
+"""`record_cases`: the one entry to the harness; imports PyTorch only when called."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Measuring a device and its link to the host.
-
-Lives here: what is run on a `Device`, and putting a `MeasuredMachine` together. Does not live here: the line through
-copies of several sizes (`simgpu.trace.recorder.machine.bandwidth`), or the devices (`simgpu.validation.devices`).
-"""
+"""Measuring a device and its link to the host."""
 
 from __future__ import annotations
 
@@ -15,13 +11,13 @@ from itertools import pairwise
 from statistics import median_low
 from typing import Any
 
-from simgpu import __version__
-from simgpu.trace.recorder.environment import processor_name
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES, Way, measure
+from simgpu.recorder.environment import processor_name
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, Way, measure
 from simgpu.units import TIME_UNITS
 from simgpu.validation.devices import Device, Stream
 from simgpu.validation.managed.save_on_cpu import host_waits_for_saving
 from simgpu.validation.measured import Copies, MeasuredMachine
+from simgpu.version import __version__
 
 DEFAULT_REPETITIONS = 20
 _WARM_UP = 3
@@ -73,7 +69,7 @@ def measure_machine(
 
 @dataclass(frozen=True)
 class _DeviceCopies:
-    """A device as `simgpu.trace.recorder.machine.bandwidth.measure` asks for it: a stream of its own each way."""
+    """A device as `simgpu.recorder.machine.bandwidth.measure` asks for it: a stream of its own each way."""
 
     device: Device
 

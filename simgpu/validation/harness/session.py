@@ -1,8 +1,4 @@
-"""Recording cases on a device, one after the other: the trace, and the runs under each method.
-
-Lives here: the order, what is emptied in between, and what becomes of a case that finds too little memory. Does not
-live here: what is asked for (`simgpu.validation.harness.entry`), or a run's steps (`simgpu.validation.harness.steps`).
-"""
+"""Recording cases on a device, one after the other: the trace, and the runs under each method."""
 
 from __future__ import annotations
 
@@ -14,11 +10,11 @@ from typing import Any
 
 import torch
 
+from simgpu.recorder import record
+from simgpu.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.recorder.session import own_random_state
+from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.trace.model import Trace
-from simgpu.trace.recorder import record
-from simgpu.trace.recorder.optimizers import find_optimizer, make_optimizer
-from simgpu.trace.recorder.session import own_random_state
-from simgpu.trace.recorder.workload import find_factory, make_workload
 from simgpu.validation.devices import Device
 from simgpu.validation.harness.cases import CasePlan
 from simgpu.validation.harness.conditions import give_back_freed

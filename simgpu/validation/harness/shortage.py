@@ -1,8 +1,4 @@
-"""Too little memory, told apart from whatever else may go wrong.
-
-Lives here: recognising it behind an exception, on the device and on the host. Does not live here: what becomes of the
-case (`simgpu.validation.harness.session`).
-"""
+"""Too little memory, told apart from whatever else may go wrong."""
 
 from __future__ import annotations
 

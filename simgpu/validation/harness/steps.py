@@ -1,8 +1,4 @@
-"""The steps of one model under one method: warmed up, timed, measured and watched.
-
-Lives here: the order of these. Does not live here: the methods (`simgpu.validation.managed`), or which cases there are
-(`simgpu.validation.harness.session`).
-"""
+"""The steps of one model under one method: warmed up, timed, measured and watched."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ from typing import Any
 
 import torch
 
-from simgpu.trace.recorder.session import no_garbage_collection
-from simgpu.trace.recorder.workload import Workload
+from simgpu.recorder.session import no_garbage_collection
+from simgpu.recorder.workload import Workload
 from simgpu.validation.devices import Device
 from simgpu.validation.managed import managed
 from simgpu.validation.measured import MeasuredRun, Method

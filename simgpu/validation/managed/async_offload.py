@@ -1,8 +1,5 @@
 """Asynchronous offload: saved blocks leave on a stream of their own and come back ahead of their use.
 
-Lives here: which saved tensors are offloaded, and when copies start and who waits for them. Does not live here: the
-blocks themselves (`offloaded_blocks`).
-
 A block is a storage, however many saved tensors lie in it. All memory is handed out in the order of the compute stream
 and compute waits for a block's copies before the block is let go; so no copy reads or writes memory that is somebody
 else's by then, and the allocator need not be told of the copy streams (``record_stream``).

@@ -1,7 +1,4 @@
-"""Activation checkpointing of chosen modules, by PyTorch itself.
-
-Lives here: putting `torch.utils.checkpoint` around modules for a while. Does not live here: what it does.
-"""
+"""Activation checkpointing of chosen modules, by PyTorch itself."""
 
 from __future__ import annotations
 

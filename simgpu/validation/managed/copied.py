@@ -1,7 +1,4 @@
-"""How many bytes went between device and host.
-
-Lives here: the counter of a managed run. Does not live here: when each copy was made (`Device.watch_copies`).
-"""
+"""How many bytes went between device and host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`managed`: the way into the four methods.
-
-Lives here: choosing one, and running an iteration under it. Does not live here: what each does to saved tensors
-(`checkpoint`, `save_on_cpu`, `async_offload`), which import PyTorch and are loaded when asked for.
-"""
+"""`managed`: the way into the four methods."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from simgpu.validation.measured import Method
 if TYPE_CHECKING:
     import torch
 
-    from simgpu.trace.recorder.workload import Workload
+    from simgpu.recorder.workload import Workload
 
 
 class Managed:
@@ -34,7 +30,7 @@ class Managed:
 
         Nothing waits for the device beyond what the method needs.
         """
-        from simgpu.trace.recorder.iteration import NoWatcher, run_iteration
+        from simgpu.recorder.iteration import NoWatcher, run_iteration
 
         with self._around():
             return run_iteration(self._workload, optimizer, NoWatcher())

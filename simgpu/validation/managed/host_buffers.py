@@ -1,7 +1,4 @@
-"""Host buffers that are used again: pinning memory anew for every copy would take longer than the copy.
-
-Lives here: handing them out and getting them back. Does not live here: what is copied.
-"""
+"""Host buffers that are used again: pinning memory anew for every copy would take longer than the copy."""
 
 from __future__ import annotations
 

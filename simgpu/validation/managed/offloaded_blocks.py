@@ -1,8 +1,4 @@
-"""One block of asynchronous offload: on its way out, on the host, or back.
-
-Lives here: the copies of a block and who waits for them. Does not live here: which blocks there are and when they move
-(`async_offload`).
-"""
+"""One block of asynchronous offload: on its way out, on the host, or back."""
 
 from __future__ import annotations
 

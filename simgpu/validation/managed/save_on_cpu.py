@@ -1,7 +1,4 @@
-"""Synchronous offload: PyTorch's `save_on_cpu`, and the same written out for a CPU.
-
-Lives here: both, with their bytes counted. Does not live here: asynchronous offload (`async_offload`).
-"""
+"""Synchronous offload: PyTorch's `save_on_cpu`, and the same written out for a CPU."""
 
 from __future__ import annotations
 

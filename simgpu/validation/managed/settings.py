@@ -1,7 +1,4 @@
-"""The settings of a method, in the words of its twin's parameters.
-
-Lives here: checking them. Does not live here: whether modules of those names are there (`checkpoint`).
-"""
+"""The settings of a method, in the words of its twin's parameters."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Issuing a program to a device: busy loops for kernels, real copies, real events, real memory.
 
-Lives here: `issue` and what it measured. Does not live here: the order (`simgpu.validation.replay.order`), memory
-(`simgpu.validation.replay.memory`), or the comparison with a simulated run (`simgpu.validation.replay.outcome`).
-
 One host thread issues everything; each stream of the program is a stream of the device.
 
 * Launch, Encode, Decode: a busy loop of the simulated duration. What the host's cores encode keeps a stream of its own

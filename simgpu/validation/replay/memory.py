@@ -1,8 +1,4 @@
-"""Real memory for blocks, never more at once than a limit.
-
-Lives here: `RealMemory`, which lets the host wait for releases that have not happened yet. Does not live here: in which
-order memory is asked for (`simgpu.validation.replay.order`), or the device (`simgpu.validation.devices`).
-"""
+"""Real memory for blocks, never more at once than a limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a program did on a real device beside what the machine says of it.
-
-Lives here: `Outcome` and its plain data. Does not live here: getting there (`simgpu.validation.replay.running`), or its
-words on a screen (`simgpu.validation.replay.words`).
-"""
+"""What a program did on a real device beside what the machine says of it."""
 
 from __future__ import annotations
 

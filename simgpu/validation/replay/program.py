@@ -1,8 +1,4 @@
-"""A program that was simulated, with all that is needed to run it again: from a policy's folder or from a result.
-
-Lives here: reading what `simgpu run SCENARIO -o DIR` wrote to ``DIR/<policy>/`` and ``DIR/report.json``, and saying
-why a program cannot be run on a real device. Does not live here: what those files hold (`simgpu.experiments.outputs`).
-"""
+"""A program that was simulated, with all that is needed to run it again: from a policy's folder or from a result."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from simgpu.experiments.outputs import PROGRAM, REPORT, REPORT_SCHEMA, TASKS, fo
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tasks_file import tasks_from_json
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
-from simgpu.inputfile import JSON_LIMIT
-from simgpu.jsonfile import read_json
+from simgpu.io.input_files import JSON_LIMIT
+from simgpu.io.json_files import read_json
+from simgpu.io.text_files import read_text
 from simgpu.machine.run import POOLS
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Program
 from simgpu.program.paging import Paged
 from simgpu.program.text import from_json
 from simgpu.program.verify import verify
-from simgpu.result import Result
-from simgpu.textfile import read_text
+from simgpu.simulation.result import Result
 from simgpu.trace.columns import BLOCKS, KERNELS, Table
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.tables import read_table

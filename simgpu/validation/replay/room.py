@@ -1,7 +1,4 @@
-"""Whether a program's blocks find room on a device and its host, told before anything is allocated.
-
-Lives here: how much memory is free, and the refusal. Does not live here: allocating (`simgpu.validation.replay.issue`).
-"""
+"""Whether a program's blocks find room on a device and its host, told before anything is allocated."""
 
 from __future__ import annotations
 

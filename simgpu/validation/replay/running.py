@@ -1,7 +1,5 @@
 """Replaying a program: measure the device's link, simulate the program on it once more, issue it, compare.
 
-Lives here: `replay`. Does not live here: any of these steps.
-
 The node that a program was simulated for is not the machine at hand. So the same program is simulated again, kernels as
 long as they were, on a link as fast as the one that was measured; what the device does is held to that. Where both
 directions are busy at once, the link is taken for full or half duplex, whichever is nearer to what was measured
@@ -19,8 +17,8 @@ from pathlib import Path
 from simgpu.hardware.spec import LinkSpec, NodeSpec
 from simgpu.machine.run import POOLS, run_program
 from simgpu.program.instructions import CopyIn, CopyOut
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.trace.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.units import BYTE_UNITS
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.devices import Device, open_device

@@ -1,8 +1,4 @@
-"""The words of a replay: where its numbers come from, and how far the machine is off.
-
-Lives here: facts and rows of a table. Does not live here: the numbers (`simgpu.validation.replay.outcome`), or how a
-terminal shows them (the command line's).
-"""
+"""The words of a replay: where its numbers come from, and how far the machine is off."""
 
 from __future__ import annotations
 

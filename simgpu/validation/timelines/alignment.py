@@ -1,7 +1,4 @@
-"""The longest order that two sequences share.
-
-Lives here: which places of the one answer to which of the other. Does not live here: what stands at them.
-"""
+"""The longest order that two sequences share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """A measured step beside a simulated iteration, stream by stream, and where they part.
 
-Lives here: which event of the one answers to which of the other, and `SideBySide`. Does not live here: how that is
-told (`words`), tables or figures.
-
 The simulated iteration is the last one. Compute is put side by side by operator, in order, copies of each way by
 their bytes, in order, whichever stream they ran on. Time counts from the first start of either.
 """
@@ -16,7 +13,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.result import Result
+from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.alignment import aligned

@@ -1,8 +1,4 @@
-"""Calls of operators: what the compute stream did, by the call that launched it.
-
-Lives here: putting spans together, and which operators do the same work. Does not live here: which kernel of a trace a
-call is (`matching`).
-"""
+"""Calls of operators: what the compute stream did, by the call that launched it."""
 
 from __future__ import annotations
 

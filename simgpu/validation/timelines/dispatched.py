@@ -1,8 +1,4 @@
-"""A step on the CPU, watched operator by operator with the host's clock.
-
-Lives here: the thinnest interception that can tell when operators ran. Does not live here: copies, which the device
-itself sees (`simgpu.validation.devices`), or what operators did to blocks (`simgpu.trace.recorder.structure`).
-"""
+"""A step on the CPU, watched operator by operator with the host's clock."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from simgpu.trace.recorder.operators import access, operator_name
+from simgpu.recorder.operators import access, operator_name
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.spans import copy_span, from_first_start
 

@@ -1,8 +1,5 @@
 """How long each expected kernel holds up its step, from what the device did in one.
 
-Lives here: a step's time dealt out to kernels. Does not live here: which call is which kernel (`matching`), or the
-trace that gets these times (`simgpu.validation.calibration`).
-
 A kernel's time is that of its call on the device and the gap behind it, until the next call that was expected begins.
 A call that nobody expected is part of such a gap. What lies before the first expected call is part of the last one's
 gap: steps follow one another. Where calls overlap, the common time is that of the one that began first.

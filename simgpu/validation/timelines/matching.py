@@ -1,8 +1,4 @@
-"""Which call of an operator on the device is which kernel that was expected.
-
-Lives here: calls and expected operators put side by side by their names, in order. Does not live here: what follows
-for times (`durations`), or for a simulated timeline (`beside`).
-"""
+"""Which call of an operator on the device is which kernel that was expected."""
 
 from __future__ import annotations
 

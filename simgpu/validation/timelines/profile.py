@@ -1,8 +1,4 @@
-"""What a GPU did in one step, from a profile of it.
-
-Lives here: a PyTorch profiler recording as spans. Does not live here: reading its events and attributing kernels to
-operators (`simgpu.trace.importers.kineto`), or making the recording (`profiled`).
-"""
+"""What a GPU did in one step, from a profile of it."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.trace.importers.kineto.attribution import Attribution
-from simgpu.trace.importers.kineto.iteration import iterations, launched_at
-from simgpu.trace.importers.kineto.profile import Kernel
+from simgpu.importers.kineto.attribution import Attribution
+from simgpu.importers.kineto.iteration import iterations, launched_at
+from simgpu.importers.kineto.profile import Kernel
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.calls import same_work
 from simgpu.validation.timelines.spans import copy_span, from_first_start

@@ -1,7 +1,4 @@
-"""A step on a CUDA device, watched by PyTorch's profiler.
-
-Lives here: running it and writing the recording to a file. Does not live here: what the recording says (`profile`).
-"""
+"""A step on a CUDA device, watched by PyTorch's profiler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a device did in one step, whichever kind of device it is.
-
-Lives here: which way a device is watched, and being sure of it before anything is timed. Does not live here: the ways
-(`profiled`, `dispatched`).
-"""
+"""What a device did in one step, whichever kind of device it is."""
 
 from __future__ import annotations
 

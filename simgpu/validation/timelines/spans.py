@@ -1,7 +1,4 @@
-"""Measured spans as all ways to measure make them: copies on the stream of their way, time from the first start.
-
-Does not live here: where they come from (`profile`, `dispatched`).
-"""
+"""Measured spans as all ways to measure make them: copies on the stream of their way, time from the first start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where timelines part, told to a person in a sentence or two.
-
-Lives here: the words. Does not live here: what is told (`matching`, `beside`).
-"""
+"""Where timelines part, told to a person in a sentence or two."""
 
 from __future__ import annotations
 

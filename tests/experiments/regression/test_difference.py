@@ -14,7 +14,7 @@ from simgpu.experiments.regression.difference import ABSENT, PolicyDifference, c
 from simgpu.experiments.regression.timings import timings_of, units
 from simgpu.experiments.regression.tolerances import parse_tolerances
 from simgpu.policies.vdnn import Vdnn
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from tests.experiments.regression.kept import CHAIN, kept, longer, node, with_policy
 

@@ -17,7 +17,7 @@ from simgpu.errors import InputError
 from simgpu.experiments.regression.events import read_events, write_events
 from simgpu.experiments.regression.store import read_timings, write_timings
 from simgpu.experiments.regression.timings import timings_of
-from simgpu.scenario.load import load_scenario
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.timeline.model import Span, SpanKind
 from tests.experiments.regression.kept import kept, node
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
@@ -19,8 +20,7 @@ from simgpu.policies.capuchin.accesses import Use, passive_run
 from simgpu.policies.capuchin.passive import demand, passive_program
 from simgpu.program.instructions import COMPUTE, CopyIn, CopyOut, Launch, Program
 from simgpu.program.verify import verify
-from simgpu.scenario.load import load_trace
-from simgpu.simulation import Result, simulate
+from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.semantics.hand_made import block, graph, held, kernel, node, run, times, trace

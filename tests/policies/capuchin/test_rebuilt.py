@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.evaluate.evaluator import Evaluator
-from simgpu.evaluate.options import Decisions
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Decisions
 from simgpu.policies.capuchin.policy import Capuchin
 from simgpu.policies.capuchin.rebuilt import first_to_current
 from simgpu.program.verify import verify
-from simgpu.simulation import simulate
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.policies.capuchin.test_passive import context_of

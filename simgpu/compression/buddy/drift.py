@@ -1,0 +1,72 @@
+"""What compressed memory holds from kernel to kernel of an iteration while targets stay (Buddy Compression, figure
+8)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+from simgpu.compression.codecs.entries import ENTRY_BYTES
+from simgpu.graph.taskgraph import TaskGraph
+
+#: Parts of equal time of which each has a snapshot (section 3.1).
+PARTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Live blocks at a kernel boundary: their bytes, those of them in device memory, entries, and how many overflow."""
+
+    bytes: int
+    device: int
+    entries: int
+    overflowing: int
+
+    @property
+    def overflow(self) -> float:
+        """Share of the entries that do not fit their targets.
+
+        >>> Moment(bytes=512, device=256, entries=4, overflowing=1).overflow
+        0.25
+        """
+        return self.overflowing / self.entries if self.entries else 0.0
+
+
+def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
+    """The live blocks at a kernel boundary of each of so many equal parts of time.
+
+    A block is live from the kernel that makes it to the one after which the framework let go of it. graph: of one GPU.
+    Kernels that repeat take as much of the time as all their repetitions. Empty for a graph without compressed memory.
+
+    >>> from simgpu.trace.chain import chain
+    >>> moments_of(TaskGraph.of(chain([5], [7], [100])))
+    ()
+    """
+    memory = graph.compressed
+    if memory is None or not graph.kernels:
+        return ()
+    order = [k for part in graph.rounds for _ in range(part.repeat) for k in range(part.first, part.stop)]
+    ends = list(accumulate(graph.durations[k] for k in order))
+    # The boundary that follows the middle of each part.
+    boundaries = [
+        min(bisect_right(ends, ends[-1] * (2 * part + 1) // (2 * parts)), len(ends) - 1) for part in range(parts)
+    ]
+    return tuple(_at(graph, memory.overflowing, order[place]) for place in boundaries)
+
+
+def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> Moment:
+    """When kernel k has ended."""
+    live = [
+        b
+        for b in range(len(overflowing))
+        if (birth := graph.births[b]) is not None
+        and birth <= k
+        and ((release := graph.recorded_releases[b]) is None or release > k)
+    ]
+    return Moment(
+        bytes=sum(graph.blocks[b].bytes for b in live),
+        device=sum(graph.sizes[b] for b in live),
+        entries=sum(-(-graph.blocks[b].bytes // ENTRY_BYTES) for b in live),
+        overflowing=sum(overflowing[b] for b in live),
+    )

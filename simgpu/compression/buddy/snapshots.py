@@ -1,0 +1,182 @@
+"""Snapshots of a program's memory: for each allocation, how small each of its memory-entries was at each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.codecs.entries import ENTRY_BYTES, histogram, size_classes
+from simgpu.errors import InputError, Problem
+from simgpu.units import format_bytes
+
+#: For each entry of an allocation the index of its size in `ENTRY_SIZES`, in the order in which entries lie.
+Classes = NDArray[np.uint8]
+Say = Callable[[str], None]
+
+#: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken beside a mapped file.
+_CHUNK = 2**18 * ENTRY_BYTES
+
+
+class Seen(NamedTuple):
+    """An allocation in one snapshot: its bytes, and the class of each of its entries."""
+
+    bytes: int
+    classes: Classes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Observed:
+    """An allocation, and where its entries lay in each snapshot in which it was there.
+
+    at: positions of those snapshots among all of the program. classes: one array for each of them; None where only the
+    histograms of the allocation are known.
+    """
+
+    allocation: Allocation
+    at: tuple[int, ...]
+    classes: tuple[Classes, ...] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Snapshots:
+    """All allocations of a program, in the order of their addresses as far as it is known, at some times.
+
+    labels: the name of each snapshot. about: where they come from, in words. notes: what they leave out.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    observed: tuple[Observed, ...]
+    about: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The allocations with their histograms."""
+        return tuple(each.allocation for each in self.observed)
+
+    @property
+    def bytes(self) -> int:
+        """Of all allocations."""
+        return sum(allocation.bytes for allocation in self.allocations)
+
+    @property
+    def entries(self) -> int:
+        """Of all allocations."""
+        return sum(allocation.entries for allocation in self.allocations)
+
+    def in_snapshot(self, number: int) -> dict[int, Allocation]:
+        """The allocations that are in a snapshot, as they are then, by their positions among all."""
+        return {
+            index: replace(each.allocation, snapshots=(each.allocation.snapshots[each.at.index(number)],))
+            for index, each in enumerate(self.observed)
+            if number in each.at
+        }
+
+    def __repr__(self) -> str:
+        size = format_bytes(self.bytes)
+        return f"<Snapshots {self.name!r}: {len(self.observed)} allocations, {size}, at {len(self.labels)} times>"
+
+
+def take_snapshots(
+    snapshots: Sequence[Mapping[str, Any]] | Mapping[str, Any], name: str = "arrays", say: Say = lambda what: None
+) -> Snapshots:
+    """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
+
+    Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
+    some snapshots. say: told what is being compressed. Raises `InputError` with everything that is no array or is
+    empty, and every allocation whose size changes.
+
+    >>> found = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
+    >>> found.labels, [each.at for each in found.observed], found.allocations[0].snapshots[0]
+    (('1', '2'), [(0, 1), (1,)], (4, 0, 0, 0, 0, 0, 0, 0))
+    """
+    given = [snapshots] if isinstance(snapshots, Mapping) else list(snapshots)
+    labels = [str(number) for number in range(1, len(given) + 1)]
+    arrays: list[dict[str, NDArray[Any]]] = []
+    problems = []
+    for label, snapshot in zip(labels, given, strict=True):
+        arrays.append({})
+        for allocation, value in snapshot.items():
+            array, what = as_array(value)
+            if what:
+                problems.append(Problem("", f"snapshot {label}, allocation {allocation}", what, "give a NumPy array"))
+            arrays[-1][str(allocation)] = array
+    check_sizes(labels, [{name: array.nbytes for name, array in each.items()} for each in arrays], problems)
+    seen: list[dict[str, Seen]] = []
+    for label, snapshot in zip(labels, arrays, strict=True):
+        seen.append({})
+        for allocation, array in snapshot.items():
+            say(f"snapshot {label}: {allocation}")
+            seen[-1][allocation] = Seen(array.nbytes, classes_of(array))
+    return collect(name, labels, seen)
+
+
+def as_array(value: object) -> tuple[NDArray[Any], str]:
+    """A value as an array of numbers, and what is wrong with it, empty where nothing is."""
+    none = np.empty(0, np.uint8)
+    if not hasattr(value, "__array__"):
+        return none, f"{str(value)[:40]!r} is no array"
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors on a GPU, or of types that NumPy has not
+        return none, f"cannot be read as an array: {error}"
+    if array.dtype.hasobject:
+        return none, "holds Python objects"
+    return array, "" if array.nbytes else "is empty"
+
+
+def classes_of(array: NDArray[Any]) -> Classes:
+    """The class of each entry of an array, whose bytes are taken in the order in which they lie in memory.
+
+    >>> classes_of(np.zeros((4, 32), np.float32, order="F"))
+    array([0, 0, 0, 0], dtype=uint8)
+    """
+    raw = np.asarray(array).ravel(order="K").view(np.uint8)
+    return np.concatenate([size_classes(raw[at : at + _CHUNK]) for at in range(0, max(raw.size, 1), _CHUNK)])
+
+
+def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], problems: Iterable[Problem] = ()) -> None:
+    """Raises `InputError` with the problems given, if there is no allocation, and for each whose size changes."""
+    found = list(problems)
+    first: dict[str, tuple[int, str]] = {}
+    for label, snapshot in zip(labels, sizes, strict=True):
+        for name, size in snapshot.items():
+            then, when = first.setdefault(name, (size, label))
+            if size != then and size and then:
+                what = f"has {then} bytes in snapshot {when} and {size} bytes in snapshot {label}"
+                remedy = "an allocation keeps its size: give what is allocated anew another name"
+                found.append(Problem("", f"allocation {name}", what, remedy))
+    if not first and not found:
+        found.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))
+    if found:
+        raise InputError(found)
+
+
+def collect(
+    name: str,
+    labels: Sequence[str],
+    seen: Sequence[Mapping[str, Seen]],
+    about: str = "",
+    notes: tuple[str, ...] = (),
+) -> Snapshots:
+    """Snapshots of entries whose classes are already known: for each label, the allocations that were there.
+
+    Allocations come in the order in which they are first seen. Raises as `check_sizes`.
+
+    >>> collect("a program", ["start"], [{"a": Seen(100, np.array([7], np.uint8))}]).allocations
+    (Allocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)
+    """
+    check_sizes(labels, [{each: found.bytes for each, found in snapshot.items()} for snapshot in seen])
+    observed = []
+    for allocation in dict.fromkeys(each for snapshot in seen for each in snapshot):
+        at = tuple(number for number, snapshot in enumerate(seen) if allocation in snapshot)
+        classes = tuple(seen[number][allocation].classes for number in at)
+        counts = tuple(histogram(each) for each in classes)
+        observed.append(Observed(Allocation(allocation, seen[at[0]][allocation].bytes, counts), at, classes))
+    return Snapshots(name, tuple(labels), tuple(observed), about, notes)

@@ -1,0 +1,253 @@
+"""Targets of compressed allocations: how many bytes of device memory each of their memory-entries gets.
+
+All of it is of "Buddy Compression" (Choukse et al.), sections 3.2, 3.4 and 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
+from simgpu.errors import InputError, Problem
+
+Granularity = Literal["allocation", "program"]
+
+#: An allocation with this target is stored as it is: no compression, no metadata.
+RAW = ENTRY_BYTES
+#: Device bytes per entry at the ratios 1, 1.33, 2 and 4.
+TARGETS = (RAW, 96, 64, 32)
+#: Device bytes per entry of an allocation that is mostly zero: ratio 16.
+MOSTLY_ZERO = 8
+#: Largest share of an allocation's entries that may overflow (section 3.5).
+THRESHOLD = 0.30
+#: Of the whole program, with a buddy memory of three times the device memory (section 3.5).
+LARGEST_RATIO = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory that gets one target, and how small its entries were.
+
+    bytes: as allocated; its last entry may be filled in part. snapshots: for each snapshot in which it was seen, how
+    many entries had each of `ENTRY_SIZES`. Where there is none, nothing is known of it: it counts as incompressible.
+    Raises `InputError` where the counts are not of all its entries.
+
+    >>> Allocation("conv1", 300, ((1, 0, 0, 0, 0, 0, 0, 2),)).entries
+    3
+    """
+
+    name: str
+    bytes: int
+    snapshots: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem("", f"allocation {self.name}, snapshot {number}", what, "count each entry of 128 bytes once")
+            for number, counts in enumerate(self.snapshots, start=1)
+            if (what := self._mistake(counts))
+        ]
+        if problems:
+            raise InputError(problems)
+
+    def _mistake(self, counts: Sequence[int]) -> str:
+        if len(counts) != len(ENTRY_SIZES):
+            return f"has counts of {len(counts)} sizes, there are {len(ENTRY_SIZES)}"
+        if min(counts) < 0:
+            return f"counts {min(counts)} entries of a size"
+        if sum(counts) != self.entries:
+            return f"counts {sum(counts)} entries, {self.bytes} bytes have {self.entries}"
+        return ""
+
+    @property
+    def entries(self) -> int:
+        """How many memory-entries it has; the last may be filled in part."""
+        return -(-self.bytes // ENTRY_BYTES)
+
+    @property
+    def histograms(self) -> tuple[tuple[int, ...], ...]:
+        """Counts by size for each snapshot, never none: of what is not known every entry is incompressible."""
+        return self.snapshots or ((*(0 for _ in ENTRY_SIZES[1:]), self.entries),)
+
+
+def overflowing(counts: Sequence[int], target: int) -> int:
+    """How many entries do not fit into the device bytes of a target, of counts by size.
+
+    >>> overflowing((1, 0, 0, 3, 0, 4, 0, 2), 64)
+    6
+    """
+    return sum(count for size, count in zip(ENTRY_SIZES, counts, strict=True) if size > target)
+
+
+def overflow_share(counts: Sequence[int], target: int) -> float:
+    """The share of the entries that do not fit, 0 to 1: those that need the buddy memory.
+
+    >>> overflow_share((1, 0, 0, 3, 0, 4, 0, 2), 64), overflow_share((0,) * 8, 32)
+    (0.6, 0.0)
+    """
+    entries = sum(counts)
+    return overflowing(counts, target) / entries if entries else 0.0
+
+
+def mean_overflow(allocations: Iterable[Allocation], targets: Iterable[int]) -> float:
+    """The share of all entries that overflow at these targets, mean over the snapshots ("buddy accesses", figure 7).
+
+    >>> zeros, mixed = Allocation("a", 256, ((2, *(0,) * 7),)), Allocation("b", 256, ((1, *(0,) * 6, 1),))
+    >>> mean_overflow([zeros, mixed], [32, 32])
+    0.25
+    """
+    pairs = list(zip(allocations, targets, strict=True))
+    entries = sum(allocation.entries for allocation, _ in pairs)
+    over = sum((_mean_overflowing(allocation, target) for allocation, target in pairs), Fraction())
+    return float(over / entries) if entries else 0.0
+
+
+def device_bytes(allocations: Iterable[Allocation], targets: Iterable[int]) -> int:
+    """Device memory that allocations take at these targets, in bytes; metadata apart.
+
+    The rest of each entry, `ENTRY_BYTES` less its target, is reserved in the buddy memory.
+
+    >>> device_bytes([Allocation("a", 256, ()), Allocation("b", 100, ())], [32, 128])
+    192
+    """
+    return sum(allocation.entries * target for allocation, target in zip(allocations, targets, strict=True))
+
+
+def compression_ratio(allocations: Sequence[Allocation], targets: Iterable[int]) -> float:
+    """Bytes of all allocations, in whole entries, over the device memory that they take; 1 where there are none.
+
+    >>> compression_ratio([Allocation("a", 256, ()), Allocation("b", 256, ())], [32, 128])
+    1.6
+    """
+    device = device_bytes(allocations, targets)
+    return sum(allocation.entries for allocation in allocations) * ENTRY_BYTES / device if device else 1.0
+
+
+def optimistic_ratio(allocations: Iterable[Allocation]) -> float:
+    """The ratio if every entry took its own size of the eight (section 3.1 and figure 3), over all snapshots.
+
+    Infinite where all entries are zero in all snapshots, 1 where there are none.
+
+    >>> optimistic_ratio([Allocation("a", 256, ((0, 0, 0, 1, 0, 0, 1, 0),))])
+    2.0
+    """
+    return _ratio(allocations, ENTRY_SIZES)
+
+
+def choose_targets(
+    allocations: Iterable[Allocation],
+    *,
+    threshold: float = THRESHOLD,
+    granularity: Granularity = "allocation",
+    mostly_zero: bool = True,
+    largest_ratio: float = LARGEST_RATIO,
+) -> tuple[int, ...]:
+    """Device bytes per entry for each allocation (sections 3.4 and 3.5).
+
+    granularity "allocation": the least target at which the share of overflowing entries, mean over the snapshots, is at
+    most `threshold`. mostly_zero: 8 bytes for an allocation of which in every snapshot no more than that share exceeds
+    8 bytes; for as many, the largest gain first and ties by name, as keep the ratio of all allocations together at or
+    below `largest_ratio`. "program" (the naive choice): one target for all, of the largest ratio that is not above the
+    ratio of the whole program in sectors, over all snapshots; the threshold plays no part. No other target has a ratio
+    above `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
+
+    >>> dense, sparse = Allocation("dense", 1280, ((0,) * 7 + (10,),)), Allocation("sparse", 1280, ((8, *(0,) * 6, 2),))
+    >>> choose_targets([dense, sparse]), choose_targets([dense, sparse], granularity="program")
+    ((128, 8), (96, 96))
+    """
+    known = tuple(allocations)
+    _check(threshold, largest_ratio)
+    allowed = tuple(target for target in TARGETS if ENTRY_BYTES / target <= largest_ratio)
+    if granularity == "program":
+        return (_target_of_ratio(_sector_ratio(known), allowed),) * len(known)
+    chosen = [
+        min(target for target in allowed if _share(allocation, target) <= threshold or target == RAW)
+        for allocation in known
+    ]
+    if mostly_zero:
+        zero = [all(overflow_share(counts, MOSTLY_ZERO) <= threshold for counts in each.histograms) for each in known]
+        _keep_zeros_small(known, chosen, zero, largest_ratio)
+    return tuple(chosen)
+
+
+def targets_by_mean(
+    allocations: Iterable[Allocation], *, mostly_zero: bool = True, largest_ratio: float = LARGEST_RATIO
+) -> tuple[int, ...]:
+    """For each allocation the target of the largest ratio not above its own mean ratio, however much overflows.
+
+    That is how we read the best achievable ratio of figure 9, which puts no limit on accesses of the buddy memory: an
+    allocation of alternating sizes reaches it although most of its entries overflow. Where few large entries overflow,
+    a threshold may go beyond it. Means are of the eight sizes, over all snapshots; the rest as in `choose_targets`.
+
+    >>> striped = Allocation("striped", 1280, ((2, 0, 0, 0, 0, 8, 0, 0),))
+    >>> targets_by_mean([striped]), choose_targets([striped])
+    ((64,), (96,))
+    """
+    known = tuple(allocations)
+    _check(THRESHOLD, largest_ratio)
+    allowed = tuple(target for target in TARGETS if ENTRY_BYTES / target <= largest_ratio)
+    ratios = [optimistic_ratio([allocation]) for allocation in known]
+    chosen = [_target_of_ratio(ratio, allowed) for ratio in ratios]
+    if mostly_zero:
+        _keep_zeros_small(known, chosen, [ratio >= ENTRY_BYTES / MOSTLY_ZERO for ratio in ratios], largest_ratio)
+    return tuple(chosen)
+
+
+def _keep_zeros_small(
+    allocations: Sequence[Allocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
+) -> None:
+    """Gives those that are mostly zero their target, in place, as far as the whole program's ratio allows."""
+    everything = sum(allocation.entries for allocation in allocations) * ENTRY_BYTES
+    device = device_bytes(allocations, chosen)
+    gains = [
+        allocation.entries * (target - MOSTLY_ZERO) for allocation, target in zip(allocations, chosen, strict=True)
+    ]
+    for index in sorted(range(len(gains)), key=lambda index: (-gains[index], allocations[index].name)):
+        if zero[index] and everything <= largest_ratio * (device - gains[index]):
+            device -= gains[index]
+            chosen[index] = MOSTLY_ZERO
+
+
+def _share(allocation: Allocation, target: int) -> float:
+    return mean_overflow([allocation], [target])
+
+
+def _mean_overflowing(allocation: Allocation, target: int) -> Fraction:
+    histograms = allocation.histograms
+    return Fraction(sum(overflowing(counts, target) for counts in histograms), len(histograms))
+
+
+def _sector_ratio(allocations: Iterable[Allocation]) -> float:
+    return _ratio(allocations, tuple(sectors * SECTOR_BYTES for sectors in SECTORS))
+
+
+def _ratio(allocations: Iterable[Allocation], sizes: Sequence[int]) -> float:
+    """Bytes over what they take if an entry of each class has the size given; means over each one's snapshots."""
+    everything, taken = 0, Fraction()
+    for allocation in allocations:
+        histograms = allocation.histograms
+        everything += allocation.entries * ENTRY_BYTES
+        sums = (sum(size * count for size, count in zip(sizes, counts, strict=True)) for counts in histograms)
+        taken += Fraction(sum(sums), len(histograms))
+    if not taken:
+        return float("inf") if everything else 1.0
+    return float(everything / taken)
+
+
+def _target_of_ratio(ratio: float, allowed: Sequence[int]) -> int:
+    """The least target whose ratio is not above the one given."""
+    return min(target for target in allowed if ENTRY_BYTES / target <= ratio or target == RAW)
+
+
+def _check(threshold: float, largest_ratio: float) -> None:
+    problems = []
+    if not 0 <= threshold <= 1:
+        what = f"{threshold!r} is not a share from 0 to 1"
+        problems.append(Problem("", "argument threshold", what, "the paper's default is 0.30"))
+    if not largest_ratio >= 1:
+        what = f"{largest_ratio!r} is not a ratio of at least 1"
+        problems.append(Problem("", "argument largest_ratio", what, "a buddy memory of 3x allows 4"))
+    if problems:
+        raise InputError(problems)

@@ -1,0 +1,165 @@
+"""What a kernel moves when blocks are compressed: bytes of device memory, bytes over the link, and how long that takes.
+
+Buddy Compression (Choukse et al.), section 4.2, names what happens; this is how it is counted:
+
+* A compressed entry is moved whole, however few of its sectors are asked for (over-fetch); one that does not compress
+  lies as it is, and only the sectors asked for move. Entries that are all zero are told by their metadata alone.
+* Of an entry, the sectors of its target come from device memory and the others from buddy memory. With 8 bytes of
+  device memory to an entry, four entries share a sector: a walk from end to end moves each of them once, any other
+  walk moves a whole sector for each that it needs. Beyond
+  them a compressed entry has whole sectors, one that does not compress its other 120 bytes.
+* A write of some sectors of a compressed entry has to read it first.
+* Bandwidth-only compression has no metadata, so an entry of zeros takes a sector as well, and no buddy memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from typing import NamedTuple
+
+from simgpu.compression.buddy.streams import Walk
+from simgpu.compression.buddy.targets import RAW
+from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
+from simgpu.graph.compressed import Demand
+from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
+from simgpu.memory.transfer import NANO, stream_ns
+from simgpu.trace.model import AccessOrder
+
+#: What a visit moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
+_PARTS = 12
+
+
+class Moved(NamedTuple):
+    """Bytes of a walk, and for how many of those asked its visits wait longer.
+
+    asked: without compression. device: to or from device memory. read, written: from and to buddy memory.
+    decompressed: asked by visits that read a compressed entry; far: asked by visits that read buddy memory.
+    """
+
+    asked: int = 0
+    device: int = 0
+    read: int = 0
+    written: int = 0
+    decompressed: int = 0
+    far: int = 0
+
+    def plus(self, other: Moved) -> Moved:
+        """Both together."""
+        return Moved(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+def moved_by(walk: Walk, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY) -> Moved:
+    """What a walk through a block moves; parts of an entry are rounded up for the whole walk.
+
+    counts: the block's entries by size; where nothing is known of it, None, which counts as incompressible. target:
+    bytes of device memory to an entry.
+
+    >>> dense = Walk(0, 10, False, AccessOrder.SEQUENTIAL, 4, visits=10)
+    >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
+    Moved(asked=1280, device=512, read=256, written=0, decompressed=512, far=512)
+    """
+    asked = SECTOR_BYTES * walk.sectors * walk.visits
+    if target == RAW and (counts is None or mode is BuddyMode.CAPACITY):
+        return Moved(asked, asked)
+    if counts is None:
+        counts = (*(0 for _ in ENTRY_SIZES[1:]), walk.entries)
+    once = [_of_class(walk, size, sectors, target, mode) for size, sectors in zip(ENTRY_SIZES, SECTORS, strict=True)]
+    sums = [sum(count * each[part] for count, each in zip(counts, once, strict=True)) for part in range(1, 6)]
+    return Moved(asked, *(-(-total * walk.visits // (_PARTS * walk.entries)) for total in sums))
+
+
+def _of_class(walk: Walk, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
+    """One visit to an entry of one size, everything times `_PARTS`."""
+    asked, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
+    reads = not walk.write or in_part
+    if mode is BuddyMode.BANDWIDTH_ONLY:
+        if size == ENTRY_BYTES:
+            return Moved(0, asked)
+        times = 2 if walk.write and in_part else 1
+        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=asked if reads else 0)
+    if size == 0:
+        return Moved()
+    if size == ENTRY_BYTES:
+        return _of_incompressible(walk, target)
+    near = _PARTS * min(SECTOR_BYTES * sectors, target)
+    if _alone(walk, target):
+        near = _PARTS * SECTOR_BYTES
+    beyond = _PARTS * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
+    far = asked if beyond else 0
+    if not walk.write:
+        return Moved(0, near, beyond, 0, asked, far)
+    return Moved(0, 2 * near, beyond, beyond, asked, far) if in_part else Moved(0, near, 0, beyond)
+
+
+def _of_incompressible(walk: Walk, target: int) -> Moved:
+    """One visit to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
+    asked = _PARTS * SECTOR_BYTES * walk.sectors
+    near = asked * target // ENTRY_BYTES
+    beyond = asked - near
+    if _alone(walk, target):
+        # Only the first sector has a part in device memory.
+        near = asked // 4
+    if walk.write:
+        return Moved(0, near, 0, beyond)
+    within = target // SECTOR_BYTES
+    return Moved(0, near, beyond, 0, 0, asked - asked * comb(within, walk.sectors) // comb(4, walk.sectors))
+
+
+def _alone(walk: Walk, target: int) -> bool:
+    """Whether a visit has nobody beside it for the others that share its sector of device memory."""
+    return target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
+
+
+def demand_of(
+    moved: Moved, visits: int, misses: int, lines: int, buddy: BuddySpec, link: LinkSpec, dram: int
+) -> Demand:
+    """What a kernel asks of memory that moves so much.
+
+    visits: to compressed entries, of which `misses` found no metadata in the cache; lines: metadata lines moved. dram:
+    bandwidth of device memory, bytes per second.
+
+    Time at device memory is what its bandwidth gives, or, if that is longer, what waiting gives: of the bytes asked
+    for, at most `in_flight` are under way at once, each for the latency of memory and what its visit waits beside (by
+    Little's law). A visit waits for decompression; if it reads buddy memory also for the link's latency, and where its
+    metadata was not in the cache for those first: of section 3.4's possible optimization, as we read the final design.
+    Beside device memory a miss costs its bandwidth alone: data and metadata are fetched together there. Nobody waits
+    for a write of whole entries, so the latency of compression (table 2) is not counted.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> node = load_node("buddy-gpu")
+    >>> moved = Moved(asked=9_000_000, device=4_500_000, read=1_500_000)
+    >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
+    Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=10000)
+    """
+    metadata = lines * buddy.cache.line
+    latency = buddy.memory_latency_ns
+    waits = moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
+    if visits:
+        waits += -(-moved.far * misses * latency // visits)
+    without = moved.asked * latency
+    return Demand(
+        max(stream_ns(moved.asked, dram), -(-without // buddy.in_flight)),
+        max(stream_ns(moved.device + metadata, dram), -(-(without + waits) // buddy.in_flight)),
+        moved.read,
+        moved.written,
+        link_ns(moved.read, moved.written, link),
+    )
+
+
+def link_ns(read: int, written: int, link: LinkSpec) -> int:
+    """Time for bytes from and to buddy memory with the link to themselves, nanoseconds.
+
+    >>> link_ns(1000, 500, LinkSpec("wire", 10**9, 10**9))
+    1000
+    >>> link_ns(1000, 500, LinkSpec("bus", 10**9, 10**9, 0, Duplex.HALF))
+    1500
+    """
+    if link.duplex is Duplex.HALF:
+        both = max(link.d2h_bandwidth, link.h2d_bandwidth)
+        less, more = sorted((read, written))
+        # Each way has half until the smaller part has passed; whole nanoseconds and bytes per second, as flows have it.
+        shared = stream_ns(less, both // 2) if less and both > 1 else stream_ns(less, both)
+        left = more * NANO - (both // 2) * shared
+        return shared + max(0, -(-left // both))
+    return max(stream_ns(read, link.h2d_bandwidth), stream_ns(written, link.d2h_bandwidth))

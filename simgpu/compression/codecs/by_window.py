@@ -1,0 +1,70 @@
+"""Codecs of whole libraries: each compression window goes through the library by itself.
+
+The payload is, for each window in order, 2 bytes (little-endian) that say how many bytes follow, less one, and these
+bytes. A window that does not shrink is stored as it stands, as hardware would do, and told by having as many bytes as
+the window: so an incompressible window costs 2 bytes more. The size, too, needs each window to be compressed, but
+keeps none of them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from simgpu.compression.codecs.base import Codec
+from simgpu.compression.codecs.elements import Bits, Bytes
+from simgpu.compression.codecs.frame import corrupt
+
+LENGTH_BYTES = 2
+
+
+class ByWindow(Codec):
+    """A codec that compresses windows of bytes with a library."""
+
+    @abstractmethod
+    def _shrink(self, window: Bytes) -> bytes:
+        """The window, compressed."""
+
+    @abstractmethod
+    def _grow(self, data: bytes, size: int) -> bytes:
+        """The window of `size` bytes that was compressed; `ValueError` says what is wrong with the data."""
+
+    def _size(self, bits: Bits) -> int:
+        return sum(LENGTH_BYTES + len(data) for data in self._stored(bits))
+
+    def _stream(self, bits: Bits, reserved: int) -> Bytes:
+        stream = bytearray(reserved)
+        for data in self._stored(bits):
+            stream += (len(data) - 1).to_bytes(LENGTH_BYTES, "little")
+            stream += data
+        return np.frombuffer(stream, np.uint8)
+
+    def _stored(self, bits: Bits) -> Iterator[bytes]:
+        raw = bits.view(np.uint8)
+        for begin in range(0, raw.size, self.window):
+            window = raw[begin : begin + self.window]
+            data = self._shrink(window)
+            yield data if len(data) < window.size else window.tobytes()
+
+    def _read(self, payload: Bytes, bits: Bits) -> None:
+        raw, stream, at = bits.view(np.uint8), payload.tobytes(), 0
+        for number, begin in enumerate(range(0, raw.size, self.window)):
+            window = raw[begin : begin + self.window]
+            length = int.from_bytes(stream[at : at + LENGTH_BYTES], "little") + 1
+            at += LENGTH_BYTES
+            data = stream[at : at + length]
+            at += length
+            if at > len(stream) or length > window.size:
+                raise corrupt(self.name, f"window {number}", f"{length} bytes are not there, or more than a window has")
+            try:
+                grown = data if length == window.size else self._grow(data, window.size)
+            except ValueError as error:
+                raise corrupt(self.name, f"window {number}", str(error)) from None
+            if len(grown) != window.size:
+                what = f"{len(grown)} bytes come out where {window.size} went in"
+                raise corrupt(self.name, f"window {number}", what)
+            window[:] = np.frombuffer(grown, np.uint8)
+        if at != len(stream):
+            raise corrupt(self.name, "", f"{len(stream) - at} bytes follow the last window")

@@ -1,0 +1,126 @@
+"""Memory-entries of feature maps of which only the share of zeros is known: how many have which size.
+
+Made-up feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`,
+with the numbers of `simgpu.compression.codecs.patterns`), were cut into memory-entries and compressed by bit-plane
+compression; the table in ``entry_patterns.yaml`` holds what came out. Between its points shares are interpolated
+linearly: over the share of zeros, and over the logarithm of a plane's side. The pattern was fitted to other codecs, so
+these are **modelled**: a ReLU's results in single precision, in the order N, C, H, W.
+
+Imports pydantic, so it is imported when needed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from math import log2, sqrt
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simgpu.compression.codecs.entries import ENTRY_SIZES
+from simgpu.io.schema import FileModel, validate
+from simgpu.io.yaml_files import read_yaml_mapping
+from simgpu.trace.entries import apportioned, entries_of, is_of_entries, rows_of
+from simgpu.trace.model import Block, BlockKind, CompressedSize, Phase, SparsitySample, Trace
+from simgpu.workloads.compressibility.roles import roles_of
+
+SCHEMA = "simgpu.entry-patterns/1"
+TABLE = Path(__file__).with_name("entry_patterns.yaml")
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class EntryTable(FileModel):
+    """The table. shares: by side and share of zeros, of the entries that have each of the eight sizes."""
+
+    schema_: Literal["simgpu.entry-patterns/1"] = Field(alias="schema")
+    made_by: dict[str, Text]
+    sparsity: tuple[float, ...] = Field(strict=False)
+    sides: tuple[int, ...] = Field(strict=False)
+    shares: list[list[list[float]]]
+
+
+@cache
+def load_entry_patterns(path: Path = TABLE) -> EntryTable:
+    """The table that ships. Raises `InputError` where a file is wrong."""
+    document = read_yaml_mapping(path, SCHEMA)
+    return validate(EntryTable, document.values, lambda place: (document.file, document.place(place)))
+
+
+def entry_shares(sparsity: float, shape: Sequence[int] | None) -> tuple[float, ...]:
+    """Of the entries of a feature map with that share of zeros, the shares that have each of the eight sizes.
+
+    shape: with four axes N, C, H, W; with others, or not known, values have no neighbours in a plane.
+
+    >>> shares = entry_shares(1.0, (64, 64, 28, 28))
+    >>> shares[0], sum(shares)
+    (1.0, 1.0)
+    """
+    table = load_entry_patterns()
+    side = log2(sqrt(shape[2] * shape[3])) if shape is not None and len(shape) == 4 and min(shape) > 0 else 0.0
+    by_side = [_between(table.sparsity, rows, sparsity) for rows in table.shares]
+    return tuple(_between([log2(known) for known in table.sides], by_side, side))
+
+
+def with_sparse_entries(trace: Trace) -> Trace:
+    """The trace with a histogram, in place of any that was there, for each block of which the zeros are known.
+
+    They are the feature maps that `Trace.sparsity` tells of, and the gradients that come back through a ReLU, which are
+    zero where that ReLU's result is. There are rows for each epoch that sparsity is told of.
+
+    >>> from simgpu import load_trace
+    >>> from simgpu.workloads.sparsity.generator import with_sparsity
+    >>> vgg = with_sparse_entries(with_sparsity(load_trace("vgg11-cifar-cpu"), epochs=2))
+    >>> sorted({row.epoch for row in vgg.compressibility})
+    [0, 1]
+    """
+    known: dict[str, list[SparsitySample]] = {}
+    for sample in trace.sparsity:
+        known.setdefault(sample.block, []).append(sample)
+    sources = {block: block for block in known} | _gradients(trace, known)
+    blocks = trace.block_by_id
+    rows = [
+        row
+        for block, source in sources.items()
+        for sample in known[source]
+        for row in _rows(blocks[block], sample.epoch, entry_shares(sample.sparsity, blocks[block].shape))
+    ]
+    kept = (row for row in trace.compressibility if not (is_of_entries(row) and row.block in sources))
+    told = "Entries of sparse feature maps, and of gradients through ReLUs, are modelled by their share of zeros."
+    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip())
+    return replace(trace, info=info, compressibility=(*kept, *rows))
+
+
+def _gradients(trace: Trace, known: dict[str, list[SparsitySample]]) -> dict[str, str]:
+    """For each gradient that a ReLU's backward writes last, the feature map that has its zeros."""
+    last: dict[str, str] = {}
+    roles = roles_of(trace)
+    blocks = trace.block_by_id
+    for kernel in trace.kernels:
+        if kernel.phase is Phase.FORWARD:
+            continue
+        maps = [name for name in kernel.reads if name in known]
+        for name in kernel.writes:
+            if blocks[name].kind is BlockKind.GRADIENT:
+                last.pop(name, None)
+                if maps and roles.get(name, "").startswith("gradient.relu"):
+                    last[name] = maps[-1]
+    return last
+
+
+def _rows(block: Block, epoch: int, shares: Sequence[float]) -> Iterator[CompressedSize]:
+    parts = apportioned(shares, entries_of(block))
+    return rows_of(block.id, epoch, dict(zip(ENTRY_SIZES, parts, strict=True)))
+
+
+def _between(points: Sequence[float], values: Sequence[Sequence[float]], at: float) -> list[float]:
+    """On the straight line through the two points around `at`; beyond the ends what holds there."""
+    right = bisect_right(points, at)
+    if right in (0, len(points)):
+        return list(values[max(right - 1, 0)])
+    share = (at - points[right - 1]) / (points[right] - points[right - 1])
+    return [one * (1 - share) + other * share for one, other in zip(values[right - 1], values[right], strict=True)]

@@ -1,0 +1,136 @@
+"""The codec time model beside other regressions, by relative absolute error: CSWAP, section V-C with figure 10.
+
+The others are scikit-learn's with its default settings, each one model over all sparsities, as sub-models are the time
+model's own; `linear_whole` is the time model without them. Bytes go in as MB and times as milliseconds, which the
+default support vector machine depends on and the others do not.
+
+All samples are of one surface. Where that is a formula, this tells which regression follows the formula, not which
+follows a GPU; and no model can come far below twice the samples' noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.compression.codecs.gpu.response import ResponseSurface
+from simgpu.compression.codecs.gpu.samples import NOISE, CodecSample, draw_samples
+from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.tensors import TESTED, TRAINED, synthetic_tensors
+from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel, features, require_sklearn
+
+Direction = Literal["encode", "decode"]
+ModelName = Literal["linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"]
+#: Samples to train on, and as many others for each test: CSWAP, section V-C.
+COUNT = 3000
+#: The setting that CSWAP's search found (figure 12), at which its times are taken to be measured.
+SETTING = LaunchSetting(199, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """Relative absolute errors of one model of one codec and direction.
+
+    trained_range: on tensors as sparse as those it was trained on (20-80%). wider: on 20-90%, as figure 10.
+    """
+
+    codec: str
+    direction: Direction
+    model: ModelName
+    trained_range: float
+    wider: float
+
+
+def compare_models(
+    surface: ResponseSurface,
+    codecs: Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    count: int = COUNT,
+    noise: float = NOISE,
+    pieces: int = PIECES,
+    setting: LaunchSetting = SETTING,
+) -> tuple[ModelError, ...]:
+    """Every model of every codec (None: of all that the surface has) and direction, tested on samples it did not see.
+
+    Raises `MissingExtraError` without scikit-learn, and `InputError` as drawing samples and fitting do.
+    """
+    require_sklearn("comparing models of codec times")
+    errors = []
+    for codec in surface.codecs if codecs is None else codecs:
+        generator = np.random.default_rng(seed)
+        trained, same, wider = (
+            draw_samples(surface, codec, synthetic_tensors(count, generator, zeros), setting, generator, noise)
+            for zeros in (TRAINED, TRAINED, TESTED)
+        )
+        for direction, model, predict in _models(codec, trained, pieces):
+            near, far = (relative_absolute_error(predict(each), _times(each, direction)) for each in (same, wider))
+            errors.append(ModelError(codec, direction, model, near, far))
+    return tuple(errors)
+
+
+def mean_errors(errors: Sequence[ModelError]) -> dict[ModelName, tuple[float, float]]:
+    """Mean over codecs and directions of both errors, by model."""
+    found: dict[ModelName, list[tuple[float, float]]] = {}
+    for each in errors:
+        found.setdefault(each.model, []).append((each.trained_range, each.wider))
+    return {
+        model: (sum(near for near, _ in pairs) / len(pairs), sum(far for _, far in pairs) / len(pairs))
+        for model, pairs in found.items()
+    }
+
+
+def relative_absolute_error(predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+    """Sum of |predicted - measured| over sum of |mean of measured - measured| (CSWAP, section V-C).
+
+    >>> relative_absolute_error(np.array([1.0, 2.5, 4.0]), np.array([1.0, 2.0, 3.0]))
+    0.75
+    """
+    return float(np.abs(predicted - measured).sum() / np.abs(measured.mean() - measured).sum())
+
+
+Predict = Callable[[Sequence[CodecSample]], NDArray[np.float64]]
+
+
+def _models(codec: str, trained: Sequence[CodecSample], pieces: int) -> list[tuple[Direction, ModelName, Predict]]:
+    """The fitted models as functions from samples to milliseconds."""
+    from sklearn.linear_model import BayesianRidge
+    from sklearn.svm import SVR
+    from sklearn.tree import DecisionTreeRegressor
+
+    models: list[tuple[Direction, ModelName, Predict]] = []
+    fitted: dict[ModelName, CodecTimeModel] = {
+        "linear": CodecTimeModel.fit(trained, pieces),
+        "linear_whole": CodecTimeModel.fit(trained, 1),
+    }
+    directions: tuple[Direction, Direction] = ("encode", "decode")
+    for position, direction in enumerate(directions):
+        models += [(direction, name, _linear(each, codec, position)) for name, each in fitted.items()]
+        others: dict[ModelName, Any] = {
+            "bayesian_ridge": BayesianRidge(),
+            "svm": SVR(),
+            "decision_tree": DecisionTreeRegressor(random_state=0),
+        }
+        for name, model in others.items():
+            model.fit(features(trained), _times(trained, direction))
+            models.append((direction, name, _other(model)))
+    return models
+
+
+def _linear(model: CodecTimeModel, codec: str, position: int) -> Predict:
+    return lambda samples: np.array(
+        [model.predict_ns(codec, each.bytes, each.sparsity)[position] / 1e6 for each in samples]
+    )
+
+
+def _other(model: Any) -> Predict:
+    return lambda samples: np.asarray(model.predict(features(samples)), np.float64)
+
+
+def _times(samples: Sequence[CodecSample], direction: Direction) -> NDArray[np.float64]:
+    """Milliseconds."""
+    return np.array([each.encode_ns if direction == "encode" else each.decode_ns for each in samples]) / 1e6

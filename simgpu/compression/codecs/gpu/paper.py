@@ -1,0 +1,113 @@
+"""What CSWAP prints of codec times on a V100, and how a surface compares with it.
+
+Source: Chen et al., CLUSTER 2021.
+
+Two readings carry these numbers. Figure 5 (one tensor of 500 MB) and figure 12 (an iteration of VGG-16, 4.4 GB in nine
+tensors) cannot both hold: a tensor of figure 12 has 491 MB on average and would take a sixth of what one of figure
+5 takes. So of figure 5 the shape is taken, its times over that at the grid of 197, and the scale is that of figure 12.
+And which tensors are compressed in figure 12, how sparse they are, and what grid the expert takes is not told:
+
+* Of VGG-16's twelve convolution inputs after the first, at batch 128, the nine that are ever compressed (section V-B:
+  MAX4, ReLU7 and ReLU8 never are).
+* Half of each is zeros, as in figure 5.
+* The expert's block of 128 threads is told, and that all threads shall run at once. Eight such blocks on each
+  multiprocessor are taken: 1024 threads, which every generation since Kepler holds at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simgpu.compression.codecs.gpu.network import network_ns, network_times
+from simgpu.compression.codecs.gpu.response import ResponseSurface
+from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LaunchSetting
+from simgpu.compression.codecs.gpu.tensors import SparseTensor
+
+_MIB = 2**20
+#: Sizes of VGG-16's feature maps behind ReLU and MAX, batch 128, single precision, 224 x 224 images.
+VGG16_SIZES = {
+    "ReLU1": 1568 * _MIB,
+    "MAX1": 392 * _MIB,
+    "ReLU2": 784 * _MIB,
+    "MAX2": 196 * _MIB,
+    "ReLU3": 392 * _MIB,
+    "ReLU4": 392 * _MIB,
+    "MAX3": 98 * _MIB,
+    "ReLU5": 196 * _MIB,
+    "ReLU6": 196 * _MIB,
+    "MAX4": 49 * _MIB,
+    "ReLU7": 49 * _MIB,
+    "ReLU8": 49 * _MIB,
+}
+NEVER_COMPRESSED = ("MAX4", "ReLU7", "ReLU8")
+FIGURE_5 = (SparseTensor(500_000_000, 0.5),)
+FIGURE_12 = tuple(SparseTensor(size, 0.5) for name, size in VGG16_SIZES.items() if name not in NEVER_COMPRESSED)
+_V100_MULTIPROCESSORS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published time: the sum of encoding and decoding, milliseconds, with ZVC.
+
+    setting: None for the best of all settings. of: what is taken of it, a time (scale, `FIGURE_12`), or its ratio to
+    that of `ANCHOR` (shape, `FIGURE_5`).
+    """
+
+    name: str
+    setting: LaunchSetting | None
+    paper_ms: int
+    of: Literal["scale", "shape"]
+
+
+#: The grid of figure 5 that its other times are divided by.
+ANCHOR = Figure("figure 5, grid 197", LaunchSetting(197, 64), 44, "shape")
+FIGURES = (
+    Figure("figure 5, grid 10", LaunchSetting(10, 64), 146, "shape"),
+    ANCHOR,
+    Figure("figure 5, grid 1024", LaunchSetting(1024, 64), 150, "shape"),
+    Figure("figure 12, random", LaunchSetting(2024, 64), 547, "scale"),
+    Figure("figure 12, expert", LaunchSetting(EXPERT_BLOCKS * _V100_MULTIPROCESSORS, 128), 178, "scale"),
+    Figure("figure 12, Bayesian", LaunchSetting(199, 64), 66, "scale"),
+    Figure("figure 12, grid search", None, 56, "scale"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A published time beside the surface's. error: relative, of what is taken of the figure (a time or a ratio)."""
+
+    figure: Figure
+    modelled_ns: int
+    error: float
+
+
+def against_paper(surface: ResponseSurface) -> tuple[Compared, ...]:
+    """The seven published times beside those of a surface, in the order of `FIGURES`.
+
+    >>> from simgpu.compression.codecs.gpu.response import response_of
+    >>> from simgpu import load_node
+    >>> for each in against_paper(response_of(load_node("v100").gpu))[3:]:
+    ...     print(f"{each.figure.name}: {each.figure.paper_ms} ms, {each.modelled_ns / 1e6:.1f} ms, {each.error:+.1%}")
+    figure 12, random: 547 ms, 550.8 ms, +0.7%
+    figure 12, expert: 178 ms, 180.5 ms, +1.4%
+    figure 12, Bayesian: 66 ms, 67.2 ms, +1.8%
+    figure 12, grid search: 56 ms, 53.5 ms, -4.4%
+    """
+    anchor = _modelled_ns(surface, ANCHOR)
+    compared = []
+    for figure in FIGURES:
+        modelled = _modelled_ns(surface, figure)
+        if figure.of == "shape":
+            error = (modelled / anchor) / (figure.paper_ms / ANCHOR.paper_ms) - 1
+        else:
+            error = modelled / (figure.paper_ms * 1e6) - 1
+        compared.append(Compared(figure, modelled, error))
+    return tuple(compared)
+
+
+def _modelled_ns(surface: ResponseSurface, figure: Figure) -> int:
+    tensors = FIGURE_5 if figure.of == "shape" else FIGURE_12
+    if figure.setting is None:
+        return int(network_times(surface, "zvc", tensors).min())
+    return network_ns(surface, "zvc", tensors, figure.setting)

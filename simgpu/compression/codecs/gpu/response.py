@@ -1,0 +1,234 @@
+"""What it takes a GPU to encode or decode a tensor: a surface over bytes, sparsity, codec, grid and block size.
+
+With B bytes in the tensor, m(s) bytes moved for each of them at sparsity s, g thread blocks of t threads on M
+multiprocessors, one direction takes
+
+    launch + B m(s) (1 / D + (ceil(g / M) + h / t) / (g R)) + w(t) (c g + d g^2)
+
+D: bytes a second that the memory gives to any launch; R: those of one full multiprocessor; h: threads that bring it
+half of that. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a
+grid that is no multiple of M leaves some waiting for others: the ripple. c and d: what blocks cost whatever the
+tensor, alone and in pairs; w(t): that of 128 threads over 64. m(s) is linear between evenly spread sparsities.
+
+Sources: CSWAP (Chen et al., CLUSTER 2021), sections IV-C (linear in bytes and in sparsity), IV-D with figure 5, V-D
+with figure 12.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, Whole, launch_problems, tensor_problems
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
+
+if TYPE_CHECKING:
+    from simgpu.compression.codecs.gpu.table import GpuCoefficients, ResponseTable
+
+
+#: Where times come from: fitted to published figures, scaled from another GPU, or measured on the GPU itself.
+Basis = Literal["fitted", "scaled", "measured"]
+
+
+@dataclass(frozen=True)
+class ResponseSurface(ABC):
+    """Codec times of one GPU.
+
+    gpu: its name. basis and told: where the times come from, in a word and in words.
+    """
+
+    gpu: str
+    basis: Basis
+    told: str
+
+    @property
+    @abstractmethod
+    def codecs(self) -> tuple[str, ...]:
+        """Names of the codecs it has times for."""
+
+    @abstractmethod
+    def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        """Nanoseconds of checked arguments: whole numbers for whole numbers, arrays for arrays."""
+
+    @abstractmethod
+    def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        """The same, of decoding."""
+
+    def encode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
+        """Nanoseconds to encode a tensor.
+
+        Raises `InputError` for an unknown codec, negative bytes, a sparsity outside 0..1 and a setting that there is
+        not, all of them together.
+
+        >>> from simgpu import load_node
+        >>> response_of(load_node("v100").gpu).encode_ns("zvc", 500_000_000, 0.5, grid=197, threads=64)
+        4356684
+        """
+        self._check(codec, tensor_bytes, sparsity, grid, threads)
+        return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
+
+    def decode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
+        """Nanoseconds to decode a tensor of so many bytes (decoded). Raises as `encode_ns` does."""
+        self._check(codec, tensor_bytes, sparsity, grid, threads)
+        return int(self._decode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
+
+    def encode_times(
+        self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
+    ) -> Whole:
+        """`encode_ns` of arrays, broadcast against each other; equal to it in every element."""
+        arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
+        return np.asarray(self._encode(codec, *arrays), np.int64)
+
+    def decode_times(
+        self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
+    ) -> Whole:
+        """`decode_ns` of arrays, broadcast against each other; equal to it in every element."""
+        arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
+        return np.asarray(self._decode(codec, *arrays), np.int64)
+
+    def _check(self, codec: str, tensor_bytes: object, sparsity: object, grid: object, threads: object) -> None:
+        problems = tensor_problems(codec, tensor_bytes, sparsity, self.codecs) + launch_problems(grid, threads)
+        if problems:
+            raise InputError(problems)
+
+    def _checked(self, codec: str, *given: ArrayLike) -> list[NDArray[Any]]:
+        """The arguments as arrays of one shape, once the first wrong value of each has been looked for."""
+        arrays = np.broadcast_arrays(*(np.asarray(each) for each in given))
+        sizes, shares, grids, threads = arrays
+        wrong = (
+            sizes < 0,
+            ~((shares >= 0) & (shares <= 1)),
+            (grids < 1) | (grids > LARGEST_GRID),
+            ~np.isin(threads, THREADS),
+        )
+        if sizes.size:
+            self._check(
+                codec, *(array.flat[int(bad.argmax())].item() for array, bad in zip(arrays, wrong, strict=True))
+            )
+        return [sizes.astype(np.int64), shares.astype(np.float64), grids.astype(np.int64), threads.astype(np.int64)]
+
+
+@dataclass(frozen=True)
+class FormulaSurface(ResponseSurface):
+    """The formula of this module with the coefficients of one GPU; curves: m(s) by codec, encode and decode."""
+
+    coefficients: GpuCoefficients
+    curves: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        return tuple(self.curves)
+
+    def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return self._time(self.curves[codec][0], tensor_bytes, sparsity, grid, threads)
+
+    def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return self._time(self.curves[codec][1], tensor_bytes, sparsity, grid, threads)
+
+    def _time(self, curve: tuple[float, ...], tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        """The formula in operations that give the same bits for a number and for an array of them."""
+        wide_block = self.coefficients.wide_block
+        if isinstance(grid, int):
+            wide = wide_block if threads != THREADS[0] else 1.0
+            return round(self._of(tensor_bytes * _along(curve, sparsity), grid, threads, wide))
+        wides = np.where(threads != THREADS[0], wide_block, 1.0)
+        return np.rint(self._of(tensor_bytes * _along_array(np.array(curve), sparsity), grid, threads, wides))
+
+    def _of(self, moved: Any, grid: Any, threads: Any, wide: Any) -> Any:
+        gpu = self.coefficients
+        fullest = -(-grid // gpu.multiprocessors)
+        at_memory = moved * (1e9 / gpu.dram_bandwidth)
+        at_multiprocessors = moved * (1e9 / gpu.multiprocessor_rate) / grid * (fullest + gpu.half_threads / threads)
+        blocks = wide * (gpu.block_ns * grid + gpu.contention_ns * (grid * grid))
+        return gpu.launch + (at_memory + at_multiprocessors) + blocks
+
+
+@dataclass(frozen=True)
+class InstantSurface(ResponseSurface):
+    """Codecs that take no time; of: those that take it."""
+
+    of: ResponseSurface
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        return self.of.codecs
+
+    def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return np.zeros_like(tensor_bytes)
+
+    def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return np.zeros_like(tensor_bytes)
+
+
+def _along(curve: tuple[float, ...], sparsity: float) -> float:
+    pieces = len(curve) - 1
+    piece = min(int(sparsity * pieces), pieces - 1)
+    return curve[piece] + (curve[piece + 1] - curve[piece]) * (sparsity * pieces - piece)
+
+
+def _along_array(curve: NDArray[np.float64], sparsity: NDArray[np.float64]) -> NDArray[np.float64]:
+    pieces = len(curve) - 1
+    piece = np.minimum((sparsity * pieces).astype(np.int64), pieces - 1)
+    along: NDArray[np.float64] = curve[piece] + (curve[piece + 1] - curve[piece]) * (sparsity * pieces - piece)
+    return along
+
+
+def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
+    """The surface of a GPU: measured where the file names samples of it, else by its coefficients, else scaled.
+
+    path: a file such as `response.yaml`; None for that one. Scaling takes D and M from the description and everything
+    else from the fitted GPU, so what it tells of another generation is no more than a guess; `basis` says so.
+    Raises `InputError` for a damaged file, and for a GPU that is not in it and whose description does not tell its
+    DRAM bandwidth and multiprocessors; `MissingExtraError` where samples need scikit-learn and it is not installed.
+
+    >>> from simgpu import load_node
+    >>> [response_of(load_node(name).gpu).basis for name in ("v100", "2080ti", "p100")]
+    ['fitted', 'scaled', 'scaled']
+    """
+    from simgpu.compression.codecs.gpu.table import RESPONSE, load_table
+
+    if gpu.instant_codecs:
+        timed = response_of(replace(gpu, instant_codecs=False), path)
+        return InstantSurface(gpu.name, timed.basis, "no time at all", timed)
+    file = path or RESPONSE
+    table = load_table(file)
+    for name, samples in table.measured.items():
+        if gpu.is_called(name):
+            from simgpu.compression.codecs.gpu.measured import MeasuredSurface
+
+            return MeasuredSurface.read(gpu.name, file.parent / samples)
+    for name, coefficients in table.gpus.items():
+        if gpu.is_called(name):
+            return _surface(gpu.name, coefficients, table)
+    return _surface(gpu.name, scaled(gpu, fitted_coefficients(table)), table)
+
+
+def fitted_coefficients(table: ResponseTable) -> GpuCoefficients:
+    """Those of the one GPU that is fitted."""
+    return next(found for found in table.gpus.values() if found.basis == "fitted")
+
+
+def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
+    """Coefficients for another GPU: its own DRAM bandwidth and multiprocessors, the rest unchanged."""
+    named = {"dram_bandwidth": gpu.dram_bandwidth, "multiprocessors": gpu.multiprocessors}
+    missing = [name for name, value in named.items() if value is None]
+    if missing:
+        what = f"codec times of GPU {gpu.name!r} are neither fitted nor measured, nor does its description tell enough"
+        raise InputError.single("", ", ".join(f"gpu.{name}" for name in missing), what, "add what is missing")
+    return fitted.model_copy(update={"basis": "scaled", **named})
+
+
+def _surface(gpu: str, coefficients: GpuCoefficients, table: ResponseTable) -> FormulaSurface:
+    told: dict[Basis, str] = {
+        "fitted": "fitted to figures 5 and 12 of CSWAP, as many coefficients as there are figures less one",
+        "scaled": "scaled from the fitted GPU by DRAM bandwidth and multiprocessors",
+    }
+    curves = {name: (tuple(each.encode), tuple(each.decode)) for name, each in table.codecs.items()}
+    return FormulaSurface(gpu, coefficients.basis, told[coefficients.basis], coefficients, curves)

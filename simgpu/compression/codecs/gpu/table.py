@@ -1,0 +1,97 @@
+"""The coefficients of the response surface: the file beside this module, checked, as plain values.
+
+Imports pydantic and yaml, so import it when needed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, Problem
+from simgpu.io.schema import Bandwidth, FileModel, TimeOrZero, validate
+from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
+
+SCHEMA = "simgpu.response/1"
+RESPONSE = Path(__file__).with_name("response.yaml")
+
+Count = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
+Curve = Annotated[list[Count], Field(min_length=2)]
+
+
+class GpuCoefficients(FileModel):
+    """What a codec's time depends on, of one GPU; `launch` and what blocks cost count once per direction."""
+
+    basis: Literal["fitted", "scaled"]
+    multiprocessors: Annotated[int, Field(ge=1)]
+    dram_bandwidth: Bandwidth = Field(description="bytes moved a second however the kernel is launched")
+    multiprocessor_rate: Bandwidth = Field(description="bytes moved a second by one full multiprocessor")
+    half_threads: Count = Field(description="threads of a multiprocessor that move half as much as it could")
+    launch: TimeOrZero
+    block_ns: Count = Field(description="of each thread block, whatever the tensor")
+    contention_ns: Count = Field(description="of each pair of thread blocks")
+    wide_block: Positive = Field(description="the last two, of blocks of 128 threads over blocks of 64")
+
+
+class CodecCurves(FileModel):
+    """Bytes moved for each byte of a tensor, at sparsities evenly spread from 0 to 1."""
+
+    encode: Curve
+    decode: Curve
+
+
+class ResponseTable(FileModel):
+    """The whole file. measured: CSV files of samples, by GPU, beside the file; they win over coefficients."""
+
+    schema_: Literal["simgpu.response/1"] = Field(alias="schema")
+    gpus: dict[Text, GpuCoefficients]
+    measured: dict[Text, Text] = Field(default_factory=dict)
+    codecs: dict[Text, CodecCurves]
+    sources: dict[Text, Text]
+
+
+@cache
+def load_table(path: Path = RESPONSE) -> ResponseTable:
+    """The coefficients in a file; `InputError` with every problem in it, a number without a source among them.
+
+    >>> load_table().gpus["Tesla V100 PCIe"].basis
+    'fitted'
+    """
+    document = read_yaml_mapping(path, SCHEMA)
+    table = validate(ResponseTable, document.values, lambda place: (document.file, document.place(place)))
+    problems = [*_unsourced(document, table), *_uneven(document, table), *_unfitted(document, table)]
+    if problems:
+        raise InputError(problems)
+    return table
+
+
+def _unsourced(document: YamlMapping, table: ResponseTable) -> list[Problem]:
+    keys = [f"gpus.{name}.{key}" for name in table.gpus for key in GpuCoefficients.model_fields if key != "basis"]
+    keys += [f"codecs.{name}.{key}" for name in table.codecs for key in CodecCurves.model_fields]
+    keys += [f"measured.{name}" for name in table.measured]
+    return [
+        Problem(document.file, document.place(key), "has no source", "say under 'sources' where it comes from")
+        for key in keys
+        if not any(key == source or key.startswith(f"{source}.") for source in table.sources)
+    ]
+
+
+def _uneven(document: YamlMapping, table: ResponseTable) -> list[Problem]:
+    return [
+        Problem(document.file, document.place(f"codecs.{name}"), "encode and decode differ in length", "give as many")
+        for name, curves in table.codecs.items()
+        if len(curves.encode) != len(curves.decode)
+    ]
+
+
+def _unfitted(document: YamlMapping, table: ResponseTable) -> list[Problem]:
+    fitted = [name for name, gpu in table.gpus.items() if gpu.basis == "fitted"]
+    if len(fitted) == 1:
+        return []
+    what = f"{len(fitted)} GPUs are fitted"
+    return [Problem(document.file, document.place("gpus"), what, "fit one, from which others are scaled")]

@@ -1,0 +1,143 @@
+"""The launch tuner: which grid and block size make the codec cheapest for a network.
+
+The expert takes 128 threads, as the paper says, and eight blocks on each multiprocessor, which it does not: see
+`simgpu.compression.codecs.gpu.paper`. The library's defaults are kept: a Gaussian process with a Matern 5/2 kernel, and
+the upper confidence bound with 2.576 standard deviations. Grids start at 1; the paper's start at 0, which no GPU
+launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from simgpu.compression.codecs.gpu.network import network_ns, network_times
+from simgpu.compression.codecs.gpu.response import ResponseSurface
+from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.tensors import SparseTensor
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.hardware.spec import GpuSpec
+
+#: Samples at random, then steps of the search: CSWAP, section IV-D.
+INITIAL, STEPS = 10, 25
+Method = Literal["random", "expert", "bayesian", "grid_search"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a way of choosing came to.
+
+    total_ns: encoding and decoding every tensor once at the setting. evaluations: settings tried. search_ns: what
+    running the codec took in all of them.
+    """
+
+    method: Method
+    setting: LaunchSetting
+    total_ns: int
+    evaluations: int
+    search_ns: int
+
+
+@dataclass(frozen=True)
+class LaunchTuner:
+    """Chooses settings for one codec and the tensors of one network, on one surface."""
+
+    surface: ResponseSurface
+    codec: str
+    tensors: tuple[SparseTensor, ...]
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise InputError.single("", "tensors", "there are none", "give those that the network compresses")
+
+    def at(self, setting: LaunchSetting) -> int:
+        """Nanoseconds at a setting."""
+        return network_ns(self.surface, self.codec, self.tensors, setting)
+
+    def random(self, seed: int = 0) -> Tuned:
+        """One setting drawn at random."""
+        generator = np.random.default_rng(seed)
+        grid, threads = int(generator.integers(1, LARGEST_GRID, endpoint=True)), int(generator.choice(THREADS))
+        return self._without_search("random", LaunchSetting(grid, threads))
+
+    def expert(self, gpu: GpuSpec) -> Tuned:
+        """The setting of `expert_setting`."""
+        return self._without_search("expert", expert_setting(gpu))
+
+    def grid_search(self) -> Tuned:
+        """The best of all settings; of equal ones that with fewer threads, then fewer blocks."""
+        times = network_times(self.surface, self.codec, self.tensors)
+        grids, threads = all_settings()
+        best = int(times.argmin())
+        setting = LaunchSetting(int(grids[best]), int(threads[best]))
+        return Tuned("grid_search", setting, int(times[best]), len(times), int(times.sum()))
+
+    def bayesian(self, seed: int = 0, initial: int = INITIAL, steps: int = STEPS) -> Tuned:
+        """The best of `initial` settings at random and `steps` that the search proposes; the first of equal ones.
+
+        The same seed gives the same setting with the same versions of the libraries. Raises `InputError` for less than
+        one initial setting or a negative number of steps, `MissingExtraError` without bayesian-optimization.
+        """
+        if initial < 1 or steps < 0:
+            told = "give at least 1 initial setting and 0 steps"
+            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", told)
+        tried = self._propose(seed, initial, steps)
+        setting, total = min(tried, key=lambda each: each[1])
+        return Tuned("bayesian", setting, total, len(tried), sum(each for _, each in tried))
+
+    def _propose(self, seed: int, initial: int, steps: int) -> list[tuple[LaunchSetting, int]]:
+        if importlib.util.find_spec("bayes_opt") is None:
+            raise MissingExtraError("tuning a codec's launch", "bayesian-optimization", "cswap")
+        from bayes_opt import BayesianOptimization
+
+        tried: list[tuple[LaunchSetting, int]] = []
+
+        def milliseconds_saved(grid: float, threads: str) -> float:
+            setting = LaunchSetting(int(grid), int(threads))
+            tried.append((setting, self.at(setting)))
+            return -tried[-1][1] / 1e6
+
+        # The library prints every setting that it proposes again, and warns of whole numbers and of length scales at a
+        # bound: none of it is a matter of who tunes a codec.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore", UserWarning)
+            search = BayesianOptimization(
+                milliseconds_saved,
+                {"grid": (1, LARGEST_GRID, int), "threads": tuple(str(count) for count in THREADS)},
+                random_state=seed,
+                verbose=0,
+                allow_duplicate_points=True,
+            )
+            search.maximize(init_points=initial, n_iter=steps)
+        return tried
+
+    def _without_search(self, method: Method, setting: LaunchSetting) -> Tuned:
+        return Tuned(method, setting, self.at(setting), 0, 0)
+
+
+def expert_setting(gpu: GpuSpec) -> LaunchSetting:
+    """Blocks of 128 threads, eight on each multiprocessor. Raises `InputError` where it is not told how many there are.
+
+    >>> from simgpu import load_node
+    >>> str(expert_setting(load_node("v100").gpu))
+    '(640, 128)'
+    """
+    if gpu.multiprocessors is None:
+        what = f"the description of GPU {gpu.name!r} does not tell it"
+        raise InputError.single("", "gpu.multiprocessors", what, "add it")
+    return LaunchSetting(min(EXPERT_BLOCKS * gpu.multiprocessors, LARGEST_GRID), THREADS[-1])
+
+
+def tune_all(
+    surface: ResponseSurface, gpu: GpuSpec, codec: str, tensors: Iterable[SparseTensor], seed: int = 0
+) -> tuple[Tuned, ...]:
+    """The four ways of figure 12: random, expert, Bayesian search, grid search."""
+    tuner = LaunchTuner(surface, codec, tuple(tensors))
+    return tuner.random(seed), tuner.expert(gpu), tuner.bayesian(seed), tuner.grid_search()

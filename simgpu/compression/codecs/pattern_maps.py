@@ -1,0 +1,97 @@
+"""Feature maps made up after a pattern: which values are zero, and what the others are.
+
+A value is positive where a field of random numbers is above a threshold, and zero elsewhere, as behind a ReLU. The
+field is a sum of normal numbers: one for each place, smoothed by a Gaussian so that neighbours in a plane are alike
+(standard deviation 1), and one for each channel, the same in all images, so that some channels are nearly empty and
+some nearly full. The threshold is where it must be for the share of zeros that is asked for. A positive value is what
+the field is above the threshold, times a power of two for each channel; so its mantissa is random to the last bit.
+
+Neighbours are alike further in larger planes, for small planes are what pooling has left of large ones: the smoothing
+goes with the square root of the side (fitted freely, the exponent came to 0.505). It does so up to the largest planes
+that the pattern was fitted to; of larger ones it is not known, and they are smoothed no further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+#: Side of the largest planes among those that the pattern was fitted to.
+LARGEST_SIDE = 32
+
+#: How far smoothing reaches, pixels: the same for all patterns, so that they differ in no random number.
+_REACH = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How zeros and magnitudes lie; see the module.
+
+    channels: standard deviation of what channels add to the field. length: standard deviation of the smoothing in
+    planes of `LARGEST_SIDE` x `LARGEST_SIDE`, pixels. gain: standard deviation of the powers of two.
+    """
+
+    channels: float
+    length: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The random numbers behind feature maps: heights (N, C, H, W), and what each channel is multiplied by."""
+
+    heights: NDArray[np.float64]
+    gains: NDArray[np.float64]
+
+    def maps(self, sparsity: float, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """The feature maps of which that share is zero, to the nearest element; a higher share only adds zeros.
+
+        >>> maps = field_of(Pattern(1.0, 3.0, 1.0), (2, 4, 8, 8), 8, 0).maps(0.75)
+        >>> maps.dtype, maps.shape, int(np.count_nonzero(maps))
+        (dtype('float32'), (2, 4, 8, 8), 128)
+        """
+        zeros = round(self.heights.size * sparsity)
+        threshold = np.partition(self.heights, zeros - 1, axis=None)[zeros - 1] if zeros else self.heights.min() - 1
+        above = np.maximum(self.heights - threshold, 0)
+        maps: NDArray[Any] = (above * self.gains).astype(dtype)
+        lost = (above > 0) & (maps == 0)  # too small for the format
+        maps[lost] = np.finfo(maps.dtype).smallest_subnormal
+        return maps
+
+
+def field_of(pattern: Pattern, shape: tuple[int, int, int, int], side: int, seed: int) -> Field:
+    """Random numbers for maps of a shape (N, C, H, W) cut out of planes with a side; the same for the same seed."""
+    images, channels, height, width = shape
+    random = np.random.default_rng(seed)
+    kernel = _kernel(pattern.length * sqrt(min(side, LARGEST_SIDE) / LARGEST_SIDE))
+    noise = random.standard_normal((images, channels, height + 2 * _REACH, width + 2 * _REACH))
+    heights = _smoothed(_smoothed(noise, kernel, 2), kernel, 3)
+    heights += pattern.channels * _spread(channels, random)
+    return Field(heights, np.exp2(np.round(pattern.gain * _spread(channels, random))))
+
+
+def _spread(channels: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Normal numbers in random order, evenly spread, so that a few channels show what many would."""
+    normal = NormalDist()
+    numbers = np.array([normal.inv_cdf((place + 0.5) / channels) for place in range(channels)])
+    return random.permutation(numbers).reshape(channels, 1, 1)
+
+
+def _kernel(deviation: float) -> NDArray[np.float64]:
+    """A Gaussian that leaves the variance of what it smooths as it is."""
+    weights = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) / deviation) ** 2)
+    kernel: NDArray[np.float64] = weights / np.sqrt((weights**2).sum())
+    return kernel
+
+
+def _smoothed(values: NDArray[np.float64], kernel: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    length = values.shape[axis] - kernel.size + 1
+    result = np.zeros((*values.shape[:axis], length, *values.shape[axis + 1 :]))
+    for begin, weight in enumerate(kernel):
+        result += weight * values.take(range(begin, begin + length), axis)
+    return result

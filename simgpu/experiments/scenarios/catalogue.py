@@ -1,0 +1,64 @@
+"""Scenarios and studies by name: both are files of one folder, told apart by their schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from simgpu.errors import InputError
+from simgpu.experiments.scenarios.model import SCHEMA
+from simgpu.experiments.scenarios.study import STUDY_SCHEMA
+from simgpu.io.shipped import find, shipped_names
+from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
+
+#: What a file of each schema is called, and the command that runs it.
+_WORDS = {SCHEMA: ("a scenario", "run"), STUDY_SCHEMA: ("a study", "study")}
+
+
+def read_file(name_or_path: str | Path, schema: str) -> YamlMapping:
+    """A shipped or own file of a schema; `InputError` names the command for one of the other kind."""
+    path = find("scenarios", name_or_path)
+    try:
+        return read_yaml_mapping(path, schema)
+    except InputError:
+        for other, (word, command) in _WORDS.items():
+            if other != schema and _is_of(path, other):
+                what = f"is {word}, not {_WORDS[schema][0]}"
+                raise InputError.single(path, "schema", what, f"use: simgpu {command} {name_or_path}") from None
+        raise
+
+
+def _is_of(path: Path, schema: str) -> bool:
+    try:
+        read_yaml_mapping(path, schema)
+    except InputError:
+        return False
+    return True
+
+
+def shipped_scenarios() -> Mapping[str, str]:
+    """Names and descriptions of the scenarios that ship.
+
+    >>> "quickstart" in shipped_scenarios(), "cswap-6a" in shipped_scenarios()
+    (True, False)
+    """
+    return _shipped(SCHEMA)
+
+
+def shipped_studies() -> Mapping[str, str]:
+    """Names and descriptions of the studies that ship.
+
+    >>> "cswap-6a" in shipped_studies()
+    True
+    """
+    return _shipped(STUDY_SCHEMA)
+
+
+def _shipped(schema: str) -> Mapping[str, str]:
+    found = {}
+    for name in shipped_names("scenarios"):
+        path = find("scenarios", name)
+        if _is_of(path, schema):
+            found[name] = str(read_yaml_mapping(path, schema).values.get("description", ""))
+    return MappingProxyType(found)

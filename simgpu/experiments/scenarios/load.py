@@ -1,0 +1,135 @@
+"""Loading a scenario or a trace by name or path, with every problem in every file they lead to told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.scenarios.catalogue import read_file
+from simgpu.experiments.scenarios.model import SCHEMA, Outputs, Scenario, ScenarioFile
+from simgpu.experiments.scenarios.reading import Reading
+from simgpu.experiments.scenarios.sweep_axes import SweepSection, axes_of, count_of, section_problems
+from simgpu.graph.work import not_told
+from simgpu.hardware.spec import NodeSpec
+from simgpu.io.schema import validate
+from simgpu.io.shipped import find, shipped_folder
+from simgpu.io.yaml_files import YamlMapping
+from simgpu.policies.base import Policy
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Trace
+
+
+def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
+    """A trace by its shipped name or its folder; a relative path starts at `base`, or at the current folder.
+
+    Raises `InputError` with every problem of the folder's files.
+    """
+    return read_trace(find("traces", name_or_path, base))
+
+
+def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
+    """A scenario by its shipped name or its file, with its trace, node and policies loaded and checked.
+
+    overrides: values by dotted key, of the scenario (``iterations``, ``outputs.folder``) or of its node
+    (``node.gpu.memory``), quantities as texts with units. They win over the file's own ``overrides``. A path
+    in an override starts at the current folder, one in the file at the file's folder.
+
+    Raises `InputError` with the problems of the scenario, the node, the trace and the policies together.
+    """
+    return ScenarioLoading(read_file(name_or_path, SCHEMA), dict(overrides or {})).scenario()
+
+
+def make_scenario(values: Mapping[str, object], source: str, overrides: Mapping[str, object] | None = None) -> Scenario:
+    """The scenario that a file with these values would be, where there is no file; paths start at the current folder.
+
+    values: as a file has them, without `schema`. source: what problems name in place of a file. overrides, and what
+    is raised: as `load_scenario`.
+
+    >>> made = make_scenario({"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none"}, "an example")
+    >>> made.trace.name, made.node.name, made.iterations
+    ('resnet20-cifar-cpu', 'laptop-2gb', 3)
+    """
+    return ScenarioLoading(YamlMapping(source, {"schema": SCHEMA, **values}, {}), dict(overrides or {})).scenario()
+
+
+class ScenarioLoading(Reading):
+    """One scenario on its way in."""
+
+    def scenario(self) -> Scenario:
+        """The scenario; raises `InputError` with every problem found."""
+        values = self.values
+        file = self.attempt(lambda: validate(ScenarioFile, values, self.where))
+        node = self.node(values.get("node"), "node", {"overrides": values.get("overrides")})
+        trace = self.trace(values.get("trace"), "trace", node, values.get("node"))
+        self.check_policies()
+        self.budget(file.budget if file else None, values.get("budget"), "budget", node)
+        if file and node and trace and "power" in file.outputs.plots:
+            self._check_power(node, trace)
+        asked = file.data_parallel if file else None
+        how = self.data_parallel(asked, "data_parallel", node, (trace.info.batch,)) if node and trace else None
+        points = self._points(file.sweep) if file and file.sweep else 0
+        if self.problems or file is None or node is None or trace is None:
+            raise InputError(map(self._or_swept, self.problems))
+        outputs = file.outputs
+        return Scenario(
+            name=file.name or Path(self.document.file).stem,
+            description=file.description,
+            trace=trace,
+            node=node,
+            policies=tuple(file.policies),
+            budget=file.budget,
+            iterations=file.iterations,
+            epoch=file.epoch,
+            seed=file.seed,
+            pool=file.pool,
+            alignment=file.alignment,
+            outputs=Outputs(
+                folder=Path(outputs.folder) if outputs.folder is not None else None,
+                timeline=tuple(dict.fromkeys(outputs.timeline)),
+                plots=tuple(dict.fromkeys(outputs.plots)),
+                image=outputs.image,
+            ),
+            data_parallel=how,
+            swept=f"{points} points, run by: simgpu sweep {self._source}" if points else "",
+        )
+
+    @property
+    def _source(self) -> str:
+        """What a command calls the file."""
+        path = Path(self.document.file)
+        return path.stem if path.parent == shipped_folder("scenarios") else self.document.file
+
+    def _points(self, section: SweepSection) -> int:
+        """How many points the scenario's sweep has."""
+        self.problems += section_problems(section, self.where)
+        return count_of(axes_of(section))
+
+    def _or_swept(self, problem: Problem) -> Problem:
+        """A problem, telling of what is missing that the file's sweep may give it."""
+        if problem.what != "is missing" or "sweep" not in self.document.lines:
+            return problem
+        return replace(problem, remedy=f"{problem.remedy}, or run the sweep: simgpu sweep {self._source}")
+
+    def _check_power(self, node: NodeSpec, trace: Trace) -> None:
+        """A figure of the power is asked for: node and trace must tell enough for one."""
+        if node.gpu.power is None:
+            what = f"there is no figure of the power: node {node.name} does not state what its GPU draws"
+            self.tell("outputs.plots", what, "leave power out, or give gpu.power (configs/README.md)")
+        elif missing := not_told(trace):
+            self.tell("outputs.plots", f"there is no figure of the power: {missing}", "leave power out")
+
+    def check_policies(self) -> None:
+        """Unknown policies, unknown or wrong parameters, and the same policy twice."""
+        written = self.values.get("policies")
+        entries = [written] if isinstance(written, str | dict) else written if isinstance(written, list) else []
+        seen: list[Policy] = []
+        for index, entry in enumerate(entries):
+            place = f"policies[{index}]" if entries is written else "policies"
+            policy = self.policy(entry, place)
+            if policy is None:
+                continue
+            if policy in seen:
+                self.tell(place, f"{entry!r} is given twice", "keep one of them")
+            seen.append(policy)

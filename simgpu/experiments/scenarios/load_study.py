@@ -1,0 +1,310 @@
+"""Loading a study by name or path, with every problem in every file it leads to told at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Any, get_args
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.experiments.scenarios.catalogue import read_file
+from simgpu.experiments.scenarios.library import Library
+from simgpu.experiments.scenarios.model import PolicyChoice
+from simgpu.experiments.scenarios.reading import Reading
+from simgpu.experiments.scenarios.study import (
+    AGGREGATES,
+    STUDY_SCHEMA,
+    Alone,
+    OfSweep,
+    Published,
+    PublishedSection,
+    RunSection,
+    Study,
+    StudyFile,
+    StudyRun,
+)
+from simgpu.hardware.spec import NodeSpec
+from simgpu.io.schema import validate
+from simgpu.trace.model import Trace
+
+
+def load_study(
+    name_or_path: str | Path, overrides: Mapping[str, object] | None = None, *, library: Library | None = None
+) -> Study:
+    """A study by its shipped name or its file, with its traces, nodes and policies loaded and checked.
+
+    overrides: values by dotted key, of the study (``epochs``, ``runs.CSWAP.policy``) or of all its nodes
+    (``node.gpu.memory``). They win over the file's own. Paths start as those of a scenario (`load_scenario`). A trace
+    or run that is null (``traces.VGG16``: None) is left out, and what is published of it. library: what earlier studies
+    have loaded, which is not loaded again.
+
+    Raises `InputError` with the problems of the study, its nodes, traces and policies together.
+
+    >>> study = load_study("cswap-6a", {"epochs": [0, 48]})
+    >>> study.baseline, study.epochs, study.traces["VGG16"].info.batch
+    (('vDNN',), (0, 48), 2560)
+    """
+    return StudyReading(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {}), library).study()
+
+
+class StudyReading(Reading):
+    """One study on its way in."""
+
+    @cached_property
+    def sweeps(self) -> dict[str, tuple[str, ...]]:
+        """By its label, what the traces of each sweep of batches are called, also of those that could not be read."""
+        written = {label: tuple(_swept(label, entry)) for label, entry in self._labelled("traces")}
+        return {label: batches for label, batches in written.items() if batches}
+
+    def study(self) -> Study:
+        """The study; raises `InputError` with every problem found."""
+        self._leave_out()
+        file = self.attempt(lambda: validate(StudyFile, self.values, self.where))
+        everywhere = {"overrides": self.values.get("overrides")}
+        node = self.node(self.values.get("node"), "node", everywhere)
+        networks = {label: self._traces(label, entry, node) for label, entry in self._labelled("traces")}
+        traces = {label: trace for found in networks.values() for label, trace in found.items()}
+        self._check_traces(networks)
+        if self.sweeps and self.values.get("largest_batch"):
+            what = f"searches the batches that {', '.join(self.sweeps)} sweeps"
+            self.tell("largest_batch", what, "give every trace one batch, with which the search begins")
+        nodes = {label: self._run(label, run, node, everywhere) for label, run in self._labelled("runs")}
+        runs = tuple(run for label in nodes for run in self._runs(label, file, nodes[label], traces)) if file else ()
+        self._check_unique(runs)
+        published = self._check_labels(file, runs) if file is not None else ()
+        if self.problems or file is None:
+            # the same node or trace named twice tells its problems twice
+            raise InputError(dict.fromkeys(self.problems))
+        return Study(
+            name=file.name or Path(self.document.file).stem,
+            description=file.description,
+            paper=file.paper,
+            notes=tuple(file.notes),
+            traces=traces,
+            sweeps=self.sweeps,
+            runs=runs,
+            baseline=tuple(dict.fromkeys(file.baseline)),
+            epochs=tuple(dict.fromkeys(file.epochs)),
+            iterations=file.iterations,
+            seed=file.seed,
+            published=published,
+            tables=tuple(dict.fromkeys(file.tables)),
+            largest_batch=file.largest_batch,
+        )
+
+    def _leave_out(self) -> None:
+        """Drop traces and runs that are null, and what is published of them or compared with them."""
+        named: list[object] = []
+        gone: set[object] = set()
+        for key in ("traces", "runs"):
+            null = [label for label, entry in self._labelled(key) if entry is None]
+            if null and len(null) < len(self.values[key]):
+                self.values[key] = {label: entry for label, entry in self._labelled(key) if label not in null}
+                named += null
+                had = self.document.values.get(key)
+                points = [_swept(label, had.get(label)) for label in null] if isinstance(had, dict) else []
+                gone.update(null, *points)
+        if not gone:
+            return
+        told = f"Left out: {', '.join(map(str, named))}. Means are of the rest, also where a paper's are of all."
+        if isinstance(notes := self.values.get("notes", []), list):
+            self.values["notes"] = [*notes, told]
+        for key in ("published", "baseline"):
+            written = self.values.get(key)
+            if isinstance(written, list):
+                self.values[key] = [each for each in written if gone.isdisjoint(_labels_in(each))]
+        for row in self.values.get("published") or ():
+            if isinstance(row, dict) and isinstance(row.get("without"), list):
+                row["without"] = [label for label in row["without"] if label not in gone]
+        if isinstance(written := self.values.get("published"), list):
+            left = [label for label, _ in self._labelled("traces")]
+            self.values["published"] = [row for row in written if not all(label in _left_out(row) for label in left)]
+        for _, run in self._labelled("runs"):
+            if isinstance(run, dict) and isinstance(run.get("for_trace"), dict):
+                run["for_trace"] = {label: each for label, each in run["for_trace"].items() if label not in gone}
+
+    def _labelled(self, key: str) -> list[tuple[str, Any]]:
+        """What is written under a key by label; nothing where that is no mapping, of which the file's model tells."""
+        written = self.values.get(key)
+        return list(written.items()) if isinstance(written, dict) else []
+
+    def _traces(self, label: str, entry: object, node: NodeSpec | None) -> dict[str, Trace]:
+        """A trace by its label, or those of a sweep of batches by theirs; nothing where they could not be read."""
+        place = f"traces.{label}"
+        if label in AGGREGATES:
+            self.tell(place, f"{label!r} stands for all traces together", "give it another label")
+        if isinstance(entry, dict) and not {"batches", "trace"}.isdisjoint(entry):
+            found = self.batches(entry, place, node, self.values.get("node"))
+            return {_point(label, trace.info.batch): trace for trace in found}
+        trace = self.trace(entry, place, node, self.values.get("node"))
+        return {label: trace} if trace is not None else {}
+
+    def _check_traces(self, networks: Mapping[str, object]) -> None:
+        """No trace that is called as one of a sweep."""
+        for label, batches in self.sweeps.items():
+            for other in networks.keys() & batches:
+                self.tell(f"traces.{other}", f"is also what {label!r} has at that batch", "give it another label")
+
+    def _run(self, label: str, run: object, own: NodeSpec | None, everywhere: dict[str, Any]) -> NodeSpec | None:
+        """The node of a run, once its policy has been looked at."""
+        if not isinstance(run, dict):
+            return None  # the model of the file has already said so
+        place = f"runs.{label}"
+        self.policy(run.get("policy"), f"{place}.policy")
+        changes = run.get("for_trace")
+        for trace, change in changes.items() if isinstance(changes, dict) else ():
+            if isinstance(change, dict) and change.get("policy") is not None:
+                self.policy(change["policy"], f"{place}.for_trace.{trace}.policy")
+        if run.get("node") is None and not run.get("overrides"):
+            return own
+        sections = {f"{place}.overrides": run.get("overrides"), **everywhere}
+        if run.get("node") is None:
+            return self.node(self.values.get("node"), "node", sections)
+        return self.node(run["node"], f"{place}.node", sections)
+
+    def _runs(
+        self, label: str, file: StudyFile, node: NodeSpec | None, traces: Mapping[str, Trace]
+    ) -> Iterator[StudyRun]:
+        """A run, or each of the runs of a sweep; nothing where its node could not be read."""
+        section, written, place = file.runs[label], self.values["runs"][label], f"runs.{label}"
+        self.budget(section.budget, written.get("budget"), f"{place}.budget", node)
+        for number, size in enumerate(section.budgets):
+            self.budget(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
+        batches = tuple(trace.info.batch for trace in traces.values())
+        how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
+        for trace, change in section.for_trace.items():
+            at = f"{place}.for_trace.{trace}"
+            self._known(trace, self._traces_of(file), at, "trace")
+            if change.policy is None and change.budget is None:
+                self.tell(at, "changes nothing", "give it a policy or a budget, or leave it out")
+            self.budget(change.budget, written["for_trace"][trace].get("budget"), f"{at}.budget", node)
+        if node is None:
+            return
+        run = StudyRun(label, section.policy, node, section.budget, how, changed=self._changed(section))
+        if not section.budgets and not section.oversubscription:
+            yield run
+        for text, share in zip(written.get("oversubscription") or (), section.oversubscription, strict=True):
+            changed = {name: (self._policy_on(run, name), _shrunk(trace, share)) for name, trace in traces.items()}
+            for name, (_, size) in changed.items():
+                at = f"{place}.oversubscription"
+                self.budget(size, f"{name}'s peak, of which {text} is too much,", at, node)
+            yield replace(run, label=_point(label, text), sweep=label, oversubscribed=share, changed=changed)
+        for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
+            yield replace(run, label=_point(label, text), budget=size, sweep=label)
+
+    def _policy_on(self, run: StudyRun, trace: str) -> PolicyChoice | None:
+        return run.changed.get(trace, (None, None))[0]
+
+    def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
+        """What differs on traces by their labels; what is written of one batch wins over what is of all."""
+        found: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        for label, change in sorted(section.for_trace.items(), key=lambda item: item[0] not in self.sweeps):
+            for trace in self.sweeps.get(label, (label,)):
+                policy, budget = found.get(trace, (None, None))
+                found[trace] = (change.policy or policy, budget if change.budget is None else change.budget)
+        return found
+
+    def _traces_of(self, file: StudyFile) -> tuple[str, ...]:
+        """The labels of the file's traces, and those of the batches of its sweeps."""
+        return (*file.traces, *(trace for batches in self.sweeps.values() for trace in batches))
+
+    def _check_unique(self, runs: tuple[StudyRun, ...]) -> None:
+        """No two runs of the same label, and no run that is called as a sweep."""
+        taken = Counter(run.label for run in runs)
+        for run in dict.fromkeys(run.sweep for run in runs if taken[run.label] > 1 and run.sweep):
+            key = (
+                "budgets" if any(each.budget is not None for each in runs if each.sweep == run) else "oversubscription"
+            )
+            self.tell(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
+
+    def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[Published, ...]:
+        """Baselines and published numbers of runs and traces that there are."""
+        listed = isinstance(self.values.get("baseline"), list)
+        known = dict.fromkeys((*file.runs, *(run.label for run in runs)))
+        for number, label in enumerate(file.baseline):
+            self._known(label, known, f"baseline[{number}]" if listed else "baseline", "run")
+        return tuple(
+            self._published(row, f"published[{at}]", file, known, runs) for at, row in enumerate(file.published)
+        )
+
+    def _published(
+        self, row: PublishedSection, place: str, file: StudyFile, known: Iterable[str], runs: tuple[StudyRun, ...]
+    ) -> Published:
+        alone = row.told in get_args(Alone)
+        over = "" if row.run is None or alone else row.over if row.over is not None else file.baseline[0]
+        if row.run is not None:
+            self._known(row.run, known, f"{place}.run", "run")
+            if row.over is not None:
+                self._known(over, known, f"{place}.over", "run")
+            if row.run == over:
+                remedy = "name another run, or another to compare it with"
+                self.tell(f"{place}.run", f"{over!r} is compared with itself", remedy)
+            self._check_sweeps(row.run, over, place, runs)
+        self._check_of(row, place, file)
+        if row.without and row.of not in AGGREGATES:
+            remedy = f"leave it out, or write of: {', '.join(AGGREGATES)}"
+            self.tell(f"{place}.without", f"{row.of!r} is one trace, of which none can be left out", remedy)
+        note = row.note.strip()
+        return Published(
+            row.run or "", over, row.of, row.value, row.told, row.source, tuple(row.without), note, row.memory
+        )
+
+    def _check_of(self, row: PublishedSection, place: str, file: StudyFile) -> None:
+        """A published number is of traces that there are, or of a sweep of them, and leaves some."""
+        whole = row.told in get_args(OfSweep)
+        known = tuple(file.traces) if whole else self._traces_of(file)
+        self._known(row.of, (*AGGREGATES, *known), f"{place}.of", "sweep of batches" if whole else "trace")
+        for number, label in enumerate(row.without):
+            self._known(label, known, f"{place}.without[{number}]", "trace")
+        left = set(row.without)
+        if all(label in left or left.issuperset(self.sweeps.get(label, (label,))) for label in file.traces):
+            self.tell(f"{place}.without", "leaves no trace", "name fewer")
+
+    def _check_sweeps(self, label: str, over: str, place: str, runs: tuple[StudyRun, ...]) -> None:
+        """What is compared with a sweep needs a run of the same budget in it."""
+        theirs = {run.point for run in runs if run.sweep == over}
+        ours = {run.point for run in runs if label in (run.label, run.sweep)}
+        if over and theirs and not theirs.issuperset(ours):
+            what = f"{over!r} is a sweep, and has no run for every budget of {label!r}"
+            self.tell(f"{place}.run", what, f"give {label!r} budgets of {over!r} only, or compare it with another run")
+
+    def _known(self, label: str, known: Iterable[str], place: str, word: str) -> None:
+        if label not in known:
+            self.tell(place, f"there is no {word} {label!r}", did_you_mean(label, known))
+
+
+def _point(label: str, at: object) -> str:
+    """What a sweep's trace or run is called at one of its batches or budgets."""
+    return f"{label} {str(at).strip()}"
+
+
+def _shrunk(trace: Trace, share: float) -> int:
+    """The memory that the trace's peak is so much more than, rounded up; by recorded lifetimes where they are known."""
+    from simgpu.trace.stats import trace_stats
+
+    stats = trace_stats(trace)
+    peak = stats.peak_recorded or stats.peak_needed
+    return 0 if peak is None else ceil(peak.bytes / (1 + Fraction(str(share))))
+
+
+def _swept(label: str, entry: object) -> list[str]:
+    """What the traces or runs of a sweep are called, as it is written; nothing for what is no sweep."""
+    keys = ("batches", "budgets", "oversubscription")
+    points = next((entry[key] for key in keys if entry.get(key)), None) if isinstance(entry, dict) else None
+    return [_point(label, at) for at in points] if isinstance(points, list) else []
+
+
+def _left_out(row: object) -> list[object]:
+    """The labels that a published row is not of."""
+    without = row.get("without") if isinstance(row, dict) else None
+    return without if isinstance(without, list) else []
+
+
+def _labels_in(entry: object) -> list[object]:
+    """The labels that a published row or a baseline names."""
+    return [entry.get(key) for key in ("run", "over", "of")] if isinstance(entry, dict) else [entry]

@@ -1,0 +1,209 @@
+"""What a scenario is, in the file and in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
+
+from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.experiments.scenarios.modelled import WrittenTrace
+from simgpu.experiments.scenarios.sweep_axes import SweepSection
+from simgpu.hardware.spec import BuddyMode
+from simgpu.io.schema import Alignment, FileModel, Size
+from simgpu.policies.labels import policy_label
+from simgpu.policies.registry import make_policy
+from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.notes import kernel_times
+from simgpu.units import format_bandwidth, format_bytes
+
+if TYPE_CHECKING:
+    from simgpu.hardware.spec import NodeSpec
+    from simgpu.trace.model import Trace
+
+SCHEMA = "simgpu.scenario/1"
+Pool = Literal["counting", "addressed"]
+TimelineFormat = Literal["csv", "parquet", "perfetto"]
+PlotKind = Literal["timeline", "memory", "run", "power"]
+ImageFormat = Literal["png", "svg"]
+
+
+class PolicyChoice(NamedTuple):
+    """A policy by name, and the parameters that differ from its defaults."""
+
+    name: str
+    parameters: Mapping[str, object]
+
+
+class PolicyEntry:
+    """Metadata of a policy in a file: ``vdnn``, or ``vdnn: {mode: conv}`` where parameters are given."""
+
+    @staticmethod
+    def read(value: object) -> PolicyChoice:
+        """The choice; `ValueError` says how to write one."""
+        match value:
+            case str():
+                return PolicyChoice(value, {})
+            case dict() if len(value) == 1:
+                ((name, parameters),) = value.items()
+                if isinstance(name, str) and (parameters is None or isinstance(parameters, dict)):
+                    return PolicyChoice(name, parameters or {})
+        raise ValueError(f"{value!r} is not a policy: write a name, or 'name: {{parameter: value}}'")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        from simgpu.policies.registry import describe, policy_names
+
+        names = policy_names()
+        with_parameters = {
+            name: {
+                "type": ["object", "null"],
+                "properties": {found.name: {"description": found.description} for found in describe(name).parameters},
+                "additionalProperties": False,
+            }
+            for name in names
+        }
+        single = {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+        return {"anyOf": [{"enum": list(names)}, {**single, "properties": with_parameters}]}
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str | dict) else value
+
+
+class OutputsSection(FileModel):
+    """What is written to disk. Without a folder, here or on the command line, nothing is."""
+
+    folder: str | None = Field(default=None, min_length=1, description="from the folder in which simgpu is started")
+    timeline: list[TimelineFormat] = Field(default=["csv"], description="formats of each policy's timeline")
+    plots: list[PlotKind] = Field(default=[], description="figures of each policy's run")
+    image: ImageFormat = Field(default="png", description="format of the figures")
+
+
+class DataParallelSection(FileModel):
+    """Several GPUs of the node that train together, each on an equal share of the batch.
+
+    They exchange gradients as in moDNN, through host memory; NCCL's collectives are not simulated.
+    """
+
+    gpus: int = Field(ge=1, description="how many; the batch must divide among them")
+    exchange: Literal["gather", "host"] = Field(
+        default="host",
+        description="as in moDNN, not NCCL; gather: GPU 0 adds up the gradients at the end; host: its cores do, during "
+        "the last sub-batch",
+    )
+    cores: int = Field(default=1, ge=1, description="cores of the host that add up gradients")
+
+
+class ScenarioFile(FileModel):
+    """A scenario as written in its file."""
+
+    schema_: Literal["simgpu.scenario/1"] = Field(alias="schema")
+    name: str | None = Field(default=None, min_length=1, description="without: the file's name")
+    description: str = ""
+    trace: WrittenTrace = Field(description="what was recorded, or a network of the zoo that is modelled")
+    node: str = Field(min_length=1, description="a shipped node, or a YAML file as seen from this file")
+    overrides: dict[str, Any] = Field(
+        default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
+    )
+    budget: Size | None = Field(default=None, description="device memory the program may use; without: all of it")
+    policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
+        min_length=1, description="one or several policies, run one after the other"
+    )
+    data_parallel: DataParallelSection | None = Field(
+        default=None, description="several GPUs; without: one, with its link to itself"
+    )
+    iterations: int = Field(default=3, ge=1, le=10_000, description="how many times the recorded iteration is run")
+    epoch: int = Field(default=0, ge=0, description="of training, where the trace tells how sparsity changes with it")
+    seed: int = Field(default=0, ge=0, description="of the policies that draw random numbers")
+    pool: Pool | None = Field(default=None, description="how device memory is allotted; without: the policy's own way")
+    alignment: Alignment | None = Field(default=None, description="of every allocation; without: the node's")
+    outputs: OutputsSection = OutputsSection()
+    sweep: SweepSection | None = Field(default=None, description="many points that `simgpu sweep` runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a run writes: nothing when `folder` is None."""
+
+    folder: Path | None
+    timeline: tuple[TimelineFormat, ...]
+    plots: tuple[PlotKind, ...]
+    image: ImageFormat
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scenario:
+    """Everything a run needs, loaded and checked.
+
+    budget: bytes of device memory, None for all that the node has. pool and alignment (bytes): None for what the
+    policy and the node say. epoch: of training, from 0. data_parallel: several GPUs, None for one. swept: what is told
+    of the file's sweep, which is not a part of the scenario; empty where there is none.
+    """
+
+    name: str
+    description: str
+    trace: Trace
+    node: NodeSpec
+    policies: tuple[PolicyChoice, ...]
+    budget: int | None
+    iterations: int
+    epoch: int
+    seed: int
+    pool: Pool | None
+    alignment: int | None
+    outputs: Outputs
+    data_parallel: DataParallel | None = None
+    swept: str = ""
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What is run on what, and where the numbers come from, in a few lines of name and text."""
+        node, link = self.node, self.node.link
+        times = kernel_times(self.trace.info, node.gpu)
+        speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
+        return [
+            *([("about", self.description)] if self.description else []),
+            *self.trace.facts(),
+            ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {speeds}"),
+            *([("memory", _compressed(node))] if node.gpu.buddy else []),
+            *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
+            *([("sweep", self.swept)] if self.swept else []),
+            *([("times", times)] if times else []),
+        ]
+
+    def _on_gpus(self, how: DataParallel) -> str:
+        batch = self.trace.info.batch
+        return f"{how.gpus} train {batch // how.gpus} of {batch} samples each; {how.told}"
+
+    def _all_facts(self) -> list[tuple[str, str]]:
+        policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
+        budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
+        run = f"{self.iterations} iterations, seed {self.seed}" + (f", {self.pool} pool" if self.pool else "")
+        run += f", epoch {self.epoch}" if self.epoch else ""
+        return [("scenario", self.name), *self.facts(), ("policies", policies), *budget, ("run", run)]
+
+    def __repr__(self) -> str:
+        return facts_text(self._all_facts())
+
+    def _repr_html_(self) -> str:
+        return facts_html(self._all_facts())
+
+
+def _compressed(node: NodeSpec) -> str:
+    """What the node's compressed memory is like, for policies that allocate in it."""
+    buddy = node.gpu.buddy
+    assert buddy is not None
+    if buddy.mode is BuddyMode.BANDWIDTH_ONLY:
+        return "compressed on its way between memory and L2, which saves no room"
+    link = buddy.link or node.link
+    speeds = f"{format_bandwidth(link.d2h_bandwidth)} out, {format_bandwidth(link.h2d_bandwidth)} in"
+    return (
+        f"compressed, targets for each {buddy.granularity} at threshold {buddy.threshold:.4g}; buddy memory: {speeds}"
+    )

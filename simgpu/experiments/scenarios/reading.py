@@ -1,0 +1,259 @@
+"""What reading a scenario and reading a study have in common: overrides, and every problem told at its place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.scenarios.library import Library
+from simgpu.experiments.scenarios.model import DataParallelSection, PolicyEntry
+from simgpu.experiments.scenarios.modelled import ModelledBatches, ModelledTrace, TraceBatches
+from simgpu.graph.replicate import Exchange
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.io.schema import path_steps, put, validate
+from simgpu.io.shipped import find
+from simgpu.io.yaml_files import YamlMapping
+from simgpu.policies.base import Policy
+from simgpu.policies.registry import make_policy
+from simgpu.program.data_parallel import DataParallel, priced, share_of
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
+from simgpu.workloads.rescale import at_batch
+
+_NODE = "node."
+#: What people write who leave that prefix out.
+_NODE_PARTS = ("gpu.", "link.", "host.")
+Loaded = TypeVar("Loaded")
+
+
+def inside_named_trace(values: Mapping[str, Any], key: str, given: Collection[str]) -> tuple[str, str] | None:
+    """What is wrong with a dotted key inside a trace that is given by its name, and a remedy; None of all other keys.
+
+    Only a network of the zoo has keys, and a mapping with them would take the place of the name. values: of the file.
+    given: all keys, among them those that put a network in that place.
+
+    >>> inside_named_trace({"trace": "vgg11-cifar-cpu"}, "trace.batch", ["trace.batch"])[0]
+    "the trace 'vgg11-cifar-cpu' is given by its name and has one batch; trace.batch is that of a network of the zoo"
+    """
+    head, *inside = path_steps(key)
+    if head not in ("trace", "traces") or len(inside) < (1 if head == "trace" else 2):
+        return None
+    outer, named = "trace", values.get(head)
+    if head == "traces":
+        label = inside.pop(0)
+        outer, named = f"traces.{label}", named.get(label) if isinstance(named, dict) else None
+    if not isinstance(named, str) or not {outer, f"{outer}.zoo", f"{outer}.trace"}.isdisjoint(given):
+        return None
+    modelled = f"to model a network, give all of it: {outer}: {{zoo: NETWORK, batch: N}}"
+    what = f"the trace '{named}' is given by its name"
+    if inside[0] not in ("batch", "batches"):
+        return f"{what}; {key} is that of a network of the zoo", modelled
+    recorded = f"'traces: {{LABEL: {{trace: {named}, batches: [16, 32]}}}}' (simgpu study)"
+    remedy = f"a study runs a recorded trace at other batches: {recorded}; {modelled}"
+    return f"{what} and has one batch; {key} is that of a network of the zoo", remedy
+
+
+class Reading:
+    """A file on its way in: its values with the overrides in place, and the problems found so far.
+
+    overrides: values by dotted key; those of the node are kept apart. library: what earlier readings have loaded.
+    """
+
+    def __init__(self, document: YamlMapping, overrides: Mapping[str, object], library: Library | None = None) -> None:
+        self.document = document
+        self.library = library or Library()
+        self.changes = {key: value for key, value in overrides.items() if not key.startswith(_NODE)}
+        self.node_changes = {key: value for key, value in overrides.items() if key.startswith(_NODE)}
+        self.values: dict[str, Any] = copy.deepcopy(dict(document.values))
+        self.problems: list[Problem] = []
+        for key, value in self.changes.items():
+            if wrong := inside_named_trace(self.values, key, self.changes):
+                self.problems.append(Problem("override", key, *wrong))
+            else:
+                put(self.values, key, value)
+
+    def where(self, place: str) -> tuple[str, str]:
+        """File and place of a dotted key for a message."""
+        if self._is_changed(place):
+            return "override", place
+        if place not in self.document.lines:
+            made = [key for key in self.changes if key.startswith((f"{place}.", f"{place}["))]
+            if made:
+                return "override", made[0]
+        return self.document.file, self.document.place(place)
+
+    def attempt(self, load: Callable[[], Loaded], place: str = "", sections: tuple[str, ...] = ()) -> Loaded | None:
+        """What `load` gives. None if there are problems, which are kept; those without a file are told at `place`.
+
+        sections: where changes of the node may stand in the file, the nearest first.
+        """
+        try:
+            return load()
+        except InputError as error:
+            self.problems += [self._at_home(problem, place, sections) for problem in error.problems]
+            return None
+
+    def node(self, written: object, place: str, sections: Mapping[str, object]) -> NodeSpec | None:
+        """The node named at a place, with the changes of these sections of the file, the nearest first."""
+        changes: dict[str, object] = {}
+        for section in reversed(tuple(sections)):
+            changes |= self._node_changes_in(section, sections[section])
+        if not (isinstance(written, str) and written):
+            return None  # the model of the file has already said so
+        changes |= {key.removeprefix(_NODE): value for key, value in self.node_changes.items()}
+        return self.attempt(lambda: self._load_node(written, changes, place), place, tuple(sections))
+
+    def _load_node(self, name: str, changes: Mapping[str, object], place: str) -> NodeSpec:
+        base = self._base(place)
+        # texts of dictionaries tell the order of their keys too, which the node's name does
+        return self.library.get(("node", name, base, repr(changes)), lambda: load_node(name, changes, base))
+
+    def trace(self, written: object, place: str, node: NodeSpec | None, node_name: object) -> Trace | None:
+        """The trace named at a place, or modelled there for the node's GPU where none is given."""
+        if isinstance(written, str) and written:
+            return self.attempt(lambda: self._read_trace(written, place), place)
+        if not isinstance(written, dict):
+            return None  # the model of the file has already said so
+        entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
+        gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
+        if entry is None or gpu is None:
+            return None
+        return self.made(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
+
+    def _read_trace(self, name: str, place: str) -> Trace:
+        folder = find("traces", name, self._base(place))
+        return self.library.get(("trace", folder), partial(read_trace, folder))
+
+    def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
+        """The traces of the sweep of batches at a place; none from the first on that cannot be told."""
+        model: type[TraceBatches | ModelledBatches] = TraceBatches if "trace" in written else ModelledBatches
+        entry = self.attempt(lambda: validate(model, written, lambda inner: self.where(f"{place}.{inner}")))
+        if entry is None:
+            return []
+        make = self._maker(entry, place, node, node_name)
+        if make is None:
+            return []
+        found: list[Trace] = []
+        for batch in entry.batches:
+            trace = self.made(partial(make, batch), place)
+            if trace is None:
+                break
+            found.append(trace)
+        return found
+
+    def _maker(
+        self, entry: TraceBatches | ModelledBatches, place: str, node: NodeSpec | None, node_name: object
+    ) -> Callable[[int], Trace] | None:
+        """What gives the trace of a sweep at a batch; None where something it needs could not be read."""
+        if isinstance(entry, ModelledBatches):
+            gpu = self.gpu_for(entry.gpu, place, node, node_name)
+            return None if gpu is None else lambda batch: entry.at(batch, *gpu)
+        trace = self.trace(entry.trace, f"{place}.trace", node, node_name)
+        if trace is None:
+            return None
+        # the node's own file may know more of a GPU than the shipped one of that name
+        own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+        return lambda batch: at_batch(trace, batch, own)
+
+    def gpu_for(
+        self, named: str | None, place: str, node: NodeSpec | None, node_name: object
+    ) -> tuple[GpuSpec, str] | None:
+        """The GPU to model for and what its node is called: the one named at a place, or else the file's own."""
+        name = str(node_name)
+        if named is not None:
+            name, at = named, f"{place}.gpu"
+            node = self.attempt(lambda: self._load_node(name, {}, at), at)
+        return None if node is None else (node.gpu, Path(name).stem)
+
+    def made(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
+        """What is made for a place, or None and its problems told at the keys of a place that they are about."""
+        try:
+            return make()
+        except InputError as error:
+            for problem in error.problems:
+                told = problem if problem.file else self._told_at(f"{place}.{problem.place}", problem)
+                self.problems.append(told)
+            return None
+
+    def policy(self, entry: object, place: str) -> Policy | None:
+        """The policy written at a place."""
+        try:
+            choice = PolicyEntry.read(entry)
+        except ValueError:
+            return None  # the model of the file has already said so
+        try:
+            return make_policy(choice.name, choice.parameters)
+        except InputError as error:
+            for problem in error.problems:
+                inner = problem.place.removeprefix("parameters")
+                inside = f"{place}.{choice.name}{inner}" if inner != problem.place and choice.parameters else place
+                self.problems.append(self._told_at(inside, problem))
+            return None
+
+    def budget(self, size: int | None, written: object, place: str, node: NodeSpec | None) -> None:
+        """Tells of a budget, as written at a place, that is more than the node has."""
+        if size is not None and node is not None and size > node.budget:
+            what = f"{written} is more than the {format_bytes(node.budget)} that node {node.name} has"
+            self.tell(place, what, "lower it, or raise node.gpu.memory")
+
+    def data_parallel(
+        self, asked: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]
+    ) -> DataParallel | None:
+        """Several GPUs, if the node has them, each of these batches divides, and the exchange can be priced."""
+        if asked is None or asked.gpus == 1:
+            return None
+        how = DataParallel(asked.gpus, Exchange(asked.exchange), asked.cores)
+        if node is None:
+            return how
+        checks: list[Callable[[], object]] = [partial(share_of, batch, how, node) for batch in dict.fromkeys(batches)]
+        checks.append(partial(priced, how, node))
+        for check in checks:
+            try:
+                check()
+            except InputError as error:
+                for problem in error.problems:
+                    key = problem.place.removeprefix("argument ")
+                    own = key in DataParallelSection.model_fields
+                    at = f"{place}.{key}" if own else f"{place}.exchange"
+                    what = problem.what if own else f"{asked.exchange} needs {problem.place}, which {problem.what}"
+                    self.tell(at, what, problem.remedy)
+        return how
+
+    def tell(self, place: str, what: str, remedy: str) -> None:
+        """Notes a problem at a place of the file."""
+        self.problems.append(Problem(*self.where(place), what, remedy))
+
+    def _told_at(self, place: str, problem: Problem) -> Problem:
+        return Problem(*self.where(place), problem.what, problem.remedy)
+
+    def _at_home(self, problem: Problem, place: str, sections: tuple[str, ...]) -> Problem:
+        """A problem as the file's reader sees it: in this file when it is this file that names the thing."""
+        if problem.file == "override" and problem.place not in self.node_changes:
+            for own in (f"{section}.{problem.place}" for section in sections):
+                if own in self.document.lines:
+                    return Problem(self.document.file, self.document.place(own), problem.what, problem.remedy)
+        if problem.file == "override" and problem.place.startswith(_NODE_PARTS) and problem.what == "unknown key":
+            return replace(problem, remedy=f"did you mean '{_NODE}{problem.place}'?")
+        return problem if problem.file else self._told_at(place, problem)
+
+    def _is_changed(self, place: str) -> bool:
+        return any(place == key or place.startswith((f"{key}.", f"{key}[")) for key in self.changes)
+
+    def _base(self, place: str) -> Path | None:
+        """The folder that a path at a place starts at."""
+        return None if self._is_changed(place) else Path(self.document.file).parent
+
+    def _node_changes_in(self, section: str, written: object) -> dict[str, object]:
+        own = written if isinstance(written, dict) else {}
+        remedy = "only node.* stands here, for example 'node.gpu.memory: 8 GiB'; set the file's own keys directly"
+        for key in own:
+            if not key.startswith(_NODE):
+                self.tell(f"{section}.{key}", "is not of the node", remedy)
+        return {key.removeprefix(_NODE): value for key, value in own.items() if key.startswith(_NODE)}

@@ -1,0 +1,146 @@
+"""A sweep: one scenario at many points, none of which is made before it is asked for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simgpu.experiments.scenarios.library import Library
+from simgpu.experiments.scenarios.load import ScenarioLoading
+from simgpu.experiments.scenarios.model import Scenario
+from simgpu.experiments.scenarios.sweep_axes import Axis, count_of, steps_of
+from simgpu.experiments.scenarios.sweep_inputs import digests_of
+from simgpu.io.schema import put
+from simgpu.io.yaml_files import YamlMapping
+
+NODE_VALUE = "node."
+
+
+class Given(NamedTuple):
+    """A value that a point gives: where it goes, where it stands in the file, and whether an override has given it."""
+
+    path: str
+    value: object
+    place: str
+    changed: bool
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Sweep:
+    """A scenario and the axes along which it varies; checked, so that a point fails only by what is loaded for it.
+
+    document: the scenario without its sweep and without what changes no result. overrides: of the scenario, by path.
+    lines: of the block sweep, by place. folder, here: where relative paths start that stand in the file, and those
+    that an override gives. source: what ``simgpu sweep`` calls it.
+    """
+
+    name: str
+    description: str
+    source: str
+    document: YamlMapping
+    overrides: Mapping[str, object]
+    axes: tuple[Axis, ...]
+    lines: Mapping[str, int]
+    folder: Path
+    here: Path
+
+    @property
+    def count(self) -> int:
+        """How many points there are."""
+        return count_of(self.axes)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths that vary, in the order of the axes."""
+        return tuple(path for axis in self.axes for path in axis.paths)
+
+    def values(self, point: int) -> dict[str, object]:
+        """What a point gives, by path, as written; points count from 0, those of the last axis fastest.
+
+        >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
+        >>> sweep = load_sweep("memory-sweep")
+        >>> sweep.count, sweep.values(2)
+        (10, {'budget': '24 MiB', 'node.link.d2h_bandwidth': '1 GB/s', 'node.link.h2d_bandwidth': '1 GB/s'})
+        """
+        return {given.path: given.value for given in self.given(steps_of(self.axes, point))}
+
+    def given(self, steps: Iterable[int]) -> Iterator[Given]:
+        """What a step on each axis gives."""
+        for axis, step in zip(self.axes, steps, strict=True):
+            for path, value in axis.steps[step].items():
+                yield Given(path, value, axis.place(path, step), axis.changed)
+
+    def scenario(self, point: int) -> Scenario:
+        """The scenario of a point, loaded and checked; `InputError` for what only shows with everything loaded."""
+        return Points(self).scenario(point)
+
+    def points(self) -> Points:
+        """The points, for who needs the scenarios of several: they share what was loaded."""
+        return Points(self)
+
+    def inputs(self) -> dict[str, str]:
+        """Digests of the traces and nodes that the sweep names, by what they are called."""
+        return digests_of(self)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.count} points"]
+        for axis in self.axes:
+            steps = len(axis.steps)
+            lines.append(f"  {', '.join(axis.paths)}: {steps} {'step' if steps == 1 else 'steps'}")
+        return "\n".join(lines)
+
+
+class Points:
+    """The scenarios of a sweep's points; traces and nodes that several of them need are loaded once."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self._library = Library()
+
+    def scenario(self, point: int) -> Scenario:
+        """The scenario of a point, as `Sweep.scenario` gives it."""
+        sweep = self.sweep
+        return PointLoading(sweep, sweep.given(steps_of(sweep.axes, point)), self._library).scenario()
+
+    def policies(self, point: int) -> list[object]:
+        """The policies of a point as written."""
+        sweep = self.sweep
+        written = PointLoading(sweep, sweep.given(steps_of(sweep.axes, point))).values.get("policies")
+        return written if isinstance(written, list) else [written]
+
+
+class PointLoading(ScenarioLoading):
+    """The scenario of a sweep with some of its values, on its way in."""
+
+    def __init__(self, sweep: Sweep, given: Iterable[Given], library: Library | None = None) -> None:
+        told = tuple(given)
+        changes = {each.path: each.value for each in told if each.changed}
+        document = _with(sweep, [each for each in told if not each.changed])
+        super().__init__(document, {**sweep.overrides, **changes}, library)
+        self._sweep = sweep
+
+    def _base(self, place: str) -> Path | None:
+        return self._sweep.here if self._is_changed(place) else self._sweep.folder
+
+
+def _with(sweep: Sweep, given: Iterable[Given]) -> YamlMapping:
+    """The file as it would be with these values, whose lines are those in the block."""
+    values: dict[str, Any] = copy.deepcopy(dict(sweep.document.values))
+    lines = dict(sweep.document.lines)
+    for path, value, place, _ in given:
+        at = f"overrides.{path}" if path.startswith(NODE_VALUE) else path
+        for line in [line for line in lines if line.startswith((f"{at}.", f"{at}["))]:
+            del lines[line]
+        lines[at] = sweep.lines.get(place, 0)
+        if path.startswith(NODE_VALUE):
+            others = {key: other for key, other in (values.get("overrides") or {}).items() if key != path}
+            values["overrides"] = {**others, path: value}  # the last one goes before those above it
+        else:
+            put(values, path, copy.deepcopy(value))
+    return replace(sweep.document, values=values, lines={place: line for place, line in lines.items() if line})

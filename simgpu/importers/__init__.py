@@ -1,0 +1,165 @@
+"""Bringing in recordings that other tools made.
+
+Each format has its own module with the rules by which it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.importers import dtr, execution_trace, g10, triosim
+from simgpu.importers.chakra import load as chakra
+from simgpu.importers.kineto import load as kineto
+from simgpu.importers.provenance import Told
+from simgpu.io.free_memory import require_memory
+from simgpu.io.input_files import require_regular, unreadable
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Trace
+
+__all__ = ["IMPORTERS", "Importer", "Told", "detect", "import_trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """One format: what it is called, what gives it away, how to tell it and how to read it.
+
+    read_whole: the files of a folder, as patterns, that are read as a whole; "" is the recording itself. A format
+    that is streamed names none: it counts what it keeps. memory_factor: bytes of memory that a byte of these files
+    takes at the peak of an import, by Python's own count; measured on recordings (tests hold the formats to it).
+    """
+
+    name: str
+    looks_like: str
+    recognises: Callable[[Path], bool]
+    load: Callable[[Path, Told], Trace]
+    read_whole: tuple[str, ...] = ()
+    memory_factor: int = 0
+
+    def files(self, path: Path) -> list[Path]:
+        """The files of a recording that are read as a whole."""
+        return [file for name in self.read_whole for file in (sorted(path.glob(name)) if name else [path])]
+
+
+_PROFILE = Importer("PyTorch profile", "JSON of torch.profiler, plain or gzip", kineto.recognises, kineto.load)
+_JOINED = Importer(
+    "PyTorch profile joined with an execution trace",
+    "a folder with one of each, or a profile and --execution-trace",
+    kineto.recognises_folder,
+    kineto.load_folder,
+)
+
+_TRIOSIM_FILES = ("trace.csv", "tensor.csv")
+_G10_FILES = ("kernels.config", "tensors.config", "cudnn*[0-9].txt", "cudnn*Workspace.txt")
+
+#: All formats, in the order in which they are tried.
+IMPORTERS: tuple[Importer, ...] = (
+    Importer(
+        "TrioSim CSV",
+        "a folder with trace.csv and tensor.csv",
+        triosim.recognises,
+        triosim.load,
+        read_whole=_TRIOSIM_FILES,
+        memory_factor=9,
+    ),
+    Importer(
+        "DTR log",
+        "lines of JSON, each with an INSTRUCTION, plain or gzip",
+        dtr.recognises,
+        dtr.load,
+        read_whole=("",),
+        memory_factor=dtr.MEMORY_FACTOR,
+    ),
+    Importer(
+        "G10 folder",
+        "a folder with kernels.config, tensors.config and cudnnB.txt",
+        g10.recognises,
+        g10.load,
+        read_whole=_G10_FILES,
+        memory_factor=4,
+    ),
+    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", chakra.recognises, chakra.load),
+    _PROFILE,
+    _JOINED,
+    Importer(
+        "PyTorch execution trace",
+        "JSON of its observer; no times of its own",
+        execution_trace.recognises,
+        execution_trace.load,
+    ),
+)
+
+
+def detect(path: str | Path) -> Importer:
+    r"""The importer for a recording, found by its content; `InputError` when none knows it.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
+    >>> _ = log.write_text('{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n')
+    >>> detect(log).name
+    'DTR log'
+    """
+    source = Path(path)
+    if not source.exists():
+        raise InputError.single(source, "", "no such file or folder", "check the path")
+    if source.is_dir() and (source / "trace.yaml").exists():
+        raise InputError.single(source, "", "is a simgpu trace already", "use it as it is, without importing")
+    if not source.is_dir():
+        require_regular(source, "a recording")
+    if source.is_file() and not source.stat().st_size:
+        raise InputError.single(source, "", "is empty", "record it again")
+    try:
+        for importer in IMPORTERS:
+            if importer.recognises(source):
+                return importer
+    except OSError as error:
+        raise unreadable(source, error) from None
+    known = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
+    raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
+
+
+def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str]:
+    r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
+
+    told: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
+    profile also the execution trace to join it with, and which of its iterations to take.
+    Raises `InputError` when the format is unknown, or the recording is damaged or larger than the memory that is free.
+
+    >>> import json, tempfile
+    >>> instructions = [
+    ...     {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"},
+    ...     {"INSTRUCTION": "CONSTANT", "NAME": "x"},
+    ...     {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "64"},
+    ...     {"INSTRUCTION": "CALL", "NAME": "relu", "ARGS": ["x"], "RESULT": ["y"], "TIME": "5"},
+    ...     {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": "64"},
+    ...     {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "-1"},
+    ... ]
+    >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
+    >>> _ = log.write_text("".join(json.dumps(line) + "\n" for line in instructions))
+    >>> trace, recognised = import_trace(log, Told(device="Titan V"))
+    >>> recognised, trace.info.batch, [kernel.op for kernel in trace.kernels]
+    ('DTR log', 4, ['relu'])
+    """
+    told = told or Told()
+    importer = _with_execution_trace(detect(path), path, told)
+    require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
+    trace = importer.load(Path(path), told)
+    trace = replace(trace, name=trace.info.model)
+    if problems := check_trace(trace):
+        raise InputError([replace(problem, file=str(path)) for problem in problems])
+    return trace, importer.name
+
+
+def _with_execution_trace(importer: Importer, path: str | Path, told: Told) -> Importer:
+    """What is told of a profile alone is refused for other formats."""
+    if told.execution_trace is None and told.iteration is None:
+        return importer
+    if told.execution_trace is not None and importer is _PROFILE:
+        return replace(_JOINED, load=kineto.load)
+    if told.execution_trace is None and importer in (_PROFILE, _JOINED):
+        return importer
+    option = "an execution trace" if told.execution_trace is not None else "the number of an iteration"
+    what = f"is a {importer.name}; {option} goes with a PyTorch profile"
+    raise InputError.single(path, "", what, "leave it out, or name the profile's file")

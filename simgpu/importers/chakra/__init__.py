@@ -1,0 +1,1 @@
+"""MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip."""

@@ -1,0 +1,133 @@
+"""Which nodes of a Chakra trace are kernels of the one GPU that a trace describes, and what is told of each.
+
+- Kernels are compute nodes of the GPU: COMP_NODE with ``is_cpu_op`` false. Where no compute node says which, all are.
+- Copies over the link and fills of memory ("Memcpy HtoD", "Memset", MEM_LOAD_NODE, MEM_STORE_NODE) are left out: what
+  moves is a memory policy's to decide. A copy within the device is work like a kernel's.
+- Communication is refused: it ends when other GPUs are ready, which a trace of one GPU cannot replay.
+- The operator is the innermost node of the host around a kernel, its ctrl_deps; where there is none, the kernel itself.
+- Phase: optimizer inside an Optimizer annotation; backward inside a node of autograd's engine, or with a forward
+  thread or parent; else as the name says (FWD, BWD_IG, BWD_WG, and such); forward where nothing tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+
+from simgpu.errors import InputError, Problem
+from simgpu.importers.chakra.nodes import Document, Node
+from simgpu.importers.chakra.order import ordered
+from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
+from simgpu.trace.model import Phase
+
+_TRANSFER = re.compile(r"Memset |Memcpy (?!DtoD)")
+_TRANSFER_TYPES = ("MEM_LOAD_NODE", "MEM_STORE_NODE")
+#: Nodes of the host that are no operators.
+_MARKS = ("ProfilerStep#", "Optimizer.", "[pytorch|")
+#: What chakra_converter calls the layers of a text workload.
+_LAYER = re.compile(r"COMP_NODE_(.+)_(FWD|BWD_IG|BWD_WG)")
+#: Words for phases in names, as generators of traces use them.
+_WORDS = (
+    (Phase.OPTIMIZER, re.compile(r"(?i)(?<![a-z])(optimizer|opt|adamw?|sgd)(?![a-z])")),
+    (Phase.BACKWARD, re.compile(r"(?i)(?<![a-z])(bwd|backward|bprop)(?![a-z])|Backward0?\b")),
+    (Phase.FORWARD, re.compile(r"(?i)(?<![a-z])(fwd|forward|fprop)(?![a-z])")),
+)
+
+
+class Kernels:
+    """The kernels of a document in order, and its nodes by id.
+
+    Raises `InputError` for communication, where there are no kernels, and where durations are missing.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.by_id = {node.id: node for node in document.nodes}
+        self._refuse_communication()
+        compute = [node for node in document.nodes if node.type == "COMP_NODE"]
+        #: Whether compute nodes say where they run.
+        self.is_told = any("is_cpu_op" in node.attributes for node in compute)
+        found = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
+        if not found:
+            raise self._nothing()
+        self._require_durations(found)
+        starts = [node.start_ns for node in found]
+        #: Whether the nodes' times order them: all but the first must have one.
+        self.has_starts = len(found) > 1 and starts.count(0) <= 1
+        chosen = {node.id for node in found}
+        self.nodes = [node for node in ordered(document, chosen, self.has_starts) if node.id in chosen]
+        self.transfers = [node for node in document.nodes if self.is_transfer(node)]
+
+    def is_host(self, node: Node) -> bool:
+        """Whether a compute node runs on the host; one that does not say so does, where others say it."""
+        return bool(node.attributes.get("is_cpu_op", self.is_told))
+
+    def is_transfer(self, node: Node) -> bool:
+        """Whether a node moves or fills memory."""
+        is_gpu = node.type == "COMP_NODE" and not self.is_host(node)
+        return node.type in _TRANSFER_TYPES or (is_gpu and _TRANSFER.match(node.name) is not None)
+
+    def around(self, node: Node) -> Iterator[Node]:
+        """The nodes of the host around a node, innermost first."""
+        seen = {node.id}
+        while parents := [number for number in node.ctrl_deps if number in self.by_id and number not in seen]:
+            node = self.by_id[parents[0]]
+            seen.add(node.id)
+            yield node
+
+    def operator(self, node: Node) -> Node:
+        """The operator that launched a kernel, or the kernel itself."""
+        return next((outer for outer in self.around(node) if not outer.name.startswith(_MARKS)), node)
+
+    def pure(self, node: Node) -> bool | None:
+        """What the innermost operator that settles it says."""
+        return innermost_purity(outer.name for outer in (node, *self.around(node)))
+
+    def layer(self, node: Node) -> str | None:
+        """The layer that a node's name holds, if any."""
+        match = _LAYER.fullmatch(node.name)
+        return match[1] if match else None
+
+    @cached_property
+    def phases(self) -> dict[int, Phase | None]:
+        """The phase of each kernel by its id; None where nothing tells."""
+        return {node.id: self._phase(node) for node in self.nodes}
+
+    def _phase(self, node: Node) -> Phase | None:
+        around = [node, *self.around(node)]
+        if any(is_optimizer(outer.name) for outer in around):
+            return Phase.OPTIMIZER
+        if any(is_autograd_node(outer.name) for outer in around):
+            return Phase.BACKWARD
+        if any(outer.attributes.get(name) for outer in around for name in ("fw_parent", "fw_tid")):
+            return Phase.BACKWARD
+        if len(around) > 1:
+            return Phase.FORWARD
+        return next((phase for phase, word in _WORDS if word.search(node.name.replace("_", " "))), None)
+
+    def _refuse_communication(self) -> None:
+        found = [node for node in self.document.nodes if node.type.startswith("COMM_")]
+        if found:
+            first = found[0]
+            what = f"{first.type} {first.told} is communication ({len(found)} such nodes); a trace holds one GPU alone"
+            raise InputError.single(self.document.path, first.place, what, "import an iteration that ran on one GPU")
+
+    def _nothing(self) -> InputError:
+        counts = Counter(node.type for node in self.document.nodes)
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
+        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {told}"
+        remedy = "link the host's trace with the profile of the GPU (chakra_trace_link), then convert it"
+        return InputError.single(self.document.path, "", what, remedy)
+
+    def _require_durations(self, found: list[Node]) -> None:
+        """All kernels at 0 us, or one with work at 0 us, means that durations are missing."""
+        missing = [node for node in found if not node.duration_ns and node.attributes.get("num_ops")]
+        if all(not node.duration_ns for node in found):
+            missing = found
+        if missing:
+            what = "has no duration; simgpu replays recorded times"
+            remedy = "give a trace of a real run, with duration_micros"
+            file = str(self.document.path)
+            raise InputError([Problem(file, node.place, f"node {node.told} {what}", remedy) for node in missing])

@@ -1,0 +1,123 @@
+"""Reading MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
+
+How nodes become kernels is said in `kernels`, how they are ordered in `order`, how tensors become blocks in `memory`.
+Times are whole microseconds in the schema. A start is kept where the producer recorded it; those of traces converted
+from PyTorch are when a kernel was launched, so they order the kernels and are not kept.
+
+What a trace does not tell is said in its notes and left out: tensors, streams, phases, lifetimes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.importers.chakra import documents, protobuf
+from simgpu.importers.chakra.kernels import Kernels
+from simgpu.importers.chakra.memory import Memory, block, find_memory, samples
+from simgpu.importers.chakra.nodes import Document, Node
+from simgpu.importers.names import printable
+from simgpu.importers.provenance import Told
+from simgpu.importers.quantities import shown
+from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.units import format_time
+
+_TOOL = "Chakra execution trace"
+
+#: The forms, what gives each away, and its reader.
+_FORMS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Document]], ...] = (
+    (documents.workload_graph, documents.read_workload_graph),
+    (documents.linked, documents.read_linked),
+    (documents.jsonized, documents.read_jsonized),
+    (protobuf.recognises, protobuf.read_protobuf),
+)
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is a Chakra trace in one of its forms."""
+    return path.is_file() and any(is_form(path) for is_form, _ in _FORMS)
+
+
+def load(path: Path, told: Told) -> Trace:
+    """The trace. Raises `InputError` naming the node that cannot be followed."""
+    read = next(read for is_form, read in _FORMS if is_form(path))
+    kernels = Kernels(read(path))
+    memories = find_memory(kernels)
+    phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
+    ids = [str(node.id) for node in kernels.nodes]
+    rows = _kernels(kernels, phases, memories)
+    batch = told.samples(path, samples(kernels))
+    info = told.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
+    return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
+
+
+def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> tuple[Kernel, ...]:
+    reads: list[list[str]] = [[] for _ in kernels.nodes]
+    writes: list[list[str]] = [[] for _ in kernels.nodes]
+    for memory in memories:
+        for position in memory.readers:
+            reads[position].append(memory.id)
+        for position in memory.writers:
+            writes[position].append(memory.id)
+    keeps_starts = kernels.has_starts and not kernels.document.is_from_pytorch
+    begin = min(node.start_ns for node in kernels.nodes)
+    streams: dict[int | str | None, int] = {}
+    return tuple(
+        Kernel(
+            str(node.id),
+            printable(kernels.operator(node).name),
+            phases[position],
+            node.duration_ns,
+            tuple(reads[position]),
+            tuple(writes[position]),
+            layer=kernels.layer(node),
+            stream=streams.setdefault(_stream(kernels, node), len(streams)),
+            start_ns=node.start_ns - begin if keeps_starts else None,
+            pure=False if phases[position] is Phase.OPTIMIZER else kernels.pure(node),
+            flops=_count(node, "num_ops"),
+            dram_bytes=_count(node, "tensor_size"),
+        )
+        for position, node in enumerate(kernels.nodes)
+    )
+
+
+def _stream(kernels: Kernels, node: Node) -> int | str | None:
+    """What the node calls its stream; None where it does not say."""
+    stream = node.attributes.get("stream")
+    if not isinstance(stream, int | str | None):
+        what = f"node {node.told} has the stream {shown(stream)}, neither a number nor a name"
+        raise InputError.single(kernels.document.path, node.place, what, "convert it again")
+    return stream
+
+
+def _count(node: Node, name: str) -> int | None:
+    value = node.attributes.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
+def _notes(kernels: Kernels, memories: list[Memory], rows: tuple[Kernel, ...]) -> str:
+    """What was left out, and what the recording does not tell."""
+    notes = []
+    if kernels.transfers:
+        total = format_time(sum(node.duration_ns for node in kernels.transfers))
+        notes.append(
+            f"Copies over the link and fills of memory are left out: {len(kernels.transfers)}, {total} in all."
+        )
+    if empty := sum(not row.duration_ns for row in rows):
+        notes.append(f"Kernels with 0 us, shorter than the format can say: {empty}.")
+    if not kernels.is_told:
+        notes.append("Nodes do not say whether they run on the host; all compute nodes count as the GPU's.")
+    untold = sum(phase is None for phase in kernels.phases.values())
+    if untold:
+        notes.append(f"Kernels whose phase is not recorded: {untold}; they count as forward.")
+    if not kernels.has_starts and len(rows) > 1:
+        notes.append("Starts are not recorded; kernels are in the order of their dependencies and ids.")
+    if not memories:
+        notes.append("Tensors are not recorded, so there are no blocks.")
+        if len({row.stream for row in rows}) > 1:
+            notes.append("What kernels on different streams wait for is lost with them.")
+    elif filled := sum(memory.is_filled_unseen for memory in memories):
+        notes.append(f"Blocks that were filled by what is left out: {filled}; each is born at its first reader.")
+    notes.append("Lifetimes are not recorded.")
+    return " ".join(notes)

@@ -1,0 +1,196 @@
+"""Reading a Chakra execution trace in its protobuf form: messages, each behind its length; GlobalMetadata, then nodes.
+
+The messages are declared here as far as simgpu reads them, with the field numbers of the published et_def.proto; fields
+that are not declared are skipped, as protobuf does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
+from simgpu.importers.json_stream import head
+from simgpu.io.input_files import Stream, open_unzipped, read_errors
+
+#: Fields of each message: name, number, type; a type that is another message's name, and "*" where it repeats.
+_MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
+    "AttributeProto": (
+        ("name", 1, "string"),
+        ("double_val", 3, "double"),
+        ("float_val", 5, "float"),
+        ("int32_val", 7, "int32"),
+        ("int64_val", 9, "int64"),
+        ("uint32_val", 11, "uint32"),
+        ("uint64_val", 13, "uint64"),
+        ("sint32_val", 15, "sint32"),
+        ("sint64_val", 17, "sint64"),
+        ("fixed32_val", 19, "fixed32"),
+        ("fixed64_val", 21, "fixed64"),
+        ("sfixed32_val", 23, "sfixed32"),
+        ("sfixed64_val", 25, "sfixed64"),
+        ("bool_val", 27, "bool"),
+        ("string_val", 29, "string"),
+    ),
+    "GlobalMetadata": (("version", 1, "string"), ("attr", 2, "AttributeProto*")),
+    "IOInfo": (("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")),
+    "Node": (
+        ("id", 1, "uint64"),
+        ("name", 2, "string"),
+        ("type", 3, "int32"),
+        ("ctrl_deps", 4, "uint64*"),
+        ("data_deps", 5, "uint64*"),
+        ("start_time_micros", 6, "uint64"),
+        ("duration_micros", 7, "uint64"),
+        ("inputs", 8, "IOInfo"),
+        ("outputs", 9, "IOInfo"),
+        ("attr", 10, "AttributeProto*"),
+    ),
+}
+_PACKAGE = "ChakraProtoMsg"
+#: Bytes of the longest message; protobuf itself allows 2 GiB.
+_MESSAGE_LIMIT = 64 * 2**20
+_AGAIN = "copy or convert it again"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file begins with a GlobalMetadata behind its length: a version, or attributes with names."""
+    data = head(path)
+    size, at = _varint(data, 0)
+    end = at + size
+    if not at or size < 3 or end > len(data):
+        return False
+    while at < end:
+        tag = data[at]
+        length, at = _varint(data, at + 1)
+        content = data[at : at + length]
+        is_version = tag == 0x0A and content.replace(b".", b"").isdigit()
+        is_attribute = tag == 0x12 and content[:1] == b"\x0a"
+        if not at or not (is_version or is_attribute):
+            return False
+        at += length
+    return at == end
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and the place behind it; (0, 0) where there is none."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            return 0, 0
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    return 0, 0
+
+
+def read_protobuf(path: Path) -> Document:
+    """All nodes of the file.
+
+    Raises `MissingExtraError` without protobuf, and `InputError` naming the message that cannot be read.
+    """
+    if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
+        raise MissingExtraError("importing a Chakra trace in protobuf form", "protobuf", "chakra")
+    messages = _messages()
+    with open_unzipped(path, "a recording") as stream, read_errors(path):
+        file = _Messages(stream)
+        first = next(_stream(path, file, messages["GlobalMetadata"], 1), None)
+        if first is None:
+            raise InputError.single(path, "", "is empty", _AGAIN)
+        _, metadata = first
+        nodes = (_node(path, place, raw) for place, raw in _stream(path, file, messages["Node"], 2))
+        return document(path, metadata.version, _attributes(metadata.attr), nodes)
+
+
+class _Messages:
+    """The bytes of a file as protobuf asks for them: a message of absurd length is refused before it is read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        if size > _MESSAGE_LIMIT:
+            raise ValueError(f"it is said to have {size} B")
+        return self._stream.read(size)
+
+
+def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[str, Any]]:
+    """Messages with their places, from the one with the given number on."""
+    from google.protobuf import proto
+    from google.protobuf.message import DecodeError
+
+    while True:
+        place = f"message {number}"
+        try:
+            found = proto.parse_length_prefixed(message, file)
+        except EOFError:
+            raise InputError.single(path, place, "is cut off", _AGAIN) from None
+        except (DecodeError, ValueError, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            what = f"is cut off or is no {message.DESCRIPTOR.name} of Chakra's schema ({reason})"
+            raise InputError.single(path, place, what, _AGAIN) from None
+        if found is None:
+            return
+        yield place, found
+        number += 1
+
+
+def _node(path: Path, place: str, raw: Any) -> Node:
+    try:
+        return Node(
+            place=place,
+            id=raw.id,
+            name=raw.name,
+            type=node_type(raw.type),
+            ctrl_deps=tuple(raw.ctrl_deps),
+            data_deps=tuple(raw.data_deps),
+            start_ns=nanoseconds(raw.start_time_micros),
+            duration_ns=nanoseconds(raw.duration_micros),
+            inputs=Operands(raw.inputs.values, raw.inputs.shapes, raw.inputs.types),
+            outputs=Operands(raw.outputs.values, raw.outputs.shapes, raw.outputs.types),
+            attributes=_attributes(raw.attr),
+        )
+    except ValueError as error:
+        raise InputError.single(path, place, f"node {raw.id} ({raw.name[:60]}): {error}", _AGAIN) from None
+
+
+def _attributes(raw: Any) -> dict[str, Any]:
+    found = {}
+    for attribute in raw:
+        kind = attribute.WhichOneof("value")
+        if kind is not None:
+            found[attribute.name] = getattr(attribute, kind)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _messages() -> dict[str, Any]:
+    """The message classes, made from the declarations above."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="simgpu/chakra.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, number, kind in fields:
+            plain = kind.removesuffix("*")
+            field = message.field.add(name=field_name, number=number)
+            field.label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
+            if plain in _MESSAGES:
+                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{_PACKAGE}.{plain}"
+            else:
+                field.type = kinds.Type.Value(f"TYPE_{plain.upper()}")
+            if name == "AttributeProto" and field_name != "name":
+                field.oneof_index = 0
+        if name == "AttributeProto":
+            message.oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
+    }

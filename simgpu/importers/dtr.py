@@ -1,0 +1,353 @@
+"""Reading the operator log of the DTR prototype: one JSON object a line, keyed by INSTRUCTION.
+
+How names become blocks:
+- a result with ALIAS -1 is a new block; with an argument's index it is another name for that argument's block, costs
+  no bytes, and its kernel reads the block without writing it; COPY and COPY_FROM only make another name too;
+- MUTATE is a kernel that reads its arguments and writes the mutated ones again;
+- a block dies with its last name. The kernel before that is its `release`; for a block that no kernel has run on since
+  it appeared, the kernel that follows. Blocks that still have a name when the log ends get `end`, constants a blank.
+- a CONSTANT before the first operator is persistent; a later one is born at the kernel that follows;
+- lines before ANNOTATE START are set-up and are dropped; after ANNOTATE BACKWARD the phase is backward.
+
+Operators keep their logged names, of which one misleads: `max_pool2d_backward` is max pooling in forward. It stands
+before ANNOTATE BACKWARD, has one argument and two results (values and indices), and where these are read again the log
+has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
+pooling and its backward are pure, so `purity` may go by the name.
+
+What the blocks hold is told by the operators: a constant by its place among the arguments of the first operator that
+knows it (see `_ARGUMENTS`; views look through), a forward result is a feature map, unless its kernel read nothing but
+constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the log
+ends. Everything else is `other`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.importers.json_stream import head, read_unzipped
+from simgpu.importers.names import kernel_ids
+from simgpu.importers.provenance import Told
+from simgpu.importers.quantities import shown, whole
+from simgpu.io.text_files import text_of
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.purity import purity
+
+_TOOL = "DTR prototype log"
+
+#: Bytes of memory that a byte of a log takes at the peak of an import; measured (see `Importer.memory_factor`).
+MEMORY_FACTOR = 14
+_FIRST_LINE = 4096
+
+_INSTRUCTIONS = ("CONSTANT", "MEMORY", "ALIAS", "CALL", "MUTATE", "COPY", "COPY_FROM", "RELEASE", "ANNOTATE")
+
+#: What a constant is, by operator and place among the arguments.
+_ARGUMENTS: dict[str, dict[int, BlockKind]] = {
+    "cudnn_convolution": {0: BlockKind.INPUT, 1: BlockKind.WEIGHT},
+    "cudnn_batch_norm": {1: BlockKind.WEIGHT, 2: BlockKind.WEIGHT, 3: BlockKind.OTHER, 4: BlockKind.OTHER},
+    "native_layer_norm": {1: BlockKind.WEIGHT, 2: BlockKind.WEIGHT},
+    "mm": {0: BlockKind.INPUT, 1: BlockKind.WEIGHT},
+    "addmm": {0: BlockKind.WEIGHT, 1: BlockKind.INPUT, 2: BlockKind.WEIGHT},
+    "nll_loss_forward": {1: BlockKind.LABEL},
+    "nll_loss2d_forward": {1: BlockKind.LABEL},
+    "binary_cross_entropy_with_logits": {1: BlockKind.LABEL},
+}
+
+
+def recognises(path: Path) -> bool:
+    """Whether the first line of the file, plain or gzip, is a JSON object with an INSTRUCTION."""
+    if not path.is_file():
+        return False
+    first, _, _ = head(path).partition(b"\n")
+    try:
+        line = json.loads(first[:_FIRST_LINE])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(line, dict) and "INSTRUCTION" in line
+
+
+def load(path: Path, told: Told) -> Trace:
+    """The log as a trace. Raises `InputError` naming the first line that cannot be followed."""
+    walk = _Walk(path)
+    for number, instruction in _instructions(path):
+        walk.line = number
+        walk.follow(instruction)
+    walk.require_finished()
+    if not walk.operators:
+        raise InputError.single(path, "", "holds no operator after ANNOTATE START", "record an iteration")
+    name = Path(path.name.removesuffix(".gz")).stem
+    named = re.fullmatch(r"(.*?)-b?(\d+)", name)
+    model, batch = (named[1], int(named[2])) if named else (name, None)
+    notes = "One iteration after START."
+    if told.batch is None:
+        notes += f" The batch of {batch} is a guess from the file's name: the log does not tell it."
+    info = told.info(path, _TOOL, model, batch, notes)
+    return Trace(info, _kernels(walk.operators), _blocks(walk.storages, walk.operators))
+
+
+def _kernels(operators: list[_Operator]) -> tuple[Kernel, ...]:
+    return tuple(
+        Kernel(
+            id=number,
+            op=operator.op,
+            phase=operator.phase,
+            duration_ns=operator.duration_ns,
+            reads=tuple(storage.id for storage in operator.reads),
+            writes=tuple(storage.id for storage in operator.writes),
+            pure=purity(operator.op),
+        )
+        for number, operator in zip(kernel_ids(len(operators)), operators, strict=True)
+    )
+
+
+def _blocks(storages: list[_Storage], operators: list[_Operator]) -> tuple[Block, ...]:
+    ids = kernel_ids(len(operators))
+    blocks = []
+    for storage in storages:
+        persistent = storage.constant and storage.born == 0
+        # A constant after the last operator has no kernel that follows: it belongs to the last one.
+        born = ids[min(storage.born, len(ids) - 1)]
+        release = None if persistent else RELEASED_AT_END
+        if storage.died is not None:
+            release = ids[min(storage.died, len(ids) - 1)]
+        blocks.append(
+            Block(
+                storage.id,
+                storage.bytes,
+                _kind(storage, operators),
+                persistent=persistent,
+                born=born if storage.constant and not persistent else None,
+                release=release,
+            )
+        )
+    return tuple(blocks)
+
+
+def _kind(storage: _Storage, operators: list[_Operator]) -> BlockKind:
+    if storage.constant:
+        return storage.kind or BlockKind.OTHER
+    maker = operators[storage.born]
+    if maker.phase is Phase.BACKWARD:
+        return BlockKind.WEIGHT_GRADIENT if storage.died is None else BlockKind.GRADIENT
+    if maker.reads and all(source.constant and source.kind is None for source in maker.reads):
+        return BlockKind.OTHER
+    return BlockKind.FEATURE_MAP
+
+
+def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The lines after ANNOTATE START, with their numbers."""
+    kept: list[tuple[int, dict[str, Any]]] = []
+    started = False
+    text = text_of(read_unzipped(path, MEMORY_FACTOR), path, if_empty="record it again")
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            instruction = json.loads(line)
+        except (ValueError, RecursionError):
+            cut = number == len(lines)
+            what = "not a line of JSON: the log seems cut off" if cut else f"not a line of JSON: {line[:40]!r}"
+            raise InputError.single(path, f"row {number}", what, "record it again") from None
+        if not isinstance(instruction, dict) or "INSTRUCTION" not in instruction:
+            what = f"has no INSTRUCTION: {line[:40]!r}"
+            raise InputError.single(path, f"row {number}", what, "give a DTR log")
+        if started:
+            kept.append((number, instruction))
+        started = started or instruction.get("ANNOTATION") == "START"
+    if not started:
+        raise InputError.single(path, "", "has no ANNOTATE START line", "give a log of a whole iteration")
+    return kept
+
+
+@dataclass(slots=True, eq=False)
+class _Storage:
+    """A block while the log is walked. Kernels are positions; `died` is None while it has a name.
+
+    born: the kernel that made it, or for a constant the kernel that follows its line.
+    kind: of a constant, once an operator told it.
+    """
+
+    id: str
+    bytes: int
+    born: int
+    constant: bool
+    names: int = 1
+    died: int | None = None
+    kind: BlockKind | None = None
+
+
+@dataclass(slots=True)
+class _Operator:
+    """A kernel while the log is walked."""
+
+    op: str
+    phase: Phase
+    duration_ns: int
+    reads: list[_Storage]
+    writes: list[_Storage]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The state of the recording program, line by line."""
+
+    path: Path
+    line: int = 0
+    phase: Phase = Phase.FORWARD
+    operators: list[_Operator] = field(default_factory=list)
+    storages: list[_Storage] = field(default_factory=list)
+    by_name: dict[str, _Storage] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    constant: str | None = None
+    arguments: list[_Storage] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+    def follow(self, instruction: dict[str, Any]) -> None:
+        word = instruction["INSTRUCTION"]
+        if word not in ("MEMORY", "ALIAS"):
+            self.require_finished()
+        match word:
+            case "CONSTANT":
+                self.constant = self._text(instruction, "NAME")
+            case "MEMORY":
+                self._memory(self._text(instruction, "NAME"), self._count(instruction, "MEMORY"))
+            case "ALIAS":
+                self._alias(self._text(instruction, "NAME"), instruction)
+            case "CALL":
+                self._call(instruction)
+            case "MUTATE":
+                self._mutate(instruction)
+            case "COPY" | "COPY_FROM":
+                self._copy(self._text(instruction, "DST"), self._text(instruction, "SRC"))
+            case "RELEASE":
+                self._drop(self._text(instruction, "NAME"))
+            case "ANNOTATE":
+                self._annotate(self._text(instruction, "ANNOTATION"))
+            case _:
+                raise self._wrong(f"unknown instruction {word!r}", did_you_mean(str(word), _INSTRUCTIONS))
+
+    def _wrong(self, what: str, remedy: str = "record it again") -> InputError:
+        return InputError.single(self.path, f"row {self.line}", what, remedy)
+
+    def _field(self, instruction: dict[str, Any], key: str) -> Any:
+        if key not in instruction:
+            raise self._wrong(f"{instruction['INSTRUCTION']} without {key}")
+        return instruction[key]
+
+    def _text(self, instruction: dict[str, Any], key: str) -> str:
+        value = self._field(instruction, key)
+        if not isinstance(value, str):
+            raise self._wrong(f"{key} is {shown(value)}, not a text")
+        return value
+
+    def _count(self, instruction: dict[str, Any], key: str) -> int:
+        text = self._text(instruction, key)
+        try:
+            return whole(text)
+        except ValueError:
+            raise self._wrong(f"{key} is {shown(text)}, not a whole number >= 0") from None
+
+    def _list(self, instruction: dict[str, Any], key: str, item: type) -> list[Any]:
+        values = self._field(instruction, key)
+        if not isinstance(values, list) or not all(type(value) is item for value in values):
+            raise self._wrong(f"{key} is {shown(values)}, not a list of {item.__name__}")
+        return values
+
+    def _storage(self, name: str) -> _Storage:
+        if name not in self.by_name:
+            raise self._wrong(f"{name!r} is not a tensor that exists here")
+        return self.by_name[name]
+
+    def require_finished(self) -> None:
+        """Every constant needs its MEMORY, every result its MEMORY and ALIAS, before anything else happens."""
+        missing = self.constant or (self.results[0] if self.results else None)
+        if missing is not None:
+            raise self._wrong(f"the size or alias of {missing!r} is missing: the log seems cut off")
+
+    def _name(self, name: str, storage: _Storage) -> None:
+        if name in self.by_name:
+            raise self._wrong(f"{name!r} is given a second time")
+        self.by_name[name] = storage
+
+    def _new(self, name: str, size: int, born: int, constant: bool) -> _Storage:
+        storage = _Storage(name, size, born, constant)
+        self._name(name, storage)
+        self.storages.append(storage)
+        return storage
+
+    def _memory(self, name: str, size: int) -> None:
+        if name == self.constant:
+            self._new(name, size, len(self.operators), constant=True)
+            self.constant = None
+        elif name in self.results:
+            self.sizes[name] = size
+        else:
+            raise self._wrong(f"MEMORY of {name!r}, which was not announced just before")
+
+    def _alias(self, name: str, instruction: dict[str, Any]) -> None:
+        if name not in self.sizes:
+            raise self._wrong(f"ALIAS of {name!r}, which has no MEMORY just before")
+        text = self._text(instruction, "ALIAS")
+        size = self.sizes.pop(name)
+        self.results.remove(name)
+        if text == "-1":
+            made = self._new(name, size, len(self.operators) - 1, constant=False)
+            self.operators[-1].writes.append(made)
+        elif text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(self.arguments):
+            storage = self.arguments[int(text)]
+            storage.names += 1
+            self._name(name, storage)
+        else:
+            raise self._wrong(f"ALIAS is {shown(text)}, neither -1 nor the place of an argument")
+
+    def _call(self, instruction: dict[str, Any]) -> None:
+        self._kernel(instruction, [])
+        self.results = list(self._list(instruction, "RESULT", str))
+
+    def _mutate(self, instruction: dict[str, Any]) -> None:
+        changed = self._list(instruction, "MUTATE", int)
+        count = len(self._list(instruction, "ARGS", str))
+        if not all(0 <= place < count for place in changed):
+            raise self._wrong(f"MUTATE is {shown(changed)}, with {count} arguments")
+        self._kernel(instruction, changed)
+
+    def _kernel(self, instruction: dict[str, Any], changed: list[int]) -> None:
+        op = self._text(instruction, "NAME")
+        self.arguments = [self._storage(name) for name in self._list(instruction, "ARGS", str)]
+        kinds = _ARGUMENTS.get(op, {})
+        for place, storage in enumerate(self.arguments):
+            if storage.constant and storage.kind is None:
+                storage.kind = kinds.get(place)
+        self.operators.append(
+            _Operator(
+                op,
+                self.phase,
+                self._count(instruction, "TIME"),
+                list(dict.fromkeys(self.arguments)),
+                list(dict.fromkeys(self.arguments[place] for place in changed)),
+            )
+        )
+
+    def _copy(self, new: str, source: str) -> None:
+        storage = self._storage(source)
+        storage.names += 1
+        if new in self.by_name:
+            self._drop(new)
+        self._name(new, storage)
+
+    def _drop(self, name: str) -> None:
+        storage = self._storage(name)
+        del self.by_name[name]
+        storage.names -= 1
+        if not storage.names:
+            storage.died = max(len(self.operators) - 1, storage.born)
+
+    def _annotate(self, annotation: str) -> None:
+        if annotation != "BACKWARD":
+            raise self._wrong(f"unknown annotation {annotation!r}", "only START and BACKWARD are known")
+        self.phase = Phase.BACKWARD

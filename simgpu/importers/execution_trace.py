@@ -1,0 +1,263 @@
+"""Reading a PyTorch execution trace: the operators that the host ran, with the tensors they were given and gave back.
+
+Schemas 1.0 (fields of a node side by side) and 1.1 (inputs, outputs and attrs nested) are read. A tensor is
+``[tensor, storage, offset, elements, bytes of an element, device]``; tensors without bytes and tensors outside a GPU
+are left out. What an operator does with an argument is in its schema: ``(a!)`` is changed, after a ``*`` it is an
+``out=`` argument, which is written and not read.
+
+An execution trace has no times: alone it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simgpu.errors import InputError
+from simgpu.importers.json_stream import head, items, members_before
+from simgpu.importers.memory_budget import MemoryBudget, Piece
+from simgpu.importers.provenance import Told
+from simgpu.importers.quantities import shown
+from simgpu.io.input_files import require_regular
+from simgpu.trace.columns import LARGEST
+from simgpu.trace.model import Trace
+
+#: Measured at the peak of Python's own count: 1250 to 1500 bytes on a VGG-13 iteration on an H100, and 1750 to 2150
+#: where every operator makes a tensor of its own (a test holds it to that).
+NODES = Piece("nodes", 1700, "let the observer run for a single iteration")
+
+_SCHEMA = re.compile(r"1\.[01]\.\d+(-.*)?")
+_TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\([^()]*\))?[^()]*)\)")
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short int": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+}
+
+#: In-place operators that give every element a new value, whatever it was.
+_OVERWRITES = re.compile(r"aten::(fill|zero|copy|normal|uniform|random|bernoulli|exponential|set_data)_$")
+
+
+class Tensor(NamedTuple):
+    """A tensor on the GPU as a node names it.
+
+    bytes: from the storage's begin to the tensor's last element, where strides are recorded; else offset and elements.
+    argument: name of the argument it is, or is in a list of; empty for an output. changed, overwritten: what the
+    operator does with it.
+    """
+
+    tensor: int
+    storage: int
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    argument: str = ""
+    changed: bool = False
+    overwritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operator that ran on the host. thread: as the trace numbers threads."""
+
+    number: int
+    name: str
+    function: int
+    thread: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionTrace:
+    """All operators in the order they began; date: day of the recording, empty when it does not say."""
+
+    path: Path
+    nodes: tuple[Node, ...]
+    date: str
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file is JSON with a schema and nodes, as the execution trace observer writes it."""
+    start = head(path)
+    return re.match(rb'\s*\{\s*"schema"\s*:\s*"', start) is not None and b'"nodes"' in start
+
+
+def load(path: Path, told: Told) -> Trace:
+    """Refuses: an execution trace alone has no times."""
+    what = "is an execution trace, which has no times"
+    remedy = "import the profile of the same run and add this file to it: simgpu trace import PROFILE"
+    raise InputError.single(path, "", what, remedy)
+
+
+def read_execution_trace(path: Path) -> ExecutionTrace:
+    """The operators of an execution trace. Raises `InputError` for the first node that cannot be read."""
+    require_regular(path, "an execution trace")
+    if not recognises(path):
+        what = "is not a PyTorch execution trace"
+        raise InputError.single(path, "", what, "record one with torch.profiler.ExecutionTraceObserver")
+    about = members_before(path, "nodes")
+    schema = about.get("schema")
+    if not isinstance(schema, str) or _SCHEMA.fullmatch(schema) is None:
+        what = f"has schema {shown(schema)}; known are 1.0 and 1.1"
+        raise InputError.single(path, "schema", what, "record it with a PyTorch that writes one of these")
+    nodes = []
+    devices: set[str] = set()
+    budget = MemoryBudget(path, NODES)
+    for number, raw in items(path, "nodes"):
+        try:
+            node = _node(raw, devices)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            what = f"cannot be read ({type(error).__name__}: {error})"
+            raise InputError.single(path, f"item {number} of nodes", what, "record it again") from None
+        if node.function:
+            nodes.append(node)
+            budget.take()
+    if not nodes:
+        raise InputError.single(path, "", "holds no operators", "record it while an iteration runs")
+    if len(devices) > 1:
+        what = f"has tensors on several GPUs ({', '.join(sorted(devices))})"
+        raise InputError.single(path, "", what, "a trace is one GPU: record each rank by itself")
+    nodes.sort(key=lambda node: node.number)
+    time = about.get("time")
+    return ExecutionTrace(path, tuple(nodes), time[:10] if isinstance(time, str) else "")
+
+
+def _node(raw: dict[str, Any], devices: set[str]) -> Node:
+    inputs, outputs = raw["inputs"], raw["outputs"]
+    if isinstance(inputs, dict):
+        attributes = {item["name"]: item["value"] for item in raw["attrs"]}
+        taken = (inputs["values"], inputs["shapes"], inputs["types"], inputs.get("strides"))
+        given = (outputs["values"], outputs["shapes"], outputs["types"], outputs.get("strides"))
+    else:
+        attributes = raw
+        taken = (inputs, raw["input_shapes"], raw["input_types"], None)
+        given = (outputs, raw["output_shapes"], raw["output_types"], None)
+    name = sys.intern(raw["name"])
+    arguments = _arguments(attributes.get("op_schema") or "")
+    return Node(
+        number=_whole(raw["id"]),
+        name=name,
+        function=_whole(attributes["rf_id"]),
+        thread=_whole(attributes["tid"]),
+        inputs=tuple(_tensors(name, taken, arguments, devices)),
+        outputs=tuple(_tensors(name, given, (), devices)),
+    )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{shown(value)} is not a whole number")
+    return value
+
+
+def tensors_of(operator: str, listed: tuple[Any, Any, Any, Any], schema: str, devices: set[str]) -> Iterator[Tensor]:
+    """The tensors on the GPU that an operator names on one side; their devices are added to `devices`.
+
+    listed: values, shapes, types and strides, the last None where not recorded. schema: of the operator, which tells
+    what it does with its arguments; empty for outputs.
+    """
+    return _tensors(operator, listed, _arguments(schema), devices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    name: str
+    changed: bool
+    is_out: bool
+
+
+@lru_cache(maxsize=4096)
+def _arguments(schema: str) -> tuple[_Argument, ...]:
+    """The arguments of a schema such as ``aten::add_.Tensor(Tensor(a!) self, *, Scalar alpha=1) -> Tensor(a!)``."""
+    begin, stop, depth = schema.find("("), -1, 0
+    parts, start = [], begin + 1
+    for place in range(max(begin, 0), len(schema)):
+        letter = schema[place]
+        depth += (letter in "([") - (letter in ")]")
+        if (letter == "," and depth == 1) or (depth == 0 and letter == ")"):
+            parts.append(schema[start:place].strip())
+            start = place + 1
+            if depth == 0:
+                stop = place
+                break
+    if begin < 0 or stop < 0:
+        return ()
+    found, after_star = [], False
+    for part in parts:
+        if part == "*":
+            after_star = True
+        elif part:
+            kind, _, name = part.partition("=")[0].strip().rpartition(" ")
+            found.append(_Argument(sys.intern(name), "!" in kind, after_star and "!" in kind))
+    return tuple(found)
+
+
+def _tensors(
+    operator: str, listed: tuple[Any, Any, Any, Any], arguments: Sequence[_Argument], devices: set[str]
+) -> Iterator[Tensor]:
+    values, shapes, types, strides = listed
+    for part in listed[:3] if strides is None else listed:
+        if not isinstance(part, list | tuple):
+            raise TypeError(f"{shown(part)} is not a list")
+    for position, value in enumerate(values):
+        argument = arguments[position] if position < len(arguments) else _Argument("", False, False)
+        dtypes = iter(_TENSOR_TYPE.findall(str(types[position])))
+        stride = strides[position] if strides is not None else None
+        for raw, shape, step in _flat(value, shapes[position], stride):
+            dtype = next(dtypes, "")
+            tensor, storage, offset, elements, width, device = raw[:6]
+            if not device.startswith(("cuda", "hip")) or elements * width == 0:
+                continue
+            devices.add(device)
+            sides = tuple(shape)
+            extent = _extent(sides, step) if step else elements
+            size = _bytes(offset + extent, width)
+            overwritten = argument.changed and (argument.is_out or _OVERWRITES.match(operator) is not None)
+            yield Tensor(
+                tensor=tensor,
+                storage=storage,
+                bytes=size,
+                shape=sides,
+                dtype=_DTYPES.get(dtype, dtype),
+                argument=argument.name,
+                changed=argument.changed,
+                overwritten=overwritten,
+            )
+
+
+def _flat(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], list[int], Any]]:
+    """The tensors in a value, which is one, or a list of values of any depth, with their shapes and strides."""
+    if not isinstance(value, list):
+        return
+    if len(value) >= 6 and isinstance(value[5], str) and all(type(part) is int for part in value[:5]):
+        yield value, shape, stride
+        return
+    for place, part in enumerate(value):
+        if isinstance(part, list):
+            yield from _flat(part, shape[place], stride[place] if stride else None)
+
+
+def _bytes(elements: object, width: int) -> int:
+    """Bytes of so many elements; elements are no number where a shape or its strides hold none."""
+    if type(elements) is not int or not 0 <= elements * width <= LARGEST:
+        raise ValueError(f"{shown(elements)} elements of {shown(width)} bytes are no tensor")
+    return elements * width
+
+
+def _extent(shape: tuple[int, ...], strides: Sequence[int]) -> int:
+    """Elements from a tensor's first to its last, both included."""
+    return 1 + sum((side - 1) * step for side, step in zip(shape, strides, strict=True))

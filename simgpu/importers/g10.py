@@ -1,0 +1,277 @@
+"""Reading the files of the G10 simulator: a folder with kernels.config, tensors.config and cudnnB.txt, B the batch.
+
+The kernels, their order and their tensors are those of the graph that G10 builds from a network's description
+(kernels.config); the durations are those measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
+The execution times in kernels.config are the same measurements as cycles of the clock that G10 was set to, rounded
+down; the notes say how the two compare. The files whose names end in PF time the kernels under page faults and are not
+read.
+
+How tensors become blocks:
+- each tensor is its own block: G10 knows no views, and in-place kernels name a tensor as input and output;
+- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, where an
+  embedding or a convolution reads them, else constants such as divisors (`other`);
+- a result of a forward kernel is a feature map; of a later one a gradient, and a weight's gradient if a kernel that
+  applies gradients reads it;
+- a tensor that one kernel writes and nobody reads, of the size that cudnnBWorkspace.txt gives for that kernel in whole
+  pages, is that kernel's workspace. Without that file there is none;
+- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing of lifetimes,
+  which are not recorded.
+
+Phases follow the kernels' names; gradients are applied as soon as they are there, in between the backward kernels.
+A layer is one operator: its forward kernel, its backward kernels and the update of its weights share a parent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from simgpu.errors import InputError, Problem
+from simgpu.importers.g10_graph import GraphKernel, Tensor, read_kernels, read_tensors
+from simgpu.importers.provenance import Told
+from simgpu.importers.quantities import nanoseconds, shown, whole
+from simgpu.io.input_files import first_bytes
+from simgpu.io.text_files import read_text
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
+from simgpu.trace.purity import purity
+from simgpu.units import format_bytes
+
+_TOOL = "G10 simulator files"
+_TIMES = re.compile(r"cudnn(\d+)\.txt")
+_PAGE = 4096
+
+#: Forward kernels whose unwritten, non-global operand is the batch.
+_READ_THE_BATCH = ("GatherV2_Forward", "Conv2d_Forward")
+#: Puts the batch on the device, in networks made of layers.
+_LOAD = "LoadData_A0"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a folder has a kernels.config or a tensors.config that begins as G10's do."""
+    return _begins(path / "kernels.config", b"Kernel ID:") or _begins(path / "tensors.config", b"tensor")
+
+
+def _begins(path: Path, word: bytes) -> bool:
+    return path.is_file() and first_bytes(path, len(word)) == word
+
+
+def load(path: Path, told: Told) -> Trace:
+    """The folder as a trace. Raises `InputError` with every line that cannot be followed."""
+    problems: list[Problem] = []
+    tensors = read_tensors(path / "tensors.config", problems)
+    kernels = read_kernels(path / "kernels.config", tensors, problems)
+    times_file = _times_file(path, told.batch, problems)
+    durations: list[int] = []
+    workspaces: list[int] = []
+    if times_file is not None:
+        durations = _durations(times_file, problems)
+        _require_one_each(times_file, durations, path, kernels, problems)
+        workspace_file = times_file.with_name(f"{times_file.stem}Workspace.txt")
+        if workspace_file.exists():
+            workspaces = _workspaces(workspace_file, problems)
+            _require_one_each(workspace_file, workspaces, path, kernels, problems)
+    if problems or times_file is None:
+        raise InputError(problems)
+    scratch = _find_workspaces(times_file, workspaces, kernels, tensors, problems)
+    if problems:
+        raise InputError(problems)
+    batch = int(times_file.stem.removeprefix("cudnn"))
+    model = path.resolve().name
+    notes = _notes(kernels, durations, bool(workspaces)) + _on_weights(tensors.values())
+    if told.batch is None:
+        notes += f" The batch is that in the name of {times_file.name}."
+    info = told.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
+    return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
+
+
+def _times_file(path: Path, told_batch: int | None, problems: list[Problem]) -> Path | None:
+    """cudnnB.txt; where there are several, the one of the batch that the user named."""
+    found = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
+    if not found:
+        remedy = "add the file of kernel times, cudnnB.txt for batch B: kernels.config gives cycles of an untold clock"
+        problems.append(Problem(str(path), "", "has no cudnnB.txt", remedy))
+        return None
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if told_batch in found:
+        return found[told_batch]
+    what = f"has kernel times of several batches: {', '.join(file.name for file in found.values())}"
+    problems.append(Problem(str(path), "", what, "say which one kernels.config belongs to (--batch)"))
+    return None
+
+
+def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    """Values of lines ``<index> <value> <unit>`` with their places; the indexes count from 0 without gaps."""
+    try:
+        text = read_text(path, if_empty="record it again")
+    except InputError as error:
+        problems += error.problems
+        return
+    if not text.endswith("\n"):
+        problems.append(Problem(str(path), f"row {text.count(chr(10)) + 1}", "the file seems cut off", "copy it again"))
+    for row, line in enumerate(text.splitlines()):
+        place, parts = f"row {row + 1}", line.split()
+        if len(parts) != 3 or parts[2] != unit:
+            what = f"{line[:40]!r} is not a kernel's number, a value and {unit}"
+            problems.append(Problem(str(path), place, what, f"G10 writes for example '{row:04} 5 {unit}'"))
+            return
+        if _count(parts[0]) != row:
+            what = f"kernel {parts[0][:40]} where {row} comes next"
+            problems.append(Problem(str(path), place, what, "the kernels count from 0 without gaps: record it again"))
+            return
+        yield place, parts[1]
+
+
+def _durations(path: Path, problems: list[Problem]) -> list[int]:
+    found = []
+    for place, text in _lines(path, "ms", problems):
+        try:
+            value = nanoseconds(text, "milliseconds")
+        except ValueError:
+            value = Decimal(-1)
+        if value < 0 or value != value.to_integral_value():
+            what = f"{shown(text)} ms is not a whole number of nanoseconds >= 0"
+            problems.append(Problem(str(path), place, what, "record it again"))
+            value = Decimal(0)
+        found.append(int(value))
+    return found
+
+
+def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
+    found = []
+    for place, text in _lines(path, "B", problems):
+        if (size := _count(text)) < 0:
+            what = f"{shown(text)} is not a whole number of bytes"
+            problems.append(Problem(str(path), place, what, "record it again"))
+        found.append(max(size, 0))
+    return found
+
+
+def _count(text: str) -> int:
+    """A whole number, -1 for what is none."""
+    try:
+        return whole(text)
+    except ValueError:
+        return -1
+
+
+def _require_one_each(
+    path: Path, values: Sequence[int], folder: Path, kernels: Sequence[GraphKernel], problems: list[Problem]
+) -> None:
+    """One value for each kernel; not asked for where a file could not be read, which is told already."""
+    if not problems and len(values) != len(kernels):
+        what = f"holds {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
+        problems.append(Problem(str(path), "", what, "give files of one model, batch and run"))
+
+
+def _find_workspaces(
+    times_file: Path,
+    sizes: Sequence[int],
+    kernels: Sequence[GraphKernel],
+    tensors: Mapping[int, Tensor],
+    problems: list[Problem],
+) -> frozenset[int]:
+    """The tensors that are workspaces: for each kernel with one, its own result that nobody else touches."""
+    touched: dict[int, int] = {}
+    for kernel in kernels:
+        for number in {*kernel.inputs, *kernel.outputs}:
+            touched[number] = touched.get(number, 0) + 1
+    found = set()
+    for kernel, size in zip(kernels, sizes, strict=False):
+        pages = -(-size // _PAGE) * _PAGE
+        own = [n for n in kernel.outputs if touched[n] == 1 and tensors[n].bytes == pages and n not in kernel.inputs]
+        if size and own:
+            found.add(own[-1])
+        elif size:
+            file = times_file.with_name(f"{times_file.stem}Workspace.txt")
+            what = f"kernel {kernel.number} has a workspace of {size} B, but no result of {pages} B of its own"
+            remedy = "give files of one model, batch and run"
+            problems.append(Problem(str(file), f"row {kernel.number + 1}", what, remedy))
+    return frozenset(found)
+
+
+def _phase(name: str) -> Phase:
+    if "Apply_Grad" in name:
+        return Phase.OPTIMIZER
+    return Phase.FORWARD if name.endswith("_Forward") or name == _LOAD else Phase.BACKWARD
+
+
+def _pure(name: str, phase: Phase) -> bool | None:
+    return False if phase is Phase.OPTIMIZER else purity(name.removesuffix("_Forward").lower())
+
+
+def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[Kernel, ...]:
+    return tuple(
+        Kernel(
+            f"{kernel.number:04}",
+            kernel.name,
+            (phase := _phase(kernel.name)),
+            duration,
+            tuple(f"tensor{number}" for number in kernel.inputs),
+            tuple(f"tensor{number}" for number in kernel.outputs),
+            layer=kernel.parent,
+            pure=_pure(kernel.name, phase),
+        )
+        for kernel, duration in zip(kernels, durations, strict=True)
+    )
+
+
+def _blocks(
+    kernels: Sequence[GraphKernel], tensors: Mapping[int, Tensor], scratch: frozenset[int]
+) -> tuple[Block, ...]:
+    readers: dict[int, list[GraphKernel]] = {number: [] for number in tensors}
+    makers: dict[int, GraphKernel] = {}
+    for kernel in kernels:
+        for number in kernel.inputs:
+            readers[number].append(kernel)
+        for number in kernel.outputs:
+            makers.setdefault(number, kernel)
+    blocks = []
+    for number, tensor in tensors.items():
+        maker = makers.get(number)
+        persistent = tensor.is_global or maker is None
+        kind = BlockKind.WORKSPACE if number in scratch else _kind(tensor, maker, readers[number])
+        user = maker or next(iter(readers[number]), None)
+        layer = user.parent if user is not None else None
+        blocks.append(Block(f"tensor{number}", tensor.bytes, kind, persistent=persistent, layer=layer))
+    return tuple(blocks)
+
+
+def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKernel]) -> BlockKind:
+    if tensor.is_global:
+        return BlockKind.WEIGHT
+    if maker is None:
+        return BlockKind.INPUT if any(kernel.name in _READ_THE_BATCH for kernel in readers) else BlockKind.OTHER
+    if maker.name == _LOAD:
+        return BlockKind.INPUT
+    if _phase(maker.name) is Phase.FORWARD:
+        return BlockKind.FEATURE_MAP
+    if any(_phase(kernel.name) is Phase.OPTIMIZER for kernel in readers):
+        return BlockKind.WEIGHT_GRADIENT
+    return BlockKind.GRADIENT
+
+
+def _on_weights(tensors: Iterable[Tensor]) -> str:
+    """Results of kernels may be flagged too, which makes for more weights than the network has."""
+    sizes = [tensor.bytes for tensor in tensors if tensor.is_global]
+    if not sizes:
+        return ""
+    return (
+        f" The files flag {len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
+        f"{format_bytes(max(sizes))}; that is taken on their word."
+    )
+
+
+def _notes(kernels: Sequence[GraphKernel], durations: Sequence[int], has_workspaces: bool) -> str:
+    cycles, total = sum(kernel.cycles for kernel in kernels), sum(durations)
+    clock = round(Decimal(cycles) / total, 3) if total else Decimal(0)
+    apart = max(abs(clock * duration - kernel.cycles) for kernel, duration in zip(kernels, durations, strict=True))
+    agreement = "agree to the cycle" if apart <= 1 else f"are up to {apart:.0f} cycles off"
+    scratch = "" if has_workspaces else " Workspaces are not recorded."
+    return (
+        "Kernels were measured one by one; the graph and its tensors are those that G10 derives from a description of "
+        f"the network. The times of kernels.config are {cycles} cycles, {clock.normalize():f} GHz against the measured "
+        f"times, with which they {agreement}. Lifetimes are not recorded.{scratch}"
+    )

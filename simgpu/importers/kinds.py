@@ -1,0 +1,59 @@
+"""What a block holds, told by the phases of the kernels that touch it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from simgpu.trace.model import BlockKind, Phase
+
+
+def kind_of_old(
+    reading: Set[Phase], writing: Set[Phase], arguments: Set[str], shape: tuple[int, ...] | None, batch: int | None
+) -> BlockKind:
+    """The kind of a block that was there before the iteration.
+
+    A weight is what the optimizer changes and forward reads, or what forward is given as an argument called weight or
+    bias and nobody changes; a weight gradient is what backward writes; optimizer state is what only the optimizer
+    touches; a label is what the loss is given as its target; the input is what forward reads of the first side of the
+    batch and nobody changes. The rest is `other`.
+
+    reading, writing: phases of the kernels that do. arguments: names by which operators take it. shape: its sides.
+    batch: samples in an iteration, None where unknown.
+
+    >>> kind_of_old({Phase.FORWARD, Phase.OPTIMIZER}, {Phase.OPTIMIZER}, {"self"}, (4,), 8).value
+    'weight'
+    """
+    is_parameter = bool(arguments & {"weight", "bias"})
+    if Phase.FORWARD in reading and (Phase.OPTIMIZER in writing or (is_parameter and not writing)):
+        return BlockKind.WEIGHT
+    if Phase.BACKWARD in writing:
+        return BlockKind.WEIGHT_GRADIENT
+    if reading | writing == {Phase.OPTIMIZER}:
+        return BlockKind.OPTIMIZER_STATE
+    if "target" in arguments:
+        return BlockKind.LABEL
+    if Phase.FORWARD in reading and not writing and shape and shape[0] == batch:
+        return BlockKind.INPUT
+    return BlockKind.OTHER
+
+
+def kind_of_new(maker: Phase | None, reading: Set[Phase]) -> BlockKind:
+    """The kind of a block that a kernel made: feature maps by forward, gradients by backward, else `other`.
+
+    maker: phase of the kernel that first wrote it, None where nobody did. reading: phases of those that read it.
+
+    >>> kind_of_new(Phase.FORWARD, {Phase.BACKWARD}).value
+    'feature_map'
+    """
+    if maker is Phase.FORWARD:
+        return BlockKind.FEATURE_MAP
+    return kind_of_gradient(reading) if maker is Phase.BACKWARD else BlockKind.OTHER
+
+
+def kind_of_gradient(reading: Set[Phase]) -> BlockKind:
+    """A gradient that the optimizer reads is a weight's.
+
+    >>> kind_of_gradient({Phase.OPTIMIZER}).value, kind_of_gradient({Phase.BACKWARD}).value
+    ('weight_gradient', 'gradient')
+    """
+    return BlockKind.WEIGHT_GRADIENT if Phase.OPTIMIZER in reading else BlockKind.GRADIENT

@@ -1,0 +1,122 @@
+"""Who launched each kernel of an iteration, and what follows from that: operator, phase, layer.
+
+- A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
+  on its thread. Where the call was not recorded, the operator with the kernel's External id; else there is none.
+- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, that
+  is an operator of autograd's engine or one that answers a forward operator; forward inside any other operator. A
+  kernel without an operator has no phase that is recorded; it counts as forward, and the notes say so.
+- Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
+  sequence number of its autograd node: the last one that shows it, since that is the one that made the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+
+from simgpu.importers.kineto.iteration import Iteration, launched_at
+from simgpu.importers.kineto.nesting import innermost, parents
+from simgpu.importers.kineto.profile import Op, Profile, Thread
+from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
+from simgpu.trace.model import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A kernel as it stands in the trace.
+
+    op: position of the operator that launched it among the iteration's, -1 where none. at: when it was launched (ns).
+    is_phase_told: whether its phase is recorded.
+    """
+
+    op: int
+    name: str
+    at: int
+    phase: Phase
+    is_phase_told: bool
+    layer: str | None
+    pure: bool | None
+
+
+class Attribution:
+    """The operators of an iteration and the kernels they launched, in the order these ran."""
+
+    def __init__(self, profile: Profile, iteration: Iteration) -> None:
+        self.profile = profile
+        self.iteration = iteration
+        self.ops: list[Op] = [op for op in profile.ops if iteration.contains(op.start)]
+        self.parent = parents(self.ops)
+
+    @cached_property
+    def launched(self) -> tuple[Launched, ...]:
+        """What is known of each kernel of the iteration."""
+        kernels, launches = self.iteration.kernels, self.profile.launches
+        nobody: tuple[Thread, int] = ((None, None), 0)
+        calls = [launches.get(kernel.correlation, nobody) for kernel in kernels]
+        around = innermost(self.ops, calls)
+        by_external = {op.external: position for position, op in enumerate(self.ops) if op.external}
+        modules = innermost(self.profile.modules, calls)
+        layer_of_sequence = self._layers_of_sequences()
+        found = []
+        for position, kernel in enumerate(kernels):
+            op = around[position]
+            if kernel.correlation not in launches:
+                op = by_external.get(kernel.external, -1)
+            op = next(self.operators(op), -1)
+            phase = self._phase(around[position] if op < 0 else op)
+            layer = self.profile.modules[modules[position]].name if modules[position] >= 0 else None
+            if phase is Phase.BACKWARD:
+                layer = next((layer_of_sequence[n] for n in self._sequences(op) if n in layer_of_sequence), layer)
+            name = self.ops[op].name if op >= 0 else kernel.name
+            pure = False if phase is Phase.OPTIMIZER else innermost_purity(self.ops[p].name for p in self.chain(op))
+            at = launched_at(kernel, self.profile)
+            found.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
+        return tuple(found)
+
+    @cached_property
+    def launched_by(self) -> dict[int, list[int]]:
+        """Positions of the kernels that each operator launched itself."""
+        found: dict[int, list[int]] = {}
+        for position, launched in enumerate(self.launched):
+            found.setdefault(launched.op, []).append(position)
+        return found
+
+    @cached_property
+    def launch_order(self) -> list[int]:
+        """Positions of the kernels in the order they were launched."""
+        return sorted(range(len(self.launched)), key=lambda position: (self.launched[position].at, position))
+
+    def chain(self, op: int) -> Iterator[int]:
+        """An operator and those around it, innermost first."""
+        while op >= 0:
+            yield op
+            op = self.parent[op]
+
+    def operators(self, op: int) -> Iterator[int]:
+        """An operator and those around it up to the first annotation, innermost first."""
+        return takewhile(lambda p: not self.ops[p].is_annotation, self.chain(op))
+
+    def samples(self) -> int | None:
+        """Samples in the iteration: the first side of the first forward operator's data."""
+        ordered = sorted(self.ops, key=lambda op: op.start)
+        return next((op.samples for op in ordered if op.samples is not None), None)
+
+    def _phase(self, op: int) -> Phase | None:
+        chain = [self.ops[p] for p in self.chain(op)]
+        if any(is_optimizer(around.name) for around in chain):
+            return Phase.OPTIMIZER
+        if any(around.is_backward or is_autograd_node(around.name) for around in chain):
+            return Phase.BACKWARD
+        return None if all(around.is_annotation for around in chain) else Phase.FORWARD
+
+    def _sequences(self, op: int) -> Iterator[int]:
+        return (self.ops[p].sequence for p in self.chain(op) if self.ops[p].sequence >= 0)
+
+    def _layers_of_sequences(self) -> dict[int, str]:
+        forward = [op for op in self.ops if op.sequence >= 0 and not op.is_backward]
+        forward.sort(key=lambda op: op.start)
+        modules = innermost(self.profile.modules, [(op.thread, op.start) for op in forward])
+        pairs = zip(forward, modules, strict=True)
+        return {op.sequence: self.profile.modules[module].name for op, module in pairs if module >= 0}

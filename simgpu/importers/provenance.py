@@ -1,0 +1,60 @@
+"""What the user may add to an imported recording that does not say it itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Description of a recording as the user knows it; None leaves it to the recording.
+
+    batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
+    execution_trace: file with the tensors of a profile's run. iteration: which of a profile's iterations to take.
+    """
+
+    model: str | None = None
+    batch: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    date: str | None = None
+    execution_trace: Path | None = None
+    iteration: int | None = None
+
+    def samples(self, source: Path, from_shapes: int | None) -> int | None:
+        """Samples per iteration, told or as the shapes of a recording tell them; None where neither does.
+
+        Raises `InputError` where the two differ.
+
+        >>> Told(batch=8).samples(Path("net.json"), None), Told().samples(Path("net.json"), 8)
+        (8, 8)
+        """
+        if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
+            what = f"was recorded with batch {from_shapes}, as its shapes tell, not with batch {self.batch}"
+            remedy = (
+                "leave --batch out; if the first side of this network's data is not its samples, put the right batch "
+                "into the written trace.yaml"
+            )
+            raise InputError.single(source, "", what, remedy)
+        return self.batch if self.batch is not None else from_shapes
+
+    def info(self, source: Path, tool: str, model: str, batch: int | None, notes: str) -> TraceInfo:
+        """The description of a trace: what the user said first, then what the recording says."""
+        samples = self.batch if self.batch is not None else batch
+        if samples is None:
+            remedy = "say how many samples an iteration has (--batch)"
+            raise InputError.single(source, "", "the recording does not say its batch size", remedy)
+        return TraceInfo(
+            model=self.model or model,
+            batch=samples,
+            device=self.device or NOT_RECORDED,
+            dtype=self.dtype or NOT_RECORDED,
+            origin=Origin.IMPORTED,
+            tool=tool,
+            date=self.date or "",
+            notes=notes,
+        )

@@ -1,0 +1,67 @@
+"""Numbers of recordings, held within what a trace can say before anything is computed with them.
+
+A damaged file may hold numbers that take minutes to convert, or that Python refuses to write out.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from simgpu.trace.columns import LARGEST
+
+_UNITS = {"microseconds": 1000, "milliseconds": 1_000_000}
+
+_SHOWN = 40
+
+
+def whole(value: object) -> int:
+    """A number from 0 to `LARGEST`, as such or as its digits; `ValueError` for anything else.
+
+    >>> whole(5), whole("0012")
+    (5, 12)
+    """
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        digits = value.lstrip("0") or "0"
+        number = int(digits) if len(digits) < 20 else LARGEST + 1
+    elif type(value) is int and value >= 0:
+        number = value
+    else:
+        raise ValueError(f"{shown(value)} is not a whole number >= 0")
+    if number > LARGEST:
+        raise ValueError(f"{shown(value)} is too large: the largest number is {LARGEST}")
+    return number
+
+
+def nanoseconds(value: object, unit: str) -> Decimal:
+    """A time in microseconds or milliseconds, in ns and not rounded; `ValueError` for no number, and beyond any clock.
+
+    >>> nanoseconds("2.5", "microseconds"), nanoseconds(-3, "milliseconds")
+    (Decimal('2500.0'), Decimal('-3000000'))
+    """
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        raise ValueError(f"{shown(value)} is not a number of {unit}")
+    try:
+        time = Decimal(value)
+    except ArithmeticError:
+        raise ValueError(f"{shown(value)} is not a number of {unit}") from None
+    if not time.is_finite():
+        raise ValueError(f"{shown(value)} is not a number of {unit}")
+    # The first comparison keeps what is too large even to be multiplied out of the second.
+    if not -LARGEST <= time <= LARGEST or not -LARGEST <= time * _UNITS[unit] <= LARGEST:
+        raise ValueError(f"{shown(value)} {unit} are beyond any clock")
+    return time * _UNITS[unit]
+
+
+def shown(value: object) -> str:
+    """A value as messages show it, however large.
+
+    >>> shown("nan"), shown(10**5000)
+    ("'nan'", 'a number of more than 40 digits')
+    """
+    if isinstance(value, int) and not -(10**_SHOWN) < value < 10**_SHOWN:
+        return f"a number of more than {_SHOWN} digits"
+    try:
+        text = str(value) if isinstance(value, Decimal) else repr(value[:_SHOWN] if isinstance(value, str) else value)
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return text if len(text) <= _SHOWN + 2 else f"{text[:_SHOWN]}..."

@@ -1,0 +1,37 @@
+"""A command that fits a table that ships, and writes it whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.io.atomic import whole_file
+
+
+def write_fitted(
+    prog: str,
+    description: str,
+    source: tuple[str, str],
+    fitted: Callable[[Path], str],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Runs the command ``PROG SOURCE -o FILE``; returns its exit code: 0, or 2 for bad input.
+
+    source: what the fit is made from, as the name of the argument and its help. fitted: the table's text from there.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("source", type=Path, metavar=source[0], help=source[1])
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
+    given = parser.parse_args(arguments)
+    try:
+        table = fitted(given.source)
+        with whole_file(given.output) as part:
+            part.write_bytes(table.encode())
+    except (InputError, MissingExtraError) as error:
+        for line in str(error).splitlines():
+            print(f"Error: {line}", file=sys.stderr)
+        return 2
+    return 0

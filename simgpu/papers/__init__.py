@@ -1,0 +1,1 @@
+"""What papers claim, as numbers and rules, beside what comes out here."""

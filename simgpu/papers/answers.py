@@ -1,0 +1,191 @@
+"""What is simulated of a part of a claim, from the runs it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.experiments.scenarios.study import AGGREGATES, Alone, Published, Study
+from simgpu.experiments.study import StudyResult, aggregate
+from simgpu.papers.kept import Kept
+from simgpu.papers.tasks import Cell, Check, Memory, Task, checks, loaded, outlined, restored, written
+from simgpu.papers.verdicts import Simulated
+
+if TYPE_CHECKING:
+    from simgpu.papers.claims import Claim, Paper
+    from simgpu.papers.claims_file import FromStudy, PartSection, Source, StepSection
+
+_FORMS = {"as_is": lambda told: told, "less_one": lambda told: told - 1, "one_less": lambda told: 1 - told}
+
+
+class NotRunError(Exception):
+    """A task that a value needs failed; its text says why."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What is assumed otherwise: changes to studies, arguments of checks, and where else parts are told from."""
+
+    study: Mapping[str, object] = field(default_factory=dict)
+    check: Mapping[str, object] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: StepSection) -> Changed:
+        """That of a step of an experiment."""
+        return cls(step.study, step.check, step.from_)
+
+    def source(self, part: PartSection) -> Source | None:
+        """Where a part is told from."""
+        return self.sources.get(part.name, part.from_)
+
+
+AS_IT_IS = Changed()
+
+
+def tasks_of(claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> Iterator[Task]:
+    """What must have run before `simulated` knows the value of a part."""
+    source = changed.source(part)
+    if isinstance(source, str):
+        yield _check(claim.paper, source, changed)
+    elif source is not None:
+        for name in source.study:
+            changes = changes_of(claim.paper, name, changed)
+            study = outlined(name, changes)
+            row = _row(source, study, claim)
+            result = StudyResult(study, {})
+            for trace, run in result.cells_of(row):
+                yield Memory.of(name, changes, trace) if row.memory is not None else Cell.of(name, changes, trace, run)
+
+
+def simulated(
+    claim: Claim, part: PartSection, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS
+) -> Simulated | None:
+    """The value of a part, None where no run has one. Raises `NotRunError` where what it needs broke."""
+    source = changed.source(part)
+    if isinstance(source, str):
+        value: Simulated = found_of(claim.paper, source, kept, failed, changed)
+        return value
+    if source is None:
+        return None
+    told = _of_studies(claim, source, kept, failed, changed)
+    return None if told is None else _FORMS[source.form](told)
+
+
+def found_of(paper: Paper, name: str, kept: Kept, failed: Mapping[str, str], changed: Changed = AS_IT_IS) -> Any:
+    """What a check found under a name, as CHECK.NAME. Raises `NotRunError` where the check broke."""
+    found = _found(_check(paper, name, changed), kept, failed)
+    check, _, key = name.partition(".")
+    if key not in found:
+        raise InputError.single(f"{paper.key}.yaml", name, f"{check} finds no {key!r}", did_you_mean(key, found))
+    return found[key]
+
+
+def _of_studies(
+    claim: Claim, asked: FromStudy, kept: Kept, failed: Mapping[str, str], changed: Changed
+) -> float | None:
+    values: list[float] = []
+    for name in asked.study:
+        result = partial_result(claim.paper, name, kept, failed, changed, asked, claim)
+        row = _row(asked, result.study, claim)
+        if asked.of == "sum":
+            return result.compared_with(row).ours
+        values += [value for told in result.values_of(row).values() for value in told]
+    return aggregate(asked.of, values)
+
+
+def partial_result(
+    paper: Paper,
+    name: str,
+    kept: Kept,
+    failed: Mapping[str, str],
+    changed: Changed = AS_IT_IS,
+    asked: FromStudy | None = None,
+    claim: Claim | None = None,
+) -> StudyResult:
+    """A study with those of its cells that a row needs; with all of them where none is asked for."""
+    changes = changes_of(paper, name, changed)
+    study = (loaded if asked is None else outlined)(name, changes)
+    empty = StudyResult(study, {})
+    if asked is None or claim is None:
+        row, pairs = None, [(trace, run.label) for trace in study.traces for run in study.runs]
+    else:
+        row = _row(asked, study, claim)
+        pairs = empty.cells_of(row)
+    if row is not None and row.memory is not None:
+        memory = {trace: _found(Memory.of(name, changes, trace), kept, failed) for trace, _ in pairs}
+        return StudyResult(study, {}, memory)
+    cells = {(trace, run): restored(_found(Cell.of(name, changes, trace, run), kept, failed)) for trace, run in pairs}
+    return StudyResult(study, cells)
+
+
+def sources_of(claim: Claim) -> tuple[str, ...]:
+    """Where the numbers of a claim come from here, in words: studies, and checks with what they do; each once."""
+    return tuple(dict.fromkeys(text for part in claim.parts for text in _source_texts(claim, part)))
+
+
+def _source_texts(claim: Claim, part: PartSection) -> Iterator[str]:
+    if isinstance(part.from_, str):
+        check = checks(claim.paper.key)[part.from_.partition(".")[0]]
+        said = " ".join((check.__doc__ or "").strip().partition("\n\n")[0].split())
+        yield f"{check.__module__}.{check.__name__}" + (f": {said}" if said else "")
+    elif part.from_ is not None:
+        for study in part.from_.study:
+            changed = f" with what claims/{claim.paper.key}.yaml changes" if study in claim.paper.studies else ""
+            yield f"simgpu study {study}{changed}"
+
+
+def study_tasks(paper: Paper, name: str) -> Iterator[Task]:
+    """Every cell of a study, for its figures."""
+    changes = changes_of(paper, name)
+    study = outlined(name, changes)
+    return (Cell.of(name, changes, trace, run.label) for trace in study.traces for run in study.runs)
+
+
+def changes_of(paper: Paper, study: str, changed: Changed = AS_IT_IS) -> str:
+    """What is different about a study here: what its paper's file says, and what an experiment changes."""
+    return written({**paper.studies.get(study, {}), **changed.study})
+
+
+def figure_check(paper: Paper, name: str) -> Check:
+    """The check that a figure is of."""
+    return _check(paper, name, AS_IT_IS)
+
+
+def _check(paper: Paper, name: str, changed: Changed) -> Check:
+    check = name.partition(".")[0]
+    if check not in (known := checks(paper.key)):
+        place = f"{paper.key}.yaml"
+        raise InputError.single(place, name, f"there is no check {check!r}", did_you_mean(check, known))
+    return Check(paper.key, check, written(changed.check))
+
+
+def _found(task: Task, kept: Kept, failed: Mapping[str, str]) -> Any:
+    if task.key in failed:
+        raise NotRunError(failed[task.key])
+    found = kept.get(task.key)
+    if found is None:
+        raise NotRunError("did not run")
+    return found
+
+
+def _row(asked: FromStudy, study: Study, claim: Claim) -> Published:
+    """What is asked of a study, as a published number of it; labels are checked against the study's."""
+    measure = asked.measure or ("throughput" if asked.memory is None else "memory")
+    alone = asked.memory is not None or measure in get_args(Alone)
+    over = "" if alone else asked.over or study.baseline[0]
+    runs = {label for run in study.runs for label in (run.label, run.sweep) if label}
+    traces = {*study.traces, *study.networks, *AGGREGATES}
+    for label, known in ((asked.run, runs), (over, runs), (asked.of, traces)):
+        if label and label not in known:
+            raise _unknown(label, study, claim)
+    return Published(
+        asked.run or "", over, asked.of, 0.0, measure, claim.section.where, tuple(asked.without), "", asked.memory
+    )
+
+
+def _unknown(label: str, study: Study, claim: Claim) -> InputError:
+    what = f"the study {study.name} has no run or trace {label!r}"
+    return InputError.single(f"{claim.paper.key}.yaml", claim.id, what, "name one of its own")

@@ -1,0 +1,158 @@
+"""Checks of cDMA's figures 11 and 12: how far each codec compresses the feature maps that vDNN offloads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.pattern_maps import field_of
+from simgpu.compression.codecs.sizes import compressed_bytes
+from simgpu.compression.codecs.zvc import zvc_bytes
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.papers.checks.cdma_maps import CODECS, ITEM, Lying, sized
+from simgpu.papers.checks.cdma_traces import study
+from simgpu.papers.checks.found import bars, rule
+from simgpu.policies.vdnn import place
+from simgpu.trace.model import BlockKind, Trace
+from simgpu.workloads.sparsity.generator import with_sparsity
+
+#: Of the training, as many as the sparsity of these networks was fitted on.
+EPOCHS = 51
+#: The layout that the paper goes on with.
+NCHW = "nchw"
+#: How figure 11 calls them.
+_SHORT = {"rle": "RL", "zvc": "ZV", "zlib": "ZL"}
+Ratios = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A network's offloaded feature maps over its training. whole: all together, by codec and layout; best: that of
+    the map which a codec compresses most, in any epoch."""
+
+    whole: dict[tuple[str, str], float]
+    best: dict[tuple[str, str], float]
+
+
+@lru_cache
+def trained(network: str) -> Trace:
+    """A network of figure 13 at each of 51 epochs."""
+    return with_sparsity(study("maxwell").traces[network], EPOCHS)
+
+
+def offloaded(trace: Trace) -> set[str]:
+    """The feature maps that vDNN offloads (mode all); what the network is given is none."""
+    graph = TaskGraph.of(trace)
+    swapped = (graph.blocks[swap.block] for swap in place(graph, convolutions_only=False))
+    return {block.id for block in swapped if block.kind is BlockKind.FEATURE_MAP}
+
+
+def compressed(trace: Trace, lying: Lying, masks: bool) -> Compressed:
+    """Ratios of a network. masks: whether those of ZVC count."""
+    table, leaving = trace.block_by_id, offloaded(trace)
+    dense = sum(table[name].bytes for name in leaving - {sample.block for sample in trace.sparsity})
+    before = float(dense * len({sample.epoch for sample in trace.sparsity}))
+    after = dict.fromkeys([("zvc", layout) for layout in LAYOUTS], before)
+    after |= {(codec, layout): before for codec in CODECS for layout in LAYOUTS}
+    best = dict.fromkeys(after, 1.0)
+
+    def count(key: tuple[str, str], block: str, size: int) -> None:
+        if block in leaving:
+            after[key] += size
+            best[key] = max(best[key], table[block].bytes / size)
+
+    for sample in trace.sparsity:
+        raw = table[sample.block].bytes
+        size = compressed_bytes(raw, ITEM, "zvc", sample.sparsity) - (0 if masks else zvc_bytes(raw // ITEM, 0, ITEM))
+        before += raw * (sample.block in leaving)
+        for layout in LAYOUTS:
+            count(("zvc", layout), sample.block, size)
+    for layout in LAYOUTS:
+        for block, _, codec, size in sized(trace, lying, dict.fromkeys(CODECS, layout)):
+            count((codec, layout), block, size)
+    return Compressed({key: before / size for key, size in after.items()}, best)
+
+
+def ratios(
+    *, masks: bool = True, overlapping: bool = False, channels: float = 0.0, length: float = 0.0
+) -> dict[str, Any]:
+    """Figures 11 and 12. masks: whether those of ZVC count; the others are of `Lying`."""
+    lying = Lying(channels, length, overlapping)
+    found = {name: compressed(trained(name), lying, masks) for name in study("maxwell").traces}
+    whole = {name: each.whole for name, each in found.items()}
+    mean = {key: fmean(each[key] for each in whole.values()) for key in next(iter(whole.values()))}
+    zlib, zvc = ("zlib", NCHW), ("zvc", NCHW)
+    return {
+        "zvc": mean[zvc],
+        "best": max(max(each.best.values()) for each in found.values()),
+        "zlib": mean[zlib],
+        "behind": behind(whole),
+        "saved": fmean(1 - each[zvc] / each[zlib] for each in whole.values()),
+        "googlenet": whole["GoogLeNet"][zlib] / whole["GoogLeNet"][zvc] - 1,
+        "rle_prefers": rle_prefers(whole),
+        "rle_worst": rle_worst(mean),
+        "by_network": _by_network(whole, mean),
+        "by_layout": _by_layout(mean),
+        "traffic": _traffic(whole),
+    }
+
+
+def behind(whole: Mapping[str, Ratios]) -> dict[str, Any]:
+    """Whether zlib is behind ZVC in NHWC and CHWN, but for GoogLeNet."""
+    ahead = {
+        layout: [name for name, of in whole.items() if of["zlib", layout] > of["zvc", layout]]
+        for layout in LAYOUTS
+        if layout != NCHW
+    }
+    told = "; ".join(f"ahead in {layout.upper()}: {', '.join(names) or 'none'}" for layout, names in ahead.items())
+    return rule(all(names == ["GoogLeNet"] for names in ahead.values()), told)
+
+
+def rle_prefers(whole: Mapping[str, Ratios]) -> dict[str, Any]:
+    """Whether RLE compresses every network most in NCHW."""
+    others = [name for name, of in whole.items() if max(LAYOUTS, key=lambda layout: of["rle", layout]) != NCHW]
+    return rule(not others, f"best in NCHW: {len(whole) - len(others)} of {len(whole)} networks")
+
+
+def rle_worst(mean: Ratios) -> dict[str, Any]:
+    """Whether RLE is the worst of the three codecs in every layout, in the mean of all networks."""
+    told = [f"{layout.upper()} {mean['rle', layout]:.3f} and {mean['zvc', layout]:.3f}" for layout in LAYOUTS]
+    worst = all(mean["rle", layout] < min(mean["zvc", layout], mean["zlib", layout]) for layout in LAYOUTS)
+    return rule(worst, f"means of RLE and ZVC: {', '.join(told)}")
+
+
+def layouts() -> dict[str, Any]:
+    """ZVC on arrays in every layout, compressed by the codec itself."""
+    pattern, sizes = Lying().pattern, []
+    for share in (0.0, 0.3, 0.62, 0.93, 1.0):
+        maps = field_of(pattern, (16, 32, 14, 14), 14, seed=0).maps(share)
+        sizes.append({found.compressed for found in measure(maps, ["zvc"])})
+    random = np.random.default_rng(0)
+    maps = random.standard_normal((8, 32, 7, 9)).astype(np.float32) * (random.random((8, 32, 7, 9)) < 0.4)
+    sizes.append({found.compressed for found in measure(maps, ["zvc"])})
+    return {"same": rule(all(len(size) == 1 for size in sizes), f"{len(sizes)} arrays in three layouts, to the byte")}
+
+
+def _by_network(whole: Mapping[str, Ratios], mean: Ratios) -> dict[str, Any]:
+    groups = {name: {short: of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in whole.items()}
+    groups["mean"] = {short: mean[codec, NCHW] for codec, short in _SHORT.items()}
+    return bars("compression ratio in NCHW", groups, {"mean": {"ZV": 2.6, "ZL": 2.76}})
+
+
+def _by_layout(mean: Ratios) -> dict[str, Any]:
+    groups = {layout.upper(): {short: mean[codec, layout] for codec, short in _SHORT.items()} for layout in LAYOUTS}
+    marks = {layout.upper(): {"ZV": 2.6} for layout in LAYOUTS}
+    marks["NCHW"]["ZL"] = 2.76
+    return bars("compression ratio, mean of six networks", groups, marks)
+
+
+def _traffic(whole: Mapping[str, Ratios]) -> dict[str, Any]:
+    groups = {name: {short: 1 / of[codec, NCHW] for codec, short in _SHORT.items()} for name, of in whole.items()}
+    return bars("offloaded bytes over vDNN's", groups, share=True)

@@ -1,0 +1,158 @@
+"""Checks of cDMA's figure 13: time under vDNN with and without the engine, and what changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from simgpu.experiments.study_runs import cell_of
+from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.papers.checks.cdma_maps import Lying, with_sizes
+from simgpu.papers.checks.cdma_traces import GPUS, joined_in_place, study
+from simgpu.papers.checks.found import bars, lines
+
+if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import Study, StudyRun
+    from simgpu.trace.model import Trace
+
+GIGA = 10**9
+#: Read bandwidths of the sweep, bytes per second; the last one is no limit.
+_READ = tuple(GIGA * rate for rate in (16, 32, 48, 64, 100, 150, 200, 10_000))
+#: Link bandwidths of the sweep, bytes per second, each way: PCIe 3.0's 12.8 GB/s, and its multiples.
+_LINKS = tuple(GIGA * tenths // 10 for tenths in (64, 128, 256, 512, 1024))
+#: Marks in figures: what vDNN keeps in the mean, told of Pascal (section III), and gains (abstract and section VII-C).
+_LOST = {"mean": {"vDNN": 0.49}}
+_GAINED = {"mean": {"Maxwell": 0.32, "Pascal": 0.53}, "best": {"Maxwell": 0.61, "Pascal": 0.79}}
+#: Samples a second, by network and run.
+Speeds = Mapping[str, Mapping[str, float]]
+
+
+def speeds(
+    gpu: str, runs: Iterable[str], *, speed: float = 1.0, change: Callable[[Trace], Trace] = lambda trace: trace
+) -> dict[str, dict[str, float]]:
+    """Samples a second of runs of the study on a GPU, on each network. speed: of the GPU; change: to each trace."""
+    of = study(gpu, speed)
+    changed = replace(of, traces={name: change(trace) for name, trace in of.traces.items()})
+    chosen = [run for run in of.runs if run.label in set(runs)]
+    return {name: {run.label: speed_of(changed, name, run) for run in chosen} for name in changed.traces}
+
+
+def speed_of(of: Study, network: str, run: StudyRun) -> float:
+    """Samples a second of a run. Raises ValueError where it does not fit or is refused, which none here should be."""
+    cell = cell_of(of, network, run)
+    if cell.samples_per_s is None:
+        raise ValueError(f"{run.label} on {network}: {cell.out_of_memory or cell.refused}")
+    return cell.samples_per_s
+
+
+def performance(
+    *,
+    speed: float = 1.0,
+    joins: bool = True,
+    overlapping: bool = False,
+    channels: float = 0.0,
+    length: float = 0.0,
+    runs: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Figure 13, and what section VII-B tells of both GPUs together.
+
+    speed: of the GPUs. joins: whether concatenations copy what they join. overlapping, channels, length: of `Lying`.
+    runs: which, and only what these tell; without: all.
+    """
+    lying = Lying(channels, length, overlapping)
+
+    def change(trace: Trace) -> Trace:
+        return with_sizes(trace if joins else joined_in_place(trace), lying)
+
+    labels = tuple(runs) or tuple(run.label for run in study(GPUS[0]).runs)
+    by_gpu = {gpu: speeds(gpu, labels, speed=speed, change=change) for gpu in GPUS}
+    found: dict[str, Any] = {}
+    for gpu, of in by_gpu.items():
+        if {"vDNN", "ZV", "ideal"}.issubset(labels):
+            found |= _gains(gpu, of)
+        if not runs:
+            found[f"{gpu}_figure"] = _figure(of, _LOST if gpu == "pascal" else {})
+    if not runs:
+        found["gains_figure"] = _gains_figure(by_gpu)
+    if {"ZV", "ZL"}.issubset(labels):
+        leads = [each["ZL"] / each["ZV"] - 1 for of in by_gpu.values() for each in of.values()]
+        google = [of["GoogLeNet"]["ZL"] / of["GoogLeNet"]["ZV"] - 1 for of in by_gpu.values()]
+        found |= {"zlib": fmean(leads), "googlenet": max(google)}
+    if {"RL", "ZV", "ZL", "BW"}.issubset(labels):
+        every = [each for of in by_gpu.values() for each in of.values()]
+        found["throttled"] = fmean(each["BW"] / max(each["RL"], each["ZV"], each["ZL"]) for each in every)
+    return found
+
+
+def _gains(gpu: str, of: Speeds) -> dict[str, float]:
+    gains = [each["ZV"] / each["vDNN"] - 1 for each in of.values()]
+    kept = [each["vDNN"] / each["ideal"] for each in of.values()]
+    found = {"gain": fmean(gains), "best": max(gains), "loss": 1 - fmean(kept), "worst": 1 - min(kept)}
+    return {f"{gpu}_{name}": value for name, value in found.items()}
+
+
+def _figure(of: Speeds, marks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    groups = {
+        name: {label: each[label] / each["ideal"] for label in each if label != "ideal"} for name, each in of.items()
+    }
+    labels = next(iter(groups.values()))
+    groups["mean"] = {label: fmean(each[label] for each in groups.values()) for label in labels}
+    return bars("performance over the oracle's", groups, marks, share=True)
+
+
+def _gains_figure(by_gpu: Mapping[str, Speeds]) -> dict[str, Any]:
+    gains = {
+        gpu.capitalize(): {name: each["ZV"] / each["vDNN"] - 1 for name, each in of.items()}
+        for gpu, of in by_gpu.items()
+    }
+    groups = {name: {gpu: of[name] for gpu, of in gains.items()} for name in by_gpu[GPUS[0]]}
+    groups["mean"] = {gpu: fmean(of.values()) for gpu, of in gains.items()}
+    groups["best"] = {gpu: max(of.values()) for gpu, of in gains.items()}
+    return bars("performance gained over vDNN's", groups, _GAINED, share=True)
+
+
+def reading() -> dict[str, Any]:
+    """Section V-C on Maxwell: the gain over vDNN by what the engine can read."""
+    of = study("maxwell")
+    runs = {run.label: run for run in of.runs}
+    slow = {name: speed_of(of, name, runs["vDNN"]) for name in of.traces}
+    gains = {
+        rate: fmean(speed_of(of, name, reading_at(runs["ZV"], rate)) / slow[name] - 1 for name in of.traces)
+        for rate in _READ
+    }
+    *limited, unlimited = _READ
+    points = [(rate / GIGA, gains[rate] / gains[unlimited]) for rate in limited]
+    curves, marks = {"ZV": points}, {"ZV": [(200, 0.99)]}
+    figure = lines("share of the benefit without a limit", "GB/s that the engine reads", curves, marks, share=True)
+    return {"share": gains[200 * GIGA] / gains[unlimited], "figure": figure}
+
+
+def reading_at(run: StudyRun, rate: int) -> StudyRun:
+    """The run with an engine that reads that many bytes per second, and whose buffer keeps up with it."""
+    engine = run.node.gpu.cdma
+    assert engine is not None
+    changed: CdmaSpec = replace(engine, read_bandwidth=rate, buffer=rate * engine.latency_ns // GIGA)
+    return replace(run, node=replace(run.node, gpu=replace(run.node.gpu, cdma=changed)))
+
+
+def links() -> dict[str, Any]:
+    """Section VIII on Pascal: what vDNN loses, and what is left of it with the engine, by the link."""
+    of = replace(study("pascal"), epochs=(8, 24, 48))
+    runs = {run.label: run for run in of.runs}
+    ideal = {name: speed_of(of, name, runs["ideal"]) for name in of.traces}
+
+    def kept(label: str, rate: int) -> float:
+        run = replace(runs[label], node=linked(runs[label].node, rate))
+        return fmean(speed_of(of, name, run) / ideal[name] for name in of.traces)
+
+    curves = {label: [(rate / GIGA, kept(label, rate)) for rate in _LINKS] for label in ("vDNN", "ZV")}
+    return {
+        "figure": lines("performance over the oracle's", "GB/s of the link, each way", curves, share=True, log=True)
+    }
+
+
+def linked(node: NodeSpec, rate: int) -> NodeSpec:
+    """The node on a link of that many bytes per second each way."""
+    return replace(node, link=replace(node.link, d2h_bandwidth=rate, h2d_bandwidth=rate))

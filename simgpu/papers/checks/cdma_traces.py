@@ -1,0 +1,96 @@
+"""The traces of cDMA's figure 13, and changed ones for experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.trace.ops import OpClass, op_class
+
+if TYPE_CHECKING:
+    from simgpu.experiments.scenarios.study import Study
+
+#: The GPUs of figure 13, each a study.
+GPUS = ("maxwell", "pascal")
+#: Peak rates of the studies' nodes that a slower GPU has less of.
+_RATES = {"fp32_rate": "kFLOP/s", "dram_bandwidth": "kB/s"}
+
+
+@lru_cache(maxsize=4)
+def study(gpu: str, speed: float = 1.0) -> Study:
+    """The study of figure 13 on a GPU; speed: of its arithmetic and memory, and with that of the modelled kernels."""
+    from simgpu.experiments.scenarios.load_study import load_study
+
+    name = f"cdma-13-{gpu}"
+    if speed == 1:
+        return load_study(name)
+    node = next(run.node for run in load_study(name).runs if run.policy[0] == "vdnn")
+    slower = {
+        f"node.gpu.{key}": f"{round(getattr(node.gpu, key) * speed / 1000)} {unit}" for key, unit in _RATES.items()
+    }
+    return load_study(name, slower)
+
+
+def joined_in_place(trace: Trace) -> Trace:
+    """The trace as if branches wrote their parts of a concatenation straight into it, as cuDNN's strides allow.
+
+    No kernel copies them, and what vDNN would offload twice, as parts and as a whole, is one feature map.
+
+    >>> trace = study("maxwell").traces["SqueezeNet"]
+    >>> len(trace.blocks) - len(joined_in_place(trace).blocks)
+    16
+    """
+    joins = [kernel for kernel in trace.kernels if kernel.op == "cat" and kernel.phase is Phase.FORWARD]
+    whole = {part: join.writes[0] for join in joins for part in join.reads}
+
+    def root(block: str) -> str:
+        while block in whole:
+            block = whole[block]
+        return block
+
+    copies = {join.id for join in joins}
+    kernels = tuple(
+        replace(kernel, reads=_distinct(map(root, kernel.reads)), writes=_distinct(map(root, kernel.writes)))
+        for kernel in trace.kernels
+        if kernel.id not in copies
+    )
+    last = {block: kernel.id for kernel in kernels for block in (*kernel.reads, *kernel.writes)}
+    joined = set(map(root, whole))
+    blocks = tuple(
+        replace(block, release=last[block.id]) if block.id in joined else block
+        for block in trace.blocks
+        if block.id not in whole
+    )
+    sparsity = tuple(sample for sample in trace.sparsity if sample.block not in whole)
+    return replace(trace, kernels=kernels, blocks=blocks, sparsity=sparsity)
+
+
+def _distinct(blocks: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(blocks))
+
+
+def makers(trace: Trace) -> dict[str, Kernel]:
+    """By feature map, the first forward kernel that writes it."""
+    found: dict[str, Kernel] = {}
+    for kernel in trace.kernels:
+        if kernel.phase is Phase.FORWARD:
+            for block in kernel.writes:
+                found.setdefault(block, kernel)
+    return found
+
+
+def layers_of(trace: Trace) -> dict[str, OpClass]:
+    """By feature map whose zeros are known, what makes it: a convolution, linear layer, pooling or something else.
+
+    A map behind a dropout is of the layer before it: Caffe drops in place.
+    """
+    by, found = makers(trace), {}
+    for block in dict.fromkeys(sample.block for sample in trace.sparsity):
+        kernel = by[block]
+        while op_class(kernel.op) is OpClass.DROPOUT:
+            kernel = by[kernel.reads[0]]
+        found[block] = op_class(kernel.op)
+    return found

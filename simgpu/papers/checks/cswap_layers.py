@@ -1,0 +1,167 @@
+"""What CSWAP decides layer by layer: static compression's losses, compressed layers by epoch, and right decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from simgpu.compression.codecs.gpu.paper import VGG16_SIZES
+from simgpu.experiments.scenarios.load_study import load_study
+from simgpu.experiments.scenarios.study import Study
+from simgpu.experiments.training import Training, train
+from simgpu.papers.checks.cswap_tensors import EPOCHS, swapped
+from simgpu.papers.checks.found import bars, cells, lines
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
+
+_MS = 10**6
+_TUNED = {"launch": "grid_search"}
+#: What the advisor would decide by what the machine charges.
+_MEASURED = {**_TUNED, "times": "exact", "sizes": "format"}
+_COPIES = (SpanKind.COPY_OUT, SpanKind.COPY_IN)
+_CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
+_FIGURE_8 = ("AlexNet", "VGG16", "MobileNet", "SqueezeNet")
+
+
+def study_of(name: str, changed: Mapping[str, object] | None = None) -> Study:
+    """A study of the paper's figures with changed values, as experiments on studies have them."""
+    return load_study(name, dict(changed or {}))
+
+
+def trained(
+    study: Study, network: str, policy: str, parameters: Mapping[str, object], epochs: Iterable[int] | None = None
+) -> Training:
+    """A network of a study under a policy; epochs: without, those of the study."""
+    numbers = study.epochs if epochs is None else epochs
+    return train(study.traces[network], study.runs[0].node, policy, parameters=parameters, epochs=numbers, iterations=2)
+
+
+def latencies(training: Training) -> dict[str, tuple[int, int]]:
+    """By block, nanoseconds of its copies and of its codec in all epochs' last iterations, hidden or not."""
+    found: dict[str, list[int]] = {}
+    for epoch in training.epochs:
+        timeline = epoch.result.timeline
+        last = timeline.iteration == epoch.result.iterations - 1
+        took = (timeline.end_ns - timeline.start_ns)[last].tolist()
+        for name, kind, ns in zip(timeline.name[last].tolist(), timeline.kind[last].tolist(), took, strict=True):
+            if kind in (*_COPIES, *_CODEC):
+                block = timeline.names[name].partition(":")[0]
+                found.setdefault(block, [0, 0])[kind in _CODEC] += ns
+    return {block: (copies, codec) for block, (copies, codec) in found.items()}
+
+
+def static_layers(launch: str = "grid_search") -> dict[str, Any]:
+    """VGG16's tensors, ImageNet, V100: what swapping each takes as it is and under static compression (figure 3)."""
+    study, names = study_of("cswap-6c"), swapped()
+    plain = latencies(trained(study, "VGG16", "vdnn", {"mode": "conv"}))
+    static = latencies(trained(study, "VGG16", "static", {"launch": launch}))
+    both = {name: (sum(plain[block]), *static[block]) for block, name in names.items()}
+    copies, codec = (sum(each[place] for each in both.values()) for place in (1, 2))
+    return {
+        "slower": [name for name, (before, moved, coded) in both.items() if moved + coded > before],
+        "codec_share": codec / (copies + codec),
+        "figure_3": bars(
+            "ms to swap a tensor out and in",
+            {
+                name: {
+                    "as it is": before / len(study.epochs) / _MS,
+                    "static": (moved + coded) / len(study.epochs) / _MS,
+                    "static, copies alone": moved / len(study.epochs) / _MS,
+                }
+                for name, (before, moved, coded) in both.items()
+            },
+        ),
+    }
+
+
+def layers(
+    study: str = "cswap-6c", changed: Mapping[str, object] | None = None, classifier: str = "in layers"
+) -> dict[str, Any]:
+    """VGG16's tensors that leave compressed, epoch by epoch (figure 9).
+
+    classifier: ``at once`` where all that follows the last convolution is one layer, beside which the first tensor
+    comes back.
+    """
+    loaded = study_of(study, changed)
+    trace = loaded.traces["VGG16"]
+    if classifier == "at once":
+        trace = _with_one_classifier(trace)
+    node = loaded.runs[0].node
+    found = train(trace, node, "cswap", parameters=_TUNED, epochs=range(EPOCHS), iterations=2)
+    rows = dict(zip(VGG16_SIZES, _sparse(found), strict=True))
+    shown = range(0, EPOCHS, 4)
+    return {
+        "first": found.counts[0],
+        "epoch_48": found.counts[48],
+        "never": [name for name, row in rows.items() if not any(row)],
+        "figure_9": cells(
+            list(rows),
+            [str(epoch) for epoch in shown],
+            [["compressed" if row[epoch] else "as it is" for epoch in shown] for row in rows.values()],
+            along="epoch",
+            down="tensor",
+        ),
+    }
+
+
+def _with_one_classifier(trace: Trace) -> Trace:
+    """VGG16 whose last pooling, linear layers and loss are one layer."""
+    named = [kernel.layer or "" for kernel in trace.kernels]
+    after = [name.startswith(("pool5", "fc", "drop", "loss")) for name in named]
+    kernels = [
+        replace(kernel, layer="classifier") if behind else kernel
+        for kernel, behind in zip(trace.kernels, after, strict=True)
+    ]
+    return replace(trace, kernels=tuple(kernels))
+
+
+def _sparse(training: Training) -> list[tuple[str | None, ...]]:
+    """Decisions on the twelve tensors of VGG16, by epoch; the image, which comes first, has no zeros to speak of."""
+    _, *rows = training.decisions.values()
+    return rows
+
+
+def counts() -> dict[str, Any]:
+    """How many tensors leave compressed, epoch by epoch, in four networks (figure 8)."""
+    loaded, epochs = study_of("cswap-6c"), range(0, EPOCHS, 2)
+    found = {name: trained(loaded, name, "cswap", _TUNED, epochs).counts for name in _FIGURE_8}
+    curves = {name: list(zip(epochs, each, strict=True)) for name, each in found.items()}
+    return {"figure_8": lines("tensors that leave compressed", "epoch", curves, {"VGG16": [(0, 5), (48, 9)]})}
+
+
+def decisions() -> dict[str, Any]:
+    """Share of decisions by predicted times and sizes that are those by true ones, V100, both data sets (figure 11)."""
+    right: dict[str, list[bool]] = {}
+    for study in map(study_of, ("cswap-6a", "cswap-6c")):
+        for network in study.traces:
+            ours, true = (trained(study, network, "cswap", given).decisions for given in (_TUNED, _MEASURED))
+            sparse = {sample.block for sample in study.traces[network].sparsity}
+            right.setdefault(network, []).extend(
+                ours[block][at] == codec
+                for block, row in true.items()
+                if block in sparse
+                for at, codec in enumerate(row)
+            )
+    accuracy = {network: fmean(each) for network, each in right.items()}
+    return {
+        "mean": fmean(accuracy.values()),
+        "figure_11": bars(
+            "share of right decisions",
+            {
+                **{network: {"here": share} for network, share in accuracy.items()},
+                "mean": {"here": fmean(accuracy.values())},
+            },
+            {"mean": {"here": 0.942}},
+            share=True,
+        ),
+    }
+
+
+CHECKS: dict[str, Callable[..., Mapping[str, Any]]] = {
+    "static_layers": static_layers,
+    "layers": layers,
+    "counts": counts,
+    "decisions": decisions,
+}

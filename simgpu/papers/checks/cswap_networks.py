@@ -1,0 +1,199 @@
+"""CSWAP's networks as wholes: swapping latency, the share of transfers, its undocumented AlexNet, and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.experiments.scenarios.study import Study
+from simgpu.experiments.training import train
+from simgpu.hardware.nodes import load_node
+from simgpu.papers.checks.cswap_layers import latencies, study_of, trained
+from simgpu.papers.checks.cswap_tensors import EPOCHS
+from simgpu.papers.checks.found import rule
+from simgpu.simulation.run import Result, simulate
+from simgpu.trace.model import Trace
+from simgpu.workloads.builder import NetworkBuilder
+from simgpu.workloads.modelled import build_trace, trace_of
+from simgpu.workloads.network import Network
+from simgpu.workloads.sparsity.generator import with_sparsity
+
+_VDNN = "vdnn", {"mode": "conv"}
+_CSWAP = "cswap", {"launch": "grid_search"}
+_SHOWN = range(0, EPOCHS, 8)
+#: Table III by node: batches on CIFAR10 and on ImageNet; None where it has a dash.
+TABLE_III: Mapping[str, Mapping[str, tuple[int | None, int | None]]] = {
+    "v100": {
+        "AlexNet": (2560, 512),
+        "VGG16": (2560, 128),
+        "MobileNet": (2560, 128),
+        "Plain20": (2560, 32),
+        "ResNet-34": (2560, 64),
+        "SqueezeNet": (2560, 512),
+    },
+    "2080ti": {
+        "AlexNet": (2560, 256),
+        "VGG16": (2560, 32),
+        "MobileNet": (1280, 32),
+        "Plain20": (1024, None),
+        "ResNet-34": (1280, 16),
+        "SqueezeNet": (1280, 128),
+    },
+}
+_STUDIES = {("v100", 0): "cswap-6a", ("2080ti", 0): "cswap-6b", ("v100", 1): "cswap-6c", ("2080ti", 1): "cswap-6d"}
+
+
+def latency_saved() -> dict[str, Any]:
+    """Swapping latency that cswap saves of vDNN's, of copies and codec, hidden or not: of the best network by node."""
+    found = {
+        node: [
+            _saved(study, network)
+            for at in (0, 1)
+            for study in [study_of(_STUDIES[node, at])]
+            for network in study.traces
+        ]
+        for node in TABLE_III
+    }
+    return {f"most_{node}": max(each) for node, each in found.items()}
+
+
+def _saved(study: Study, network: str) -> float:
+    before, after = (sum(map(sum, latencies(trained(study, network, *policy)).values())) for policy in (_VDNN, _CSWAP))
+    return 1 - after / before
+
+
+def transfers(changed: Mapping[str, object] | None = None, exposed: bool = False) -> dict[str, Any]:
+    """Share of vDNN's iteration in which a copy runs, V100, CIFAR10; exposed: in which nothing else does."""
+    study = study_of("cswap-6a", changed)
+    share = {network: _transferring(study, network, exposed) for network in study.traces}
+    others = [each for network, each in share.items() if network not in ("AlexNet", "Plain20")]
+    return {
+        "alexnet": share["AlexNet"],
+        "plain20": share["Plain20"],
+        "others": rule(max(others) < 0.5, f"{min(others):.0%} to {max(others):.0%}"),
+    }
+
+
+def _transferring(study: Study, network: str, exposed: bool) -> float:
+    result = simulate(study.traces[network], study.runs[0].node, _VDNN[0], parameters=_VDNN[1])
+    return _shares(result, ("swapping",) if exposed else ("swapping", "overlap"))
+
+
+def _shares(result: Result, parts: tuple[str, ...]) -> float:
+    found = result.metrics.breakdown.parts
+    return sum(found[part] for part in parts) / sum(found.values())
+
+
+def slowdown(changed: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """By how much cswap's mean throughput over vDNN is lower on the 2080 Ti than on the V100, CIFAR10."""
+    means = []
+    for name in ("cswap-6a", "cswap-6b"):
+        study = study_of(name, changed)
+        means.append(fmean(_gain(study, network) for network in study.traces))
+    return {"lower": 1 - means[1] / means[0]}
+
+
+def _gain(study: Study, network: str) -> float:
+    before, after = (trained(study, network, *policy) for policy in (_VDNN, _CSWAP))
+    return before.total_ns / after.total_ns
+
+
+def alexnet(form: str = "", compute: float = 1, zeros: bool = False) -> dict[str, Any]:
+    """The AlexNet that the paper does not describe: V100, CIFAR10, batch 2560.
+
+    form: empty for that of the zoo, else sizes of its first two kernels and the first's stride, such as ``3, 3, 2``.
+    compute: how many times as fast the GPU computes. zeros: as many as in other networks, which the model of AlexNet
+    on ImageNet has not.
+    """
+    rates = load_node("v100").gpu
+    assert rates.fp32_rate is not None and rates.dram_bandwidth is not None
+    gpu = load_node(
+        "v100",
+        {
+            "gpu.fp32_rate": f"{rates.fp32_rate * compute / 1e12} TFLOP/s",
+            "gpu.dram_bandwidth": f"{rates.dram_bandwidth * compute / 1e9} GB/s",
+        },
+    ).gpu
+    if form:
+        plain = trace_of(_small_alexnet(*map(int, form.split(","))), batch=2560, gpu=gpu)
+    else:
+        plain = build_trace("alexnet", input="cifar10", batch=2560, gpu=gpu)
+    trace = with_sparsity(plain, EPOCHS, _as_other_networks() if zeros else None)
+    node = load_node("v100")
+    first = simulate(trace, node, _VDNN[0], parameters=_VDNN[1])
+    vdnn, host, cswap = (
+        train(trace, node, policy, parameters=given, epochs=_SHOWN, iterations=2).total_ns
+        for policy, given in (_VDNN, ("vdnn++", {}), _CSWAP)
+    )
+    return {
+        "transfer_share": _shares(first, ("swapping", "overlap")),
+        "time_saved": 1 - cswap / vdnn,
+        "over_vdnnpp": host / cswap,
+    }
+
+
+def _as_other_networks() -> Any:
+    from simgpu.workloads.sparsity.profile import GENERAL, load_profile
+
+    return load_profile(GENERAL).model_copy(update={"depths": {}})
+
+
+def _small_alexnet(first: int, second: int, stride: int) -> Network:
+    """AlexNet's five convolutions for 32 x 32 images, with the first two kernels' sizes and the first's stride."""
+    net = NetworkBuilder("alexnet", "after Krizhevsky, arXiv:1404.5997")
+    x = net.input("image", (3, 32, 32))
+    x = net.relu("relu1", net.convolution("conv1", x, 64, first, stride=stride, padding=first // 2))
+    x = net.max_pool("pool1", x, 2, 2)
+    x = net.relu("relu2", net.convolution("conv2", x, 192, second, padding=second // 2))
+    x = net.max_pool("pool2", x, 2, 2)
+    for number, width in ((3, 384), (4, 256), (5, 256)):
+        x = net.relu(f"relu{number}", net.convolution(f"conv{number}", x, width, 3, padding=1))
+    return net.finish(net.linear("fc", net.flatten("flatten", net.max_pool("pool5", x, 2, 2)), 10))
+
+
+def batches(width: int = 1) -> dict[str, Any]:
+    """Whether table III's batches run, and whether what it has no batch for does not run with a single image.
+
+    width: of Plain20, over that of its authors.
+    """
+    tried = list(_tried())
+    failing = [told for told, runs in tried if not runs]
+    node = load_node("2080ti")
+    image = build_trace("plain20", input="imagenet", batch=1, gpu=node.gpu, width=width)
+    fits = _runs(image, node, "vdnn")
+    return {
+        "run": rule(not failing, f"{len(tried)} runs, {len(failing)} out of memory"),
+        "dash": rule(not fits, f"one image {'fits into' if fits else 'exceeds'} 11 GB under vdnn"),
+    }
+
+
+def _tried() -> Iterator[tuple[str, bool]]:
+    """Every batch of table III, swapped as it is and with tensors compressed, and whether it ran."""
+    for (node, at), name in _STUDIES.items():
+        study = study_of(name)
+        for network, row in TABLE_III[node].items():
+            if (batch := row[at]) is None:
+                continue
+            trace = study.traces[network]
+            for policy in ("vdnn", "cswap"):
+                fits = trace.info.batch == batch and _runs(trace, study.runs[0].node, policy)
+                yield f"{network} {batch}, {node}, {policy}", fits
+
+
+def _runs(trace: Trace, node: Any, policy: str) -> bool:
+    try:
+        simulate(trace, node, policy, parameters=dict((_VDNN, _CSWAP))[policy], iterations=1)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+CHECKS: dict[str, Callable[..., Mapping[str, Any]]] = {
+    "latency_saved": latency_saved,
+    "transfers": transfers,
+    "slowdown": slowdown,
+    "alexnet": alexnet,
+    "batches": batches,
+}

@@ -1,0 +1,69 @@
+"""What checks give: plain data, which can be kept and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Points = Sequence[tuple[float, float]]
+
+
+def rule(holds: bool, told: str) -> dict[str, Any]:
+    """Whether a rule holds, and what it was tried on.
+
+    >>> rule(True, "32 windows, to the byte")
+    {'holds': True, 'told': '32 windows, to the byte'}
+    """
+    return {"holds": bool(holds), "told": told}
+
+
+def bars(
+    measure: str,
+    groups: Mapping[str, Mapping[str, float | None]],
+    published: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    share: bool = False,
+) -> dict[str, Any]:
+    """Bars by their labels in groups by theirs; published: marks on some of them. share: told in percent."""
+    return {
+        "kind": "bars",
+        "measure": measure,
+        "groups": {group: dict(found) for group, found in groups.items()},
+        "published": {group: dict(found) for group, found in (published or {}).items()},
+        "share": share,
+    }
+
+
+def lines(
+    measure: str,
+    along: str,
+    curves: Mapping[str, Points],
+    published: Mapping[str, Points] | None = None,
+    *,
+    share: bool = False,
+    log: bool = False,
+) -> dict[str, Any]:
+    """Lines by their labels; published: points beside a line of that label, or alone. log: the axis along is."""
+    return {
+        "kind": "lines",
+        "measure": measure,
+        "along": along,
+        "curves": {label: [list(point) for point in points] for label, points in curves.items()},
+        "published": {label: [list(point) for point in points] for label, points in (published or {}).items()},
+        "share": share,
+        "log": log,
+    }
+
+
+def cells(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[str]], along: str = "", down: str = ""
+) -> dict[str, Any]:
+    """A map of decisions: a word in every cell, cells of one word in one colour; along, down: what its axes are."""
+    return {
+        "kind": "cells",
+        "rows": list(rows),
+        "columns": list(columns),
+        "values": [list(row) for row in values],
+        "along": along,
+        "down": down,
+    }

@@ -1,0 +1,111 @@
+"""The papers' claims: which there are, and choosing among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.io.schema import validate
+from simgpu.io.yaml_files import read_yaml_mapping
+
+if TYPE_CHECKING:
+    from simgpu.papers.claims_file import AssumptionSection, ClaimSection, FigureSection, PartSection
+
+#: In the order in which they are told.
+PAPERS = ("cswap", "home", "cdma", "modnn", "buddy")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim with its id, such as ``cswap.sizes.vgg16``, and the paper that makes it."""
+
+    id: str
+    paper: Paper
+    section: ClaimSection
+
+    @property
+    def parts(self) -> tuple[PartSection, ...]:
+        """Its numbers, sets and rules."""
+        return tuple(self.section.parts)
+
+    @property
+    def kind(self) -> str:
+        """``number``, ``rule`` or ``order``."""
+        return self.section.kind
+
+    @property
+    def fitted(self) -> bool:
+        """Whether something was fitted to it."""
+        return bool(self.section.fit)
+
+
+@dataclass(frozen=True, eq=False)
+class Paper:
+    """A paper and its claims. key: what ids begin with; studies: changes to studies wherever its claims run them."""
+
+    key: str
+    name: str
+    source: str
+    studies: Mapping[str, Mapping[str, object]]
+    sections: Mapping[str, ClaimSection]
+    assumptions: Mapping[str, AssumptionSection]
+    figures: tuple[FigureSection, ...]
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """In the order of the file."""
+        return tuple(Claim(f"{self.key}.{name}", self, section) for name, section in self.sections.items())
+
+
+@lru_cache
+def load_papers() -> tuple[Paper, ...]:
+    """Every paper with its claims.
+
+    >>> [paper.key for paper in load_papers()], sum(len(paper.claims) for paper in load_papers())
+    (['cswap', 'home', 'cdma', 'modnn', 'buddy'], 116)
+    """
+    return tuple(map(_load, PAPERS))
+
+
+def _load(key: str) -> Paper:
+    from simgpu.papers.claims_file import SCHEMA, PaperFile
+
+    path = Path(str(files("simgpu.papers") / "claims" / f"{key}.yaml"))
+    document = read_yaml_mapping(path, SCHEMA)
+    file = validate(PaperFile, document.values, lambda place: (str(path), document.place(place)))
+    return Paper(key, file.paper, file.source, file.studies, file.claims, file.assumptions, tuple(file.figures))
+
+
+def select(what: Iterable[str], *, quick: bool = False) -> tuple[Claim, ...]:
+    """The claims of papers by their key, or by the beginning of their id up to a dot; all without any.
+
+    quick: only those that take seconds together. Raises `InputError` for what is no such thing.
+
+    >>> [claim.id for claim in select(["cdma.ratio"])][:2]
+    ['cdma.ratio.zvc', 'cdma.ratio.zlib']
+    """
+    claims = tuple(claim for paper in load_papers() for claim in paper.claims)
+    asked = tuple(what)
+    unknown = [each for each in asked if not any(_within(claim, each) for claim in claims)]
+    if unknown:
+        raise InputError(_unknown(each, claims) for each in unknown)
+    return tuple(
+        claim
+        for claim in claims
+        if (not asked or any(_within(claim, each) for each in asked)) and (claim.section.quick or not quick)
+    )
+
+
+def _unknown(what: str, claims: Iterable[Claim]) -> Problem:
+    """What is told of a word that is no claim: the ids of its paper, or the papers."""
+    of_paper = [claim.id for claim in claims if claim.paper.key == what.partition(".")[0]]
+    return Problem("", "", f"no paper or claim is called {what!r}", did_you_mean(what, of_paper or PAPERS))
+
+
+def _within(claim: Claim, beginning: str) -> bool:
+    return claim.id == beginning or claim.id.startswith(f"{beginning}.")

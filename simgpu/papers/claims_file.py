@@ -1,0 +1,156 @@
+"""A paper's file of claims, as it is written."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
+
+from simgpu.experiments.scenarios.study import Amount, Measure
+from simgpu.io.schema import FileModel
+
+SCHEMA = "simgpu.claims/1"
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)*$")]
+#: How a simulated value is held to the published one.
+Held = Literal["near", "exactly", "at_most", "at_least", "holds"]
+#: How a published number follows from what a study tells.
+Form = Literal["as_is", "less_one", "one_less"]
+Value = FiniteFloat | list[str]
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class FromStudy(FileModel):
+    """A number that studies tell, as a published one of theirs does; several studies are told of together."""
+
+    study: Annotated[list[Text], BeforeValidator(_as_list)] = Field(min_length=1, description="shipped studies")
+    run: str | None = Field(default=None, description="whose it is; a sweep stands for all its runs")
+    over: str | None = Field(default=None, description="the run it is compared with; without: the first baseline")
+    memory: Amount | None = Field(default=None, description="in place of a run: the memory it is of")
+    of: str = Field(default="mean", description="a trace, or mean, min, max or sum of all")
+    without: list[str] = Field(default=[], description="traces that this leaves out")
+    measure: Measure | None = Field(default=None, description="without: throughput of a run, memory of an amount")
+    form: Form = Field(default="as_is", description="less_one: one less than what is told; one_less: one minus it")
+
+    @model_validator(mode="after")
+    def _is_of_one_thing(self) -> FromStudy:
+        if (self.run is None) == (self.memory is None):
+            raise ValueError("is of a run or of an amount of memory: write either run or memory")
+        if self.of == "sum" and len(self.study) > 1:
+            raise ValueError("sums are of one study: name one")
+        return self
+
+
+#: Rows of studies, or CHECK.NAME.
+Source = FromStudy | Annotated[str, Field(pattern=r"^\w+\.\w+$")]
+
+
+class PartSection(FileModel):
+    """One number, set or rule of a claim."""
+
+    name: str = Field(default="", max_length=40, description="which one, where a claim has several")
+    value: Value | None = Field(default=None, description="as published; a set as a list of its members")
+    held: Held | None = Field(default=None, alias="is", description="without: near for numbers, holds for the others")
+    from_: Source | None = Field(
+        default=None,
+        alias="from",
+        description="rows of studies, or CHECK.NAME: what a function of the paper's checks finds",
+    )
+    resolution: float | None = Field(
+        default=None, gt=0, description="of a published 0: what it may stand for, half of it up and down"
+    )
+    cannot: str = Field(default="", description="why it cannot be simulated, in one line")
+    note: str = Field(default="", description="what to know before believing it")
+    timed: bool = Field(default=False, description="whether it is a time of the machine that runs this, never the same")
+
+    @model_validator(mode="after")
+    def _is_found_somewhere(self) -> PartSection:
+        if (self.from_ is None) != bool(self.cannot):
+            raise ValueError("needs either from, which simulates it, or cannot, which says why that is impossible")
+        if self.value == 0 and self.held in (None, "near") and self.resolution is None and not self.cannot:
+            raise ValueError("nothing is within 10% of 0: give the resolution of the published number")
+        if self.value is None and self.held not in (None, "holds"):
+            raise ValueError(f"{self.held} needs a value")
+        if self.value is not None and self.held == "holds":
+            raise ValueError("holds is said of a rule, which has no value")
+        if isinstance(self.value, list) and self.held in ("at_most", "at_least"):
+            raise ValueError(f"{self.held} is said of a number, not of a list")
+        return self
+
+
+class ClaimSection(FileModel):
+    """One claim of a paper."""
+
+    where: Text = Field(description="section, figure, table or equation")
+    states: Text = Field(description="what is claimed, in one line")
+    kind: Literal["number", "rule", "order"] = "number"
+    unit: str = Field(default="", max_length=12, description="of all its numbers; empty for ratios and shares")
+    parts: list[PartSection] = Field(min_length=1)
+    fit: str = Field(default="", description="which parameters were fitted to it; empty: it is a prediction")
+    inferred: bool = Field(default=False, description="whether the paper does not state it outright")
+    causes: Annotated[list[Text], BeforeValidator(_as_list)] = Field(
+        default=[], description="assumptions that move it, likeliest first; each by an experiment"
+    )
+    quick: bool = Field(default=False, description="whether it is among those that take seconds together")
+
+
+class StepSection(FileModel):
+    """An assumption changed to something else."""
+
+    study: dict[str, Any] = Field(default={}, description="changed values of the studies, by dotted key")
+    check: dict[str, Any] = Field(default={}, description="changed arguments of the checks")
+    from_: dict[str, Source] = Field(
+        default={}, alias="from", description="parts that are then told from elsewhere, by name"
+    )
+
+
+class AssumptionSection(FileModel):
+    """Something that had to be assumed, and the experiment that shows what it does to claims."""
+
+    says: Text = Field(description="what is assumed, and what the experiment shows, in one or two sentences")
+    steps: dict[str, StepSection] = Field(min_length=1, description="what it is changed to, by a short label")
+    parts: list[str] = Field(default=[], description="the parts of claims that are told; without: all")
+
+
+class FigureSection(FileModel):
+    """A figure of the paper, drawn again."""
+
+    title: Text
+    study: str | None = Field(default=None, description="the study it shows")
+    picture: Literal["measures", "throughput", "breakdown"] = "measures"
+    check: Annotated[str, Field(pattern=r"^\w+\.\w+$")] | None = Field(
+        default=None, description="in place of a study: CHECK.NAME, a drawing as plain data"
+    )
+
+    @model_validator(mode="after")
+    def _is_of_one_thing(self) -> FigureSection:
+        if (self.study is None) == (self.check is None):
+            raise ValueError("shows a study or what a check found: write either study or check")
+        return self
+
+
+class PaperFile(FileModel):
+    """A paper's claims as written in its file."""
+
+    schema_: Literal["simgpu.claims/1"] = Field(alias="schema")
+    paper: Text = Field(description="what it is called")
+    source: Text = Field(description="authors, venue, year")
+    studies: dict[str, dict[str, Any]] = Field(
+        default={}, description="changes to studies wherever they are run here, such as runs that no claim is of"
+    )
+    claims: dict[Name, ClaimSection] = Field(min_length=1)
+    assumptions: dict[Name, AssumptionSection] = Field(default={}, description="what had to be assumed")
+    figures: list[FigureSection] = Field(default=[], description="drawn beside the claims")
+
+    @model_validator(mode="after")
+    def _names_its_assumptions(self) -> PaperFile:
+        unknown = {cause for claim in self.claims.values() for cause in claim.causes} - set(self.assumptions)
+        if unknown:
+            raise ValueError(f"causes name no assumption of this file: {', '.join(sorted(unknown))}")
+        unused = set(self.assumptions) - {cause for claim in self.claims.values() for cause in claim.causes}
+        if unused:
+            raise ValueError(f"assumptions are no claim's cause: {', '.join(sorted(unused))}")
+        return self

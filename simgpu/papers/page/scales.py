@@ -1,0 +1,69 @@
+"""Where ratios stand on small scales: 1, the published number, with what is within 10% and within 25% around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+from typing import NamedTuple
+
+#: A scale shows at least this around 1.
+_LEAST = 1.45
+#: Of a scale's length, left free at both ends.
+_SPARE = 0.06
+
+
+class Place(NamedTuple):
+    """How far to the right; beyond: ``low`` or ``high`` of a ratio that the scale does not reach, at its end."""
+
+    at: float
+    beyond: str = ""
+
+
+class Band(NamedTuple):
+    """From where, and how wide."""
+
+    left: float
+    width: float
+
+
+class Scale(NamedTuple):
+    """Ratios from `low` to `high`, on a logarithmic axis: twice is as far from 1 as half."""
+
+    low: float
+    high: float
+
+    def place(self, ratio: float | None) -> Place | None:
+        """Where a ratio is; None of what has none, or none above zero.
+
+        >>> Scale(0.5, 2.0).place(1.0), Scale(0.5, 2.0).place(3.0)
+        (Place(at=50.0, beyond=''), Place(at=100.0, beyond='high'))
+        """
+        if ratio is None or ratio <= 0:
+            return None
+        at = 100 * log(ratio / self.low) / log(self.high / self.low)
+        return Place(round(min(max(at, 0.0), 100.0), 2), "low" if at < 0 else "high" if at > 100 else "")
+
+    def band(self, share: float) -> Band:
+        """From so much below 1 to so much above."""
+        left, right = self.place(1 - share), self.place(1 + share)
+        assert left is not None and right is not None
+        return Band(left.at, round(right.at - left.at, 2))
+
+
+#: That of all claims.
+COMMON = Scale(0.5, 2.0)
+
+
+def scale_of(ratios: Iterable[float | None]) -> Scale | None:
+    """A scale with room for all of them and for 1; None where there are none.
+
+    >>> scale = scale_of([0.5, None, 0.9])
+    >>> scale.place(0.5).beyond, scale.place(1.25).beyond, scale_of([None])
+    ('', '', None)
+    """
+    known = [ratio for ratio in ratios if ratio is not None and ratio > 0]
+    if not known:
+        return None
+    low, high = min(*known, 1 / _LEAST), max(*known, _LEAST)
+    spare = (high / low) ** _SPARE
+    return Scale(low / spare, high * spare)

@@ -1,0 +1,81 @@
+"""Figures of matplotlib as parts of a page.
+
+Loads matplotlib.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib import rc_context
+from matplotlib.text import Text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_METADATA: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_STYLE = re.compile(r"<style[^>]*>.*?</style>", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_BLANK = re.compile(r"\s*\n\s*")
+_HEAD = re.compile(r"<svg\b[^>]*>")
+_SIZE = re.compile(r'(width|height)="([0-9.]+)pt"')
+_PATTERN = re.compile(r'<pattern id="(h[0-9a-f]+)".*?</pattern>', re.DOTALL)
+#: All ids but those of patterns.
+_ID = re.compile(r'(\bid="|\bhref="#|url\(#(?!h[0-9a-f]+\)))')
+_FONT = re.compile(r"font-family: ([^;\"]*);? ?")
+#: Colours that are the page's, so that figures are dark where it is; colours of runs that none would see there.
+_PAGES = {
+    "#000000": "var(--ink)",
+    "#ffffff": "var(--page)",
+    "#333333": "var(--ink)",
+    "#222222": "var(--dark-run)",
+    "#2b4c7e": "var(--dark-part)",
+    "#666666": "var(--soft)",
+    "#777777": "var(--soft)",
+    "#dddddd": "var(--grid)",
+    "#bbbbbb": "var(--grid)",
+}
+_COLOUR = re.compile("|".join(_PAGES))
+_PIXELS_PER_POINT = 96 / 72
+
+
+class Inline(NamedTuple):
+    """A figure as an element of a page. patterns: what its hatching needs once on the page, by ids of their own."""
+
+    text: str
+    patterns: dict[str, str]
+
+
+def inline_svg(figure: Figure, prefix: str) -> Inline:
+    """A figure in the page's colours and font. prefix: keeps its ids apart from those of other figures.
+
+    Texts with a halo lose it, and are in a group whose id ends in ``halo`` and a number: matplotlib would write them as
+    outlines. The same figure gives the same text.
+
+    >>> from matplotlib.figure import Figure
+    >>> text, patterns = inline_svg(Figure(figsize=(3, 2)), "a-")
+    >>> text.startswith('<svg '), 'width="288"' in text, 'id="a-figure_1"' in text, "#ffffff" in text, patterns
+    (True, True, True, False, {})
+    """
+    for number, told in enumerate(figure.findobj(Text)):
+        if told.get_path_effects():
+            told.set_path_effects([])
+            told.set_gid(f"halo{number}")
+    written = StringIO()
+    # Texts stay texts, to be searched and copied; ids are the same in every run.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simgpu"}):
+        figure.savefig(written, format="svg", metadata=_METADATA, transparent=True)
+    text = _COMMENT.sub("", written.getvalue())
+    text = _STYLE.sub("", text[text.index("<svg ") :].rstrip(), count=1)
+    text = _FONT.sub("", _BLANK.sub("\n", text))
+    text = _COLOUR.sub(lambda found: _PAGES[found[0]], text)
+    patterns = {found[1]: found[0] for found in _PATTERN.finditer(text)}
+    text = _PATTERN.sub("", text)
+    text = _HEAD.sub(lambda head: _SIZE.sub(_pixels, head[0]).replace("<svg ", '<svg role="img" ', 1), text, count=1)
+    return Inline(_ID.sub(lambda found: found[1] + prefix, text), patterns)
+
+
+def _pixels(size: re.Match[str]) -> str:
+    return f'{size[1]}="{float(size[2]) * _PIXELS_PER_POINT:.0f}"'

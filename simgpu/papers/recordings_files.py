@@ -1,0 +1,195 @@
+"""What recordings say of an iteration as a whole, read straight from their files.
+
+Nothing here goes through the importers, so that an importer that dropped or changed something would be found out.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from simgpu.importers.json_stream import read_unzipped
+from simgpu.io.json_files import parse_json
+from simgpu.io.text_files import read_text, text_of
+
+#: Names of what is stated.
+KERNELS = "kernels"
+COMPUTE = "kernel time in all"
+TIMELINE = "from the first kernel's start to the last one's end"
+CONSTANTS = "constants"
+PEAK = "peak memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A number that a recording states. what: one of the names above; told: what else the files show of it."""
+
+    what: str
+    value: int
+    told: str = ""
+
+
+def of_folder(path: Path) -> list[Fact]:
+    """Of a trace of simgpu: kernels.csv."""
+    rows = list(csv.DictReader(read_text(path / "kernels.csv").splitlines()))
+    return [Fact(KERNELS, len(rows)), Fact(COMPUTE, sum(int(row["duration_ns"]) for row in rows))]
+
+
+def of_triosim(path: Path) -> list[Fact]:
+    """trace.csv, in microseconds."""
+    rows = list(csv.DictReader(read_text(path / "trace.csv").splitlines()))
+    times = [Decimal(row["Operator_cudatimenooverlap"]) for row in rows]
+    return [Fact(KERNELS, len(rows)), Fact(COMPUTE, int(sum(times) * 1000))]
+
+
+def g10_times(path: Path) -> list[int]:
+    """Nanoseconds of the kernels of a file of G10, in order."""
+    return [int(Decimal(line.split()[1]) * 10**6) for line in read_text(path).splitlines()]
+
+
+def of_g10(path: Path) -> list[Fact]:
+    """cudnnB.txt, in milliseconds; where there are several, none can be told to be meant."""
+    files = [file for file in path.glob("cudnn*.txt") if file.stem.removeprefix("cudnn").isdecimal()]
+    times = g10_times(files[0]) if len(files) == 1 else []
+    return [Fact(KERNELS, len(times)), Fact(COMPUTE, sum(times))]
+
+
+def of_profile(path: Path) -> list[Fact]:
+    """Events of a PyTorch profile, in microseconds; of a folder, of the profile in it. Nothing where it holds several
+    iterations, of which an import takes one."""
+    events = _profile(path)
+    if sum(str(event.get("name", "")).startswith("ProfilerStep#") for event in events) > 1:
+        return []
+    kernels = sorted(_work(events, "kernel"), key=lambda event: event["ts"])
+    begins = [int(Decimal(str(event["ts"])) * 1000) for event in kernels]
+    lasts = [int(Decimal(str(event["dur"])) * 1000) for event in kernels]
+    ends = [begin + last for begin, last in zip(begins, lasts, strict=True)]
+    facts = [Fact(KERNELS, len(kernels)), Fact(COMPUTE, sum(lasts))]
+    if len({event.get("args", {}).get("stream") for event in kernels}) == 1:
+        facts.append(Fact(TIMELINE, max(ends) - begins[0], _gaps(events, kernels, begins, ends)))
+    totals = [
+        int(event["args"]["Total Allocated"])
+        for event in events
+        if event.get("name") == "[memory]" and event["args"].get("Device Type") == 1
+    ]
+    return [*facts, Fact(PEAK, max(totals))] if totals else facts
+
+
+def _gaps(events: list[dict[str, Any]], kernels: list[dict[str, Any]], begins: list[int], ends: list[int]) -> str:
+    """What lies between the kernels of a stream, and whether they had been launched by then."""
+    launched = {
+        event["args"]["correlation"]: int(Decimal(str(event["ts"] + event["dur"])) * 1000)
+        for event in _work(events, "cuda_runtime")
+        if "correlation" in event.get("args", {})
+    }
+    late = between = count = 0
+    for number in range(1, len(kernels)):
+        gap = begins[number] - ends[number - 1]
+        between += gap
+        count += gap > 0
+        if launched.get(kernels[number]["args"].get("correlation"), 0) > ends[number - 1]:
+            late += 1
+    fills = list(_work(events, "gpu_memset"))
+    filling = int(sum(Decimal(str(event["dur"])) for event in fills) * 1000)
+    return (
+        f"ideal runs kernels back to back; recorded are {count} gaps between them, {between:,} ns in all, in which "
+        f"{len(fills)} fills of memory take {filling:,} ns; {late} of the {len(kernels)} kernels were launched after "
+        "the one before had ended, as where a GPU waits for its host"
+    )
+
+
+def link_copies(path: Path) -> int:
+    """Copies of a profile that passed between host and GPU."""
+    names = (str(event.get("name", "")) for event in _work(_profile(path), "gpu_memcpy"))
+    return sum("HtoD" in name or "DtoH" in name or "Unified" in name for name in names)
+
+
+def _work(events: list[dict[str, Any]], category: str) -> Iterator[dict[str, Any]]:
+    return (event for event in events if event.get("ph") == "X" and event.get("cat") == category)
+
+
+def _profile(path: Path) -> list[dict[str, Any]]:
+    files = sorted(path.glob("*.json*")) if path.is_dir() else [path]
+    for file in files:
+        found = parse_json(text_of(read_unzipped(file, 1), file), file)
+        if "traceEvents" in found:
+            events: list[dict[str, Any]] = found["traceEvents"]
+            return events
+    return []
+
+
+def of_dtr(path: Path) -> list[Fact]:
+    """A DTR log: operators and their time, and what storages took that still had a name."""
+    walk = _Storages()
+    text = text_of(read_unzipped(path, 1), path)
+    lines = [parse_json(line, path) for line in text.splitlines() if line.strip()]
+    start = next(number for number, line in enumerate(lines) if line.get("ANNOTATION") == "START")
+    for line in lines[start + 1 :]:
+        walk.follow(line)
+    told = {KERNELS: walk.calls, COMPUTE: walk.time, CONSTANTS: walk.constants, PEAK: walk.peak}
+    return [Fact(what, value) for what, value in told.items()]
+
+
+class _Storages:
+    """The storages of a log, line by line. peak: the most bytes they took at any time."""
+
+    def __init__(self) -> None:
+        self.calls = self.time = self.constants = self.live = self.peak = 0
+        self._of: dict[str, str] = {}
+        self._names: Counter[str] = Counter()
+        self._bytes: dict[str, int] = {}
+        self._arguments: list[str] = []
+        self._constant = ""
+
+    def follow(self, line: dict[str, Any]) -> None:
+        match line:
+            case {"INSTRUCTION": "CONSTANT", "NAME": name}:
+                self._constant = name
+            case {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": size}:
+                self._bytes[name] = int(size)
+                if name == self._constant:
+                    self.constants += int(size)
+                    self._begin(name)
+            case {"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": "-1"}:
+                self._begin(name)
+            case {"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": place}:
+                self._name(name, self._arguments[int(place)])
+            case {"INSTRUCTION": "CALL" | "MUTATE", "ARGS": arguments, "TIME": time}:
+                self._arguments = arguments
+                self.calls += 1
+                self.time += int(time)
+            case {"INSTRUCTION": "COPY" | "COPY_FROM", "DST": new, "SRC": old}:
+                before = self._of.get(new)
+                self._name(new, old)
+                self._leave(before)
+            case {"INSTRUCTION": "RELEASE", "NAME": name}:
+                self._leave(self._of.pop(name))
+
+    def _begin(self, name: str) -> None:
+        self._of[name], self._names[name] = name, 1
+        self.live += self._bytes[name]
+        self.peak = max(self.peak, self.live)
+
+    def _name(self, new: str, old: str) -> None:
+        storage = self._of[new] = self._of[old]
+        self._names[storage] += 1
+
+    def _leave(self, storage: str | None) -> None:
+        if storage is not None:
+            self._names[storage] -= 1
+            self.live -= 0 if self._names[storage] else self._bytes[storage]
+
+
+#: By the name of the importer that recognises a recording.
+READERS: dict[str, Callable[[Path], list[Fact]]] = {
+    "TrioSim CSV": of_triosim,
+    "DTR log": of_dtr,
+    "G10 folder": of_g10,
+    "PyTorch profile": of_profile,
+    "PyTorch profile joined with an execution trace": of_profile,
+}

@@ -1,0 +1,193 @@
+"""Which recordings there are, and their comparisons as tasks, which run in parallel and are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError
+from simgpu.importers import detect
+from simgpu.io.input_files import open_input, pieces
+from simgpu.io.shipped import shipped_folder, shipped_names
+from simgpu.papers.kept import Kept
+from simgpu.papers.recordings import Compared, Managed, NotCompared, Recordings, Trial
+from simgpu.papers.recordings_ideal import compare, is_trace
+from simgpu.papers.recordings_managed import FAULTS, compare_managed, fault_files
+from simgpu.trace.header import read_header
+from simgpu.trace.model import Origin
+
+#: How far below the given folder recordings are looked for.
+_DEEP = 4
+#: Recordings that are known, by their path below a folder that holds them, and on which node's GPU they were made.
+KNOWN: Mapping[str, str] = {
+    "h100-triosim/vgg13": "h100",
+    "h100-kineto": "h100",
+    "titanv-dtr/resnet32-b56.log": "titan-v",
+    "titanv-dtr/densenet121-b84.log": "titan-v",
+    "titanv-dtr/unet-b6.log": "titan-v",
+    "titanv-dtr/transformer-b10.log": "titan-v",
+    "a100-g10/bert-256": "a100",
+    "a100-g10/vit-256": "a100",
+}
+#: The node with the GPU that G10's authors measured on, for recordings of theirs that are not known.
+_G10_NODE = "a100"
+_PROFILES = "PyTorch profile", "PyTorch profile joined with an execution trace"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RecordingTask:
+    """A comparison with a recording.
+
+    name: of the recording, as it is shown. path: where it lies. gpu: the node on whose GPU it was made, empty where the
+    trace alone tells. part: ``ideal``, or one of `simgpu.papers.recordings_managed.FAULTS`.
+    """
+
+    name: str
+    path: str
+    gpu: str
+    part: str = "ideal"
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """What runs together: this alone."""
+        return ("recording", self.name, self.gpu, self.part)
+
+    @property
+    def key(self) -> str:
+        """What tells it apart from everything else, also from what it was before its files or this code changed."""
+        return "\n".join((*self.group, _hash(Path(self.path)), _source()))
+
+    def work(self) -> object:
+        """Rows as plain data."""
+        path = Path(self.path)
+        if self.part != "ideal":
+            return asdict(compare_managed(self.name, path, self.gpu or _G10_NODE, self.part))
+        rows = [asdict(row) for row in compare(self.name, path, self.gpu)]
+        return {"compared": rows, "unmanaged": _unmanaged(path)}
+
+
+def _hash(path: Path) -> str:
+    """Of a file, or of all files in a folder."""
+    found = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file()):
+        found.update(file.relative_to(path).as_posix().encode() + b"\0")
+        with open_input(file) as stream:
+            for piece in pieces(stream, file):
+                found.update(piece)
+        found.update(b"\0")
+    return found.hexdigest()[:16]
+
+
+@lru_cache
+def _source() -> str:
+    """A hash of the modules that compare, which a kept result must be of."""
+    found = hashlib.sha256()
+    for path in sorted(Path(str(files("simgpu.papers"))).glob("recordings*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _unmanaged(path: Path) -> str:
+    """Why a recording has no managed run to compare with; empty where it has one, or is a trace of simgpu."""
+    if is_trace(path) or fault_files(path):
+        return ""
+    if detect(path).name not in _PROFILES:
+        return "no managed run: the format tells of no copies or faults"
+    from simgpu.papers.recordings_files import link_copies
+
+    copies = link_copies(path)
+    if not copies:
+        return "no managed run: no copy over the link is recorded"
+    return f"{copies} copies over the link are recorded, but not whether something managed memory with them"
+
+
+def recording_tasks(folder: str | Path | None = None) -> list[RecordingTask]:
+    """The comparisons with traces that ship with simgpu and were recorded, and with the recordings in a folder.
+
+    Raises `InputError` where there is no such folder.
+
+    >>> sorted({task.part for task in recording_tasks()})
+    ['ideal']
+    """
+    found = [RecordingTask(name, str(path), "") for name, path in _shipped().items() if not _is_modelled(path)]
+    if folder is None:
+        return found
+    if not Path(folder).is_dir():
+        raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
+    for name, path in _in_folder(Path(folder)).items():
+        if not _is_modelled(path):
+            gpu = KNOWN.get(name, "")
+            found.append(RecordingTask(name, str(path), gpu))
+            found += [RecordingTask(name, str(path), gpu, word) for word, _ in fault_files(path)]
+    return found
+
+
+def _shipped() -> dict[str, Path]:
+    return {name: shipped_folder("traces") / name for name in shipped_names("traces")}
+
+
+def _in_folder(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in _recordings(folder, _DEEP)}
+
+
+def _is_modelled(path: Path) -> bool:
+    info = read_header(path / "trace.yaml").info if is_trace(path) else None
+    return info is not None and info.origin is Origin.MODELLED
+
+
+def _recordings(path: Path, deep: int) -> Iterator[Path]:
+    """The recordings at a path and below it. A profile that lies beside its execution trace is one of its own, too."""
+    format_ = _format(path)
+    if format_:
+        yield path
+    if path.is_dir() and deep and format_ in ("", _PROFILES[1]):
+        for below in sorted(path.iterdir()):
+            if not below.name.startswith("."):
+                yield from _recordings(below, deep - 1)
+
+
+def _format(path: Path) -> str:
+    """What a recording is, empty for anything that is none, or has no times of its own."""
+    if is_trace(path):
+        return "trace"
+    try:
+        name = detect(path).name
+    except InputError:
+        return ""
+    return "" if name == "PyTorch execution trace" else name
+
+
+def recordings_of(kept: Kept, failed: Mapping[str, str], folder: str | Path | None = None) -> Recordings:
+    """What came of `recording_tasks`. failed: why, by key."""
+    compared: list[Compared] = []
+    managed: list[Managed] = []
+    broken: list[NotCompared] = []
+    left = list(_left_out(folder))
+    for task in recording_tasks(folder):
+        found: Any = kept.get(task.key)
+        if found is None:
+            part = f", {FAULTS[task.part]}" if task.part in FAULTS else ""
+            broken.append(NotCompared(f"{task.name}{part}", failed.get(task.key, "did not run")))
+        elif task.part == "ideal":
+            compared += [Compared(**row) for row in found["compared"]]
+            left += [NotCompared(task.name, found["unmanaged"])] if found["unmanaged"] else []
+        else:
+            managed.append(Managed(**found | {"trials": tuple(Trial(**trial) for trial in found["trials"])}))
+    return Recordings(tuple(compared), tuple(managed), tuple(left), tuple(broken))
+
+
+def _left_out(folder: str | Path | None) -> Iterator[NotCompared]:
+    """What is modelled, and recordings that are known and not there."""
+    there = {} if folder is None else _in_folder(Path(folder))
+    for name, path in (_shipped() | there).items():
+        if _is_modelled(path):
+            yield NotCompared(name, "modelled, so that there is no recording that it could equal")
+    if folder is None:
+        yield NotCompared("other recordings", "not asked for: name the folder that they are in with --recordings")
+    else:
+        yield from (NotCompared(path, f"is not in {folder}") for path in KNOWN if path not in there)

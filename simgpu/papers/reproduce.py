@@ -1,0 +1,168 @@
+"""The claims of papers, simulated and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from simgpu.experiments.processes import in_processes, in_this_process
+from simgpu.papers.answers import (
+    AS_IT_IS,
+    Changed,
+    NotRunError,
+    simulated,
+    sources_of,
+    tasks_of,
+)
+from simgpu.papers.claims import Claim, select
+from simgpu.papers.claims_file import AssumptionSection, PartSection
+from simgpu.papers.figures import figure_tasks, shown_figures
+from simgpu.papers.kept import Kept
+from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.papers.recordings_tasks import recording_tasks, recordings_of
+from simgpu.papers.tasks import Done, Groups, Task, run_group
+from simgpu.papers.verdicts import Judgement, Verdict, judge
+
+#: In place of the key of a task: all of a group, whose process died.
+_ALL = ""
+#: Told how many tasks are finished, and of how many.
+Progress = Callable[[int, int], None]
+
+
+def reproduce(
+    what: str | Iterable[str] = (),
+    *,
+    quick: bool = False,
+    causes: bool = False,
+    recordings: str | Path | bool = False,
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Reproduction:
+    """Simulates the claims of papers and puts them beside what is published.
+
+    what: papers by their key (``cswap``), claims by their id or its beginning up to a dot; all without any. quick:
+    only those that take seconds together. causes: of claims that are off, also what moves them. recordings: also those
+    that ship with simgpu, or these and those in a folder. folder: where finished work is kept, and found again. jobs:
+    processes, 1 for none but this one. restart: forget what the folder has. progress: told how many tasks are finished,
+    of how many.
+
+    Raises `InputError` for what is no claim, and for a folder that holds something else.
+
+    >>> found = reproduce("cdma.batches")
+    >>> print(found["cdma.batches"].verdict)
+    holds
+    """
+    return Run(select([what] if isinstance(what, str) else what, quick=quick), folder, restart).outcome(
+        causes=causes, recordings=recordings, jobs=jobs, progress=progress
+    )
+
+
+class Run:
+    """Claims on their way: what of them has run."""
+
+    def __init__(self, claims: Sequence[Claim], folder: str | Path | None = None, restart: bool = False) -> None:
+        self.claims = tuple(claims)
+        self.kept = Kept(None if folder is None else Path(folder), restart=restart)
+        self.failed: dict[str, str] = {}
+
+    def outcome(
+        self,
+        *,
+        causes: bool,
+        figures: bool = False,
+        recordings: str | Path | bool = False,
+        jobs: int = 1,
+        progress: Progress | None = None,
+    ) -> Reproduction:
+        """Runs what has yet to run, in so many processes. figures: also what only figures show.
+
+        The rest as in `reproduce`.
+        """
+        tasks: list[Task] = [task for claim in self.claims for part in claim.parts for task in tasks_of(claim, part)]
+        if causes:
+            tasks += [task for claim in self.claims for task in _experiment_tasks(claim)]
+        if figures:
+            shown = shown_figures(self.claims).items()
+            tasks += [task for paper, of in shown for figure in of for task in figure_tasks(paper, figure)]
+        recorded = None if isinstance(recordings, bool) else recordings
+        if recordings:
+            tasks += recording_tasks(recorded)
+        self._carry_out(tasks, jobs, progress)
+        return Reproduction(
+            tuple(self._outcome(claim, causes) for claim in self.claims),
+            recordings_of(self.kept, self.failed, recorded) if recordings else None,
+        )
+
+    def _carry_out(self, tasks: Sequence[Task], jobs: int, progress: Progress | None) -> None:
+        wanted = dict.fromkeys(tasks)
+        left = Groups.of(task for task in wanted if self.kept.get(task.key) is None)
+        done, total = len(wanted) - sum(map(len, left.groups)), len(wanted)
+        if progress:
+            progress(done, total)
+        points = range(len(left.groups))
+        workers = min(jobs, len(points))
+        finished = (
+            in_processes(left, points, workers, run_group, _died)
+            if workers > 1
+            else in_this_process(left, points, run_group)
+        )
+        with closing(finished):
+            for group in finished:
+                self._keep(group, left)
+                done += len(left.groups[group.group])
+                if progress:
+                    progress(done, total)
+
+    def _keep(self, done: Done, groups: Groups) -> None:
+        for key, found in done.found.items():
+            self.kept.put(key, found)
+        for task in groups.groups[done.group]:
+            if task.key not in done.found:
+                self.failed[task.key] = done.failed.get(task.key) or done.failed[_ALL]
+
+    def _outcome(self, claim: Claim, causes: bool) -> ClaimOutcome:
+        parts = tuple(self._part(claim, part) for part in claim.parts)
+        found = ClaimOutcome(claim, parts, sources=sources_of(claim))
+        if not causes or found.verdict not in (Verdict.OFF, Verdict.BROKEN, Verdict.NEAR):
+            return found
+        return replace(found, experiments=tuple(self._experiments(claim)))
+
+    def _experiments(self, claim: Claim) -> Iterator[Experiment]:
+        for name in claim.section.causes:
+            assumption = claim.paper.assumptions[name]
+            steps = tuple(
+                Step(
+                    label,
+                    {part.name: self._part(claim, part, Changed.of(step)) for part in moved_parts(claim, assumption)},
+                )
+                for label, step in assumption.steps.items()
+            )
+            yield Experiment(name, assumption, steps)
+
+    def _part(self, claim: Claim, part: PartSection, changed: Changed = AS_IT_IS) -> PartOutcome:
+        try:
+            value = simulated(claim, part, self.kept, self.failed, changed)
+        except NotRunError as error:
+            return PartOutcome(part, None, Judgement(Verdict.FAILED, told=str(error)))
+        return PartOutcome(part, value, judge(part, value))
+
+
+def moved_parts(claim: Claim, assumption: AssumptionSection) -> list[PartSection]:
+    """The parts of a claim that an experiment tells of."""
+    return [part for part in claim.parts if not part.cannot and (not assumption.parts or part.name in assumption.parts)]
+
+
+def _experiment_tasks(claim: Claim) -> Iterator[Task]:
+    for name in claim.section.causes:
+        assumption = claim.paper.assumptions[name]
+        for step in assumption.steps.values():
+            for part in moved_parts(claim, assumption):
+                yield from tasks_of(claim, part, Changed.of(step))
+
+
+def _died(group: int, why: str) -> Done:
+    return Done(group, {}, {_ALL: why})

@@ -1,0 +1,219 @@
+"""Bounds from below: no placement is faster, and none fits into less memory.
+
+They hold for every vector of the decisions that the tables are of, where an evaluator is exact (its `why_not` is None):
+each feature map stays, is swapped or made again in one of the ways that it has, first runs keep their order, and copies
+wait only for what they need. Programs of another class, such as those in which each layer waits for its copies, or
+which encode on the host, are not bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from importlib.util import find_spec
+from itertools import pairwise
+
+from simgpu.planning.bound_facts import Facts
+from simgpu.planning.bound_links import Links
+from simgpu.planning.bound_program import Unit
+from simgpu.planning.bound_rows import Rows
+from simgpu.planning.columns import DURATION
+from simgpu.planning.tables import Tables
+from simgpu.units import format_bytes
+
+#: Rows for memory at so many kernels at most, and so many rounds of rows for the links: more take longer.
+PRESSURE = 32
+ROUNDS = 8
+
+#: A round that raises the bound by less than this part of the kernels' time is the last.
+_WORTH = 5_000
+
+
+#: With more feature maps the linear program takes minutes.
+MOST_MAPS = 400
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is proven of all placements.
+
+    ns: none that fits takes less time. compute_ns: the kernels' own time, a bound by itself. least_peak: bytes below
+    which none fits, set by `kernel`; where that exceeds the budget, none fits. pressure: kernels at which memory was
+    looked at. how: in words.
+    """
+
+    ns: int
+    compute_ns: int
+    least_peak: int
+    kernel: int | None
+    fits: bool
+    pressure: tuple[int, ...]
+    how: str
+
+
+def least_peak(tables: Tables) -> tuple[int, int | None]:
+    """Bytes that every placement holds while some kernel runs, and the kernel that needs most (None without kernels).
+
+    Nothing is left but what that kernel uses, what always resides, and what no option lets go of then.
+
+    >>> from simgpu.planning.evaluator import Evaluator
+    >>> from simgpu.planning.options import Decisions
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
+    >>> least_peak(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
+    (800, 2)
+    """
+    facts = Facts(tables)
+    needs = [live - sum(_most_freed(facts, f, k) for f in range(len(facts.gaps))) for k, live in enumerate(facts.live)]
+    if not needs:
+        return int(tables.limits[0] + tables.limits[1]), None
+    kernel = max(range(len(needs)), key=lambda k: needs[k])
+    return needs[kernel], kernel
+
+
+def _most_freed(facts: Facts, f: int, k: int) -> int:
+    """Bytes of a feature map that can be missing while kernel k runs."""
+    gap = facts.gaps[f]
+    if not gap.after < k < gap.before:
+        return 0
+    freed = [gap.size] if gap.again else []
+    for way in gap.ways:
+        stays = k >= facts.trigger(f, gap.before, way.aheads[0])
+        freed.append(gap.size - (way.moved if stays else 0))
+    return max(0, *freed) if freed else 0
+
+
+def lower_bound(tables: Tables) -> Bound:
+    """The time that every placement takes which fits the budget, at least, by a linear program.
+
+    HiGHS finds the multipliers; what they prove is computed in whole numbers, so nothing hangs on its tolerances.
+    Raises `MissingExtraError` without SciPy; `quick_bound` needs none, and is what very many feature maps get.
+
+    >>> from simgpu.planning.evaluator import Evaluator
+    >>> from simgpu.planning.options import Decisions
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
+    >>> evaluator = Evaluator(graph, node, 850, Decisions.of(graph))
+    >>> lower_bound(evaluator.tables).ns, evaluator.costs([[1, 1], [1, 2], [2, 1]]).score.min()
+    (94, np.int64(112))
+    """
+    quick, facts = quick_bound(tables), Facts(tables)
+    if len(tables.maps) > MOST_MAPS:
+        return replace(quick, how=f"{quick.how}; {len(tables.maps)} feature maps are too many for a linear program")
+    pressure = pressure_kernels(facts)
+    if not quick.fits or not pressure:
+        return quick
+    rows = Rows(facts, pressure)
+    links = Links(rows)
+    links.begin()
+    program = rows.program
+    program.scales = {Unit.NS: max(quick.compute_ns // 100, 1), Unit.BYTES: max(quick.least_peak, 1), Unit.PART: 1}
+    best, begun = quick.ns, len(program.rows)
+    for _ in range(ROUNDS):
+        solved = program.solve()
+        if solved is None:
+            break
+        before, best = best, max(best, -(-program.proven(solved) // 1))
+        if len(program.rows) > begun and best - before < quick.compute_ns // _WORTH:
+            break
+        if not links.cut(solved, quick.compute_ns / 10**5):
+            break
+    how = f"linear program, memory at {len(pressure)} kernels, {len(program.rows)} rows; multipliers checked exactly"
+    if best == quick.ns:
+        return quick
+    return Bound(best, quick.compute_ns, quick.least_peak, quick.kernel, True, pressure, how)
+
+
+def pressure_kernels(facts: Facts) -> tuple[int, ...]:
+    """Kernels at which something has to be out: between changes of what can be, those at which most lives.
+
+    Where these are many, some of them, spread evenly, and the one at which most lives of all.
+    """
+    changes = {0}
+    for f, gap in enumerate(facts.gaps):
+        changes |= {gap.after + 1, gap.before, *(facts.trigger(f, gap.before, way.aheads[0]) for way in gap.ways)}
+    cuts = [*sorted(change for change in changes if change < facts.kernels), facts.kernels]
+    budget = int(facts.tables.limits[2])
+    tops = [max(range(a, b), key=lambda k: facts.live[k]) for a, b in pairwise(cuts) if a < b]
+    found = [k for k in tops if facts.live[k] > budget]
+    if len(found) > PRESSURE:
+        top = max(found, key=lambda k: facts.live[k])
+        found = sorted({found[len(found) * i // PRESSURE] for i in range(PRESSURE)} | {top})
+    return tuple(found)
+
+
+def quick_bound(tables: Tables) -> Bound:
+    """A bound without a linear program, and a weaker one.
+
+    At each kernel at which more lives than the budget, enough bytes are out or dropped. What is out has been copied out
+    since the first copy could begin, and is copied in before the first next use; what is dropped is made again beside
+    all kernels. The least time in which both together can free enough bytes, parts of feature maps allowed.
+    """
+    facts = Facts(tables)
+    compute, (bytes_, kernel) = facts.worked[-1], least_peak(tables)
+    budget = int(tables.limits[2])
+    if bytes_ > budget:
+        how = f"a kernel needs {format_bytes(bytes_)} when all that may leave has left, of {format_bytes(budget)}"
+        return Bound(compute, compute, bytes_, kernel, False, () if kernel is None else (kernel,), how)
+    own = _own_ns(facts)
+    pressure = pressure_kernels(facts)
+    ns = max((_least_time(facts, own, k) for k in pressure), default=compute)
+    how = "time of the kernels" if ns == compute else "one kernel at a time, without a linear program"
+    if find_spec("scipy") is None:
+        how += "; a tighter bound needs SciPy: install it, or simgpu with its extra 'calibrate'"
+    return Bound(max(ns, compute), compute, bytes_, kernel, True, pressure, how)
+
+
+def _own_ns(facts: Facts) -> list[int]:
+    """Time of the kernels that run again for each feature map and for no other."""
+    users: dict[int, list[int]] = {}
+    for f, ancestors in enumerate(facts.ancestors):
+        for j in ancestors.kernels:
+            users.setdefault(j, []).append(f)
+    found = [0] * len(facts.gaps)
+    for j, mine in users.items():
+        if len(mine) == 1:
+            found[mine[0]] += int(facts.tables.kernels[j, DURATION])
+    return found
+
+
+def _least_time(facts: Facts, own: Sequence[int], k: int) -> int:
+    """The least time in which enough can be out or dropped at kernel k."""
+    compute = facts.worked[-1]
+    missing = facts.live[k] - int(facts.tables.limits[2])
+    there = [f for f, gap in enumerate(facts.gaps) if gap.after < k < gap.before and _most_freed(facts, f, k)]
+    copies = [(gap.size, min(way.out_ns + way.in_ns for way in gap.ways)) for f in there if (gap := facts.gaps[f]).ways]
+    again = [(facts.gaps[f].size, own[f]) for f in there if facts.gaps[f].again]
+    begins = min((way.begins for f in there for way in facts.gaps[f].ways), default=0)
+    last = max((facts.gaps[f].before for f in there), default=k + 1)
+    fixed = facts.worked[begins // 2] + facts.work(2 * k + 1, 2 * k + 2) + facts.work(2 * last + 1, 2 * facts.kernels)
+
+    def enough(ns: int) -> bool:
+        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))
+
+
+def filled(items: Sequence[tuple[int, int]], ns: int) -> int:
+    """At most so many bytes are freed by items (bytes, time) in some time; parts are allowed, and rounded up."""
+    total = 0
+    for size, each in sorted(items, key=lambda item: Fraction(item[1], item[0])):
+        if each > ns:
+            return total + (-(-size * ns // each) if ns > 0 else 0)
+        total, ns = total + size, ns - each
+    return total
+
+
+def smallest(enough: Callable[[int], bool], low: int, high: int) -> int:
+    """The least time between two that is enough."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,228 @@
+"""What is certain of each feature map before anything is decided: from when to when it may be away, and its
+ancestors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from simgpu.planning.columns import (
+    ACTION,
+    AFTER,
+    AHEAD,
+    BEFORE,
+    BLOCK,
+    DEATH,
+    DECODE_NS,
+    DURATION,
+    EARLY,
+    ENCODE_NS,
+    ENCODED,
+    GIVES,
+    IN_NS,
+    INPUTS,
+    ISSUE,
+    MAP,
+    MOVED,
+    OUT_NS,
+    OUTPUTS,
+    SIZE,
+    STEP,
+    TAKES,
+    WRITERS,
+)
+from simgpu.planning.options import Action
+from simgpu.planning.tables import Ints, Tables
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A way to swap a feature map; options that differ in how far ahead it is fetched are one.
+
+    moved: bytes of device memory of what travels, the encoded form where it is encoded. begins: instant before which no
+    copy out begins. aheads: the fewest and most layer steps ahead of its use that it is fetched.
+    """
+
+    moved: int
+    encoded: bool
+    out_ns: int
+    in_ns: int
+    encode_ns: int
+    decode_ns: int
+    begins: int
+    aheads: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A feature map: bytes, last use in forward, next use, how it may travel, whether it can be made again."""
+
+    size: int
+    after: int
+    before: int
+    ways: tuple[Travelling, ...]
+    again: bool
+
+
+@dataclass(frozen=True)
+class Ancestors:
+    """kernels: those that run again whenever a feature map is made again, wherever that is. there: feature maps that
+    are then there, and stay until their own next use. perhaps: all that might be fetched or made again for it."""
+
+    kernels: frozenset[int]
+    there: frozenset[int]
+    perhaps: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of the tables. Instants are numbered: 2 k is when kernel k is next, 2 k + 1 when it starts.
+
+    In between, the compute stream waits, takes memory, and runs what is made again or decoded before the kernel.
+    """
+
+    tables: Tables
+
+    @cached_property
+    def kernels(self) -> int:
+        """How many there are."""
+        return len(self.tables.kernels) - 1
+
+    @cached_property
+    def worked(self) -> list[int]:
+        """worked[k]: time of all kernels before k."""
+        found = [0]
+        for ns in self.tables.kernels[:-1, DURATION].tolist():
+            found.append(found[-1] + ns)
+        return found
+
+    def work(self, start: int, stop: int) -> int:
+        """Time of the kernels that start at or after one instant and have ended at another."""
+        return self.worked[stop // 2] - self.worked[start // 2]
+
+    @cached_property
+    def live(self) -> list[int]:
+        """live[k]: bytes held while kernel k runs if all feature maps stay."""
+        t = self.tables
+        held = int(t.limits[0] + t.limits[1])
+        found = []
+        for takes, gives in zip(t.kernels[:-1, TAKES].tolist(), t.kernels[:-1, GIVES].tolist(), strict=True):
+            held += takes
+            found.append(held)
+            held -= gives
+        return found
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The feature maps."""
+        t = self.tables
+        issue = {}
+        for k in range(self.kernels):
+            for at in range(t.kernels[k, ISSUE], t.kernels[k + 1, ISSUE]):
+                issue[int(t.lists[at])] = k
+        found = []
+        for f, row in enumerate(t.maps.tolist()):
+            options = t.options[f].tolist()
+            found.append(
+                Gap(
+                    size=row[SIZE],
+                    after=row[AFTER],
+                    before=row[BEFORE],
+                    ways=_ways(row, options, 2 * issue.get(f, 0)),
+                    again=any(option[ACTION] == Action.RECOMPUTE for option in options),
+                )
+            )
+        return tuple(found)
+
+    def trigger(self, f: int, need: int, ahead: int) -> int:
+        """The kernel with which a feature map is fetched that is first needed by kernel `need`."""
+        t = self.tables
+        step = max(int(t.kernels[need, STEP]) - ahead, 0)
+        return max(int(t.step_first[step]), self.gaps[f].after + 1)
+
+    @cached_property
+    def ancestors(self) -> tuple[Ancestors, ...]:
+        """Of each feature map."""
+        first = min((gap.before for gap in self.gaps), default=0)
+        return tuple(self._ancestors(f, first) for f in range(len(self.gaps)))
+
+    def _ancestors(self, f: int, first: int) -> Ancestors:
+        """first: the first kernel that anything is made again for."""
+        gap = self.gaps[f]
+        if not gap.again:
+            return Ancestors(frozenset(), frozenset(), frozenset())
+        block = int(self.tables.maps[f, BLOCK])
+        kernels, there, _ = self._walk(block, first)
+        _, used, made = self._walk(block, gap.before)
+        return Ancestors(kernels, there - {f}, (used | made) - {f})
+
+    def _walk(self, block: int, time: int) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+        """What runs and is used if all that has ended before kernel `time` is to be made again for a block: kernels,
+        the feature maps that they use, and those that they make beside."""
+        t = self.tables
+        kernels: set[int] = set()
+        used: set[int] = set()
+        made: set[int] = set()
+        seen, stack = {block}, [block]
+        while stack:
+            b = stack.pop()
+            for writer in self._list(t.blocks, WRITERS, b):
+                kernels.add(writer)
+                made.update(int(t.blocks[r, MAP]) for r in self._list(t.kernels, OUTPUTS, writer))
+                for r in self._list(t.kernels, INPUTS, writer):
+                    if r in seen:
+                        continue
+                    seen.add(r)
+                    used.add(int(t.blocks[r, MAP]))
+                    if t.blocks[r, DEATH] < time:
+                        stack.append(r)
+        return frozenset(kernels), frozenset(used - {-1}), frozenset(made - {-1})
+
+    def _list(self, rows: Ints, column: int, row: int) -> list[int]:
+        found: list[int] = self.tables.lists[rows[row, column] : rows[row + 1, column]].tolist()
+        return found
+
+    @cached_property
+    def needs(self) -> tuple[int, ...]:
+        """The first kernel before which each feature map may be fetched or made again."""
+        found = [gap.before for gap in self.gaps]
+        order = sorted(range(len(found)), key=lambda f: found[f])
+        work = list(reversed(order))
+        while work:
+            f = work.pop()
+            for parent in self.ancestors[f].perhaps:
+                if found[f] < found[parent]:
+                    found[parent] = found[f]
+                    work.append(parent)
+        return tuple(found)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """For each feature map those whose making again may fetch it, or make it again, ahead of its own next use."""
+        found: list[list[int]] = [[] for _ in self.gaps]
+        for f, ancestors in enumerate(self.ancestors):
+            for parent in ancestors.perhaps:
+                if self.needs[f] < self.gaps[parent].before:
+                    found[parent].append(f)
+        return tuple(map(tuple, found))
+
+
+def _ways(row: list[int], options: list[list[int]], issue: int) -> tuple[Travelling, ...]:
+    aheads: dict[tuple[int, ...], list[int]] = {}
+    for option in options:
+        if option[ACTION] == Action.SWAP:
+            begins = issue if option[EARLY] else 2 * row[AFTER] + 2
+            timed = (
+                option[MOVED],
+                option[ENCODED],
+                option[OUT_NS],
+                option[IN_NS],
+                option[ENCODE_NS],
+                option[DECODE_NS],
+                begins,
+            )
+            aheads.setdefault(timed, []).append(option[AHEAD])
+    return tuple(
+        Travelling(moved, bool(encoded), out_ns, in_ns, encode_ns, decode_ns, begins, (min(each), max(each)))
+        for (moved, encoded, out_ns, in_ns, encode_ns, decode_ns, begins), each in aheads.items()
+    )

@@ -1,0 +1,132 @@
+"""Rows of the links in the linear program, added where a solution breaks them.
+
+* Copies out. Those that have ended when a kernel starts, and that could not begin before some earlier instant, have
+  followed each other in between. A fetch waits until its block has left.
+* Copies in. What is out while a kernel runs is copied in, one after another, after it and before its own next use.
+  What is fetched is copied in between its trigger and the kernel that first needs it.
+
+Such copies of lengths d and parts x, between two instants with kernels of time W in between, give two sorts of rows.
+The time t between the instants is at least sum d x. And where the copies of a set C take D > W together, then
+t >= W + e - sum min(d, e) (1 - x) with e = D - W: all of them exceed the kernels by e, and each one that is left out
+shortens that by its length at most (the cover inequality of a knapsack with a continuous variable). x may be a sum of
+variables of which at most one is 1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.planning.bound_program import Floats, Solved, total
+from simgpu.planning.bound_rows import Rows
+
+#: A copy: what it is of, instants after which it begins and before which it ends, its time, its variable.
+Job = tuple[int, int, int, int, int]
+
+#: Sets C are looked for among so many that are larger than the smallest.
+_LARGER = 25
+
+
+class Links:
+    """The copies that rows can be made of."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        gaps, trigger = rows.facts.gaps, rows.facts.trigger
+        self.links: list[list[Job]] = []
+        outs: defaultdict[int, list[Job]] = defaultdict(list)
+        ins: defaultdict[int, list[Job]] = defaultdict(list)
+        for (f, w, k), u in rows.out.items():
+            way = gaps[f].ways[w]
+            outs[k].append((f, way.begins, 2 * k + 1, way.out_ns, u))
+            ins[k].append((f, 2 * k + 2, 2 * gaps[f].before + 1, way.in_ns, u))
+        away: list[Job] = []
+        for (f, w), x in rows.swapped.items():
+            way = gaps[f].ways[w]
+            away.append((f, way.begins, 2 * trigger(f, gaps[f].before, way.aheads[0]) + 1, way.out_ns, x))
+        self.back: list[Job] = []
+        for (f, w), first in rows.first.items():
+            for h, n in first.items() if w >= 0 else ():
+                way = gaps[f].ways[w]
+                start, end = (h, h) if h >= 0 else (rows.facts.needs[f], gaps[f].before)
+                release = 2 * trigger(f, start, way.aheads[1])
+                self.back.append((f, release, 2 * end + 1, way.in_ns, n))
+        self.links = [*outs.values(), *ins.values(), away, self.back]
+
+    def begin(self) -> None:
+        """Rows of single copies in that take longer than the kernels beside them."""
+        for _, release, deadline, ns, n in self.back:
+            work = self.rows.facts.work(release, deadline)
+            if ns > work:
+                self._row(release, deadline, [(ns, [n])], work)
+
+    def cut(self, solved: Solved, slack: float) -> int:
+        """Add rows that a solution breaks by more than `slack`; returns how many were added."""
+        return sum(self._cut(jobs, solved, slack) for jobs in self.links if jobs)
+
+    def _cut(self, jobs: Sequence[Job], solved: Solved, slack: float) -> int:
+        """For each instant before which copies end, the row that is broken worst, if any."""
+        maps, releases, deadlines, ns, columns = (np.array(each) for each in zip(*jobs, strict=True))
+        parts = np.clip(solved.values[columns], 0.0, 1.0)
+        added = 0
+        for deadline in np.unique(deadlines).tolist():
+            inside = (deadlines <= deadline) & (ns > 0)
+            worst, broken = slack, None
+            for release in np.unique(releases[inside & (parts > 0.001)]).tolist():
+                if release >= deadline:
+                    continue
+                among = np.flatnonzero(inside & (releases >= release))
+                work = self.rows.facts.work(release, deadline)
+                spare = float(solved.values[self.rows.times[deadline]] - solved.values[self.rows.times[release]]) - work
+                if (short := float((ns[among] * parts[among]).sum()) - work - spare) > worst:
+                    worst, broken = short, (release, [(int(ns[j]), [int(columns[j])]) for j in among], 0)
+                if int(ns[among].sum()) > work + spare:
+                    items = together(maps[among], ns[among], columns[among], parts[among])
+                    short, count = cover(items, work, spare)
+                    if count and short > worst:
+                        worst, broken = short, (release, [(each, own) for each, own, _ in items[:count]], work)
+            if broken is not None:
+                self._row(broken[0], deadline, broken[1], broken[2])
+                added += 1
+        return added
+
+    def _row(self, release: int, deadline: int, items: list[tuple[int, list[int]]], work: int) -> None:
+        """work: 0 for the row of the first sort."""
+        least, most = 0, max(ns for ns, _ in items)
+        if work:
+            most = sum(ns for ns, _ in items) - work
+            least = work + most - sum(min(ns, most) for ns, _ in items)
+        spent = ((u, -min(ns, most)) for ns, columns in items for u in columns)
+        times = self.rows.times
+        self.rows.program.row(total([(times[deadline], 1), (times[release], -1), *spent]), least)
+
+
+Item = tuple[int, list[int], float]
+
+
+def together(maps: NDArray[np.int64], ns: NDArray[np.int64], columns: NDArray[np.int64], parts: Floats) -> list[Item]:
+    """One item for all copies of a feature map that take equally long: time, variables, part; largest parts first."""
+    found: dict[tuple[int, int], tuple[list[int], float]] = {}
+    for f, each, column, part in zip(maps.tolist(), ns.tolist(), columns.tolist(), parts.tolist(), strict=True):
+        own, so_far = found.get((f, each), ([], 0.0))
+        found[f, each] = ([*own, column], so_far + part)
+    items = [(each, own, min(part, 1.0)) for (_, each), (own, part) in found.items()]
+    return sorted(items, key=lambda item: -item[2])
+
+
+def cover(items: Sequence[Item], work: int, spare: float) -> tuple[float, int]:
+    """By how much the first of the items break a row of the second sort at worst, and how many they are."""
+    ns = np.array([item[0] for item in items])
+    rest = 1.0 - np.array([item[2] for item in items])
+    sums = np.cumsum(ns)
+    first = int(np.searchsorted(sums, work, side="right"))
+    best, count = 0.0, 0
+    for last in range(first, min(len(items), first + _LARGER)):
+        excess = sums[last] - work
+        short = float(excess - (np.minimum(ns[: last + 1], excess) * rest[: last + 1]).sum()) - spare
+        if short > best:
+            best, count = short, last + 1
+    return best, count

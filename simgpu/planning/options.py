@@ -1,0 +1,86 @@
+"""What may become of each feature map, and how a vector of numbers says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from simgpu.graph.encodings import Encoding
+from simgpu.graph.feature_maps import FeatureMap, feature_maps
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.taskgraph import TaskGraph
+
+
+class Action(IntEnum):
+    """The three actions, in the numbers that HOME gives them (section 3.3)."""
+
+    KEEP = 0
+    SWAP = 1
+    RECOMPUTE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One thing that may become of a feature map.
+
+    ahead: of a swap, how many layer steps before its next use it is fetched. encoding: the encoded form that it
+    travels in, None where it travels as it is.
+    """
+
+    action: Action
+    ahead: int = 1
+    encoding: Encoding | None = None
+
+
+KEEP = Option(Action.KEEP)
+SWAP = Option(Action.SWAP)
+RECOMPUTE = Option(Action.RECOMPUTE)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The feature maps of a graph and the options of each: the positions of a vector, and what its entries mean.
+
+    A vector has one entry per feature map, the number of one of its options. Those of HOME are keep, swap and, where
+    the feature map can be made again, recompute: 0, 1 and 2.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]))
+    >>> decisions = Decisions.of(graph)
+    >>> decisions.choices, [option.action.name for option in decisions.options[0]]
+    ((3, 3), ['KEEP', 'SWAP', 'RECOMPUTE'])
+    """
+
+    maps: tuple[FeatureMap, ...]
+    options: tuple[tuple[Option, ...], ...]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Decisions:
+        """Keep, swap and recompute for every feature map that can be made again, keep and swap for the others."""
+        maps, ancestry = feature_maps(graph), Ancestry(graph)
+        can = [ancestry.why_not(each.block) is None for each in maps]
+        return cls(maps, tuple((KEEP, SWAP, RECOMPUTE) if again else (KEEP, SWAP) for again in can))
+
+    def with_options(self, more: Iterable[Iterable[Option]]) -> Decisions:
+        """The same with more options for each feature map, behind those it has."""
+        return Decisions(self.maps, tuple((*own, *new) for own, new in zip(self.options, more, strict=True)))
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many options each feature map has."""
+        return tuple(map(len, self.options))
+
+    def number_of(self, position: int, option: Option) -> int | None:
+        """The number of an option of the feature map at a position, None where it does not have it."""
+        own = self.options[position]
+        return own.index(option) if option in own else None
+
+
+def fetch_kernel(graph: TaskGraph, after: int, needed: int, ahead: int) -> int:
+    """The kernel with which a block is fetched `ahead` layer steps before the step of kernel `needed`.
+
+    Never before kernel `after` has ended, its last use.
+    """
+    layers = graph.layers
+    return max(layers.steps[max(layers.step_of[needed] - ahead, 0)].first, after + 1)

@@ -1,0 +1,111 @@
+"""A bound from below that holds whatever a program moves: feature maps, gradients, weights, inputs.
+
+It holds for every program of the whole batch that runs the recorded kernels once and in order, by the recorded
+algorithms, on uncompressed memory that it takes and gives back itself:
+
+* While a kernel runs, its own blocks are there. `simgpu.program.verify` refuses every program where these alone exceed
+  the budget, so where this bound says that nothing fits, nothing does.
+* Of what kernels have made before and kernels read later in the same iteration, enough is out or dropped while kernel k
+  runs. What is out was copied out after its last write and before k, and is copied in after k and before its next use;
+  what is dropped is made again, which takes its last writer's time at least.
+* Whatever the host can provide anew (weights, inputs, optimizer state that no kernel has written yet) may be missing at
+  no cost. So may what an encoded form saves of a block whose compressed size is known.
+
+Programs that divide the batch, choose other algorithms, compress memory or page it are not bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from simgpu.compression.codecs.registry import codec_names
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.memory.pool import aligned
+from simgpu.memory.transfer import stream_ns
+from simgpu.planning.bound import Bound, filled, smallest
+from simgpu.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A block that lives over a gap: last write, next use; bytes; times to copy it out and in, and to make it again."""
+
+    written: int
+    before: int
+    bytes: int
+    copies_ns: int
+    again_ns: int
+
+
+def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
+    """The time that every program takes which fits `budget` bytes, at least; `fits` is False where none does.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
+    >>> [wide_bound(graph, node, budget).ns for budget in (400, 200)], wide_bound(graph, node, 199).fits
+    ([400, 443], False)
+    """
+    sizes = [aligned(size, node.gpu.alignment) for size in graph.sizes]
+    own = [sum(sizes[b] for b in {*graph.reads[k], *graph.writes[k]}) for k in range(len(graph.kernels))]
+    worked = [0, *accumulate(graph.durations)]
+    kernel = max(range(len(own)), key=lambda k: own[k], default=None)
+    least = own[kernel] if kernel is not None else 0
+    if least > budget:
+        how = f"a kernel needs {format_bytes(least)} for its own blocks, of {format_bytes(budget)}"
+        return Bound(worked[-1], worked[-1], least, kernel, False, () if kernel is None else (kernel,), how)
+    lives = _lives(graph, node, sizes)
+    found = {k: _least_ns(k, need - budget, lives[k], worked) for k, need in enumerate(own)}
+    ns = max(found.values(), default=worked[-1])
+    pressure = tuple(k for k, each in found.items() if each == ns > worked[-1])
+    how = "whatever a program moves, one kernel at a time" if pressure else "time of the kernels"
+    return Bound(ns, worked[-1], least, kernel, True, pressure, how)
+
+
+def _lives(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
+    """For each kernel what lives while it runs and is not its own, of what kernels have made."""
+    found: list[list[_Live]] = [[] for _ in graph.kernels]
+    makers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
+    for b, size in enumerate(sizes):
+        for gap in graph.gaps(b):
+            written = max((k for k in makers[b] if k <= gap.after), default=None)
+            if written is None or b not in graph.reads[gap.before]:
+                continue
+            smaller = _encoded(graph, b)
+            moved = min(graph.copy_sizes[b], smaller)
+            link = node.link
+            copies = stream_ns(moved, link.d2h_bandwidth) + stream_ns(moved, link.h2d_bandwidth)
+            held = min(size, aligned(smaller, node.gpu.alignment))
+            # A kernel that makes several blocks brings all of them back at once: none has a time of its own.
+            alone = len(graph.writes[written]) == 1
+            live = _Live(written, gap.before, held, copies, graph.durations[written] if alone else 0)
+            for k in range(gap.after + 1, gap.before):
+                found[k].append(live)
+    return found
+
+
+def _encoded(graph: TaskGraph, b: int) -> int:
+    """Bytes of the smallest form that a block is known to have."""
+    block, costs = graph.blocks[b], graph.costs
+    if costs is None:
+        return graph.sizes[b]
+    known = (costs.encoded_bytes(block, codec) for codec in codec_names() if costs.is_known(block, codec))
+    return min(graph.sizes[b], *known, graph.copy_sizes[b])
+
+
+def _least_ns(k: int, own: int, lives: list[_Live], worked: list[int]) -> int:
+    """The least time in which enough can be out or dropped while kernel k runs. own: bytes of k over the budget."""
+    compute, missing = worked[-1], own + sum(live.bytes for live in lives)
+    if missing <= 0:
+        return compute
+    fixed = worked[min(live.written for live in lives) + 1] + compute - worked[max(live.before for live in lives)]
+    copies = [(live.bytes, live.copies_ns) for live in lives if live.bytes]
+    again = [(live.bytes, live.again_ns) for live in lives if live.bytes]
+
+    def enough(ns: int) -> bool:
+        return filled(copies, ns - fixed) + filled(again, ns - compute) >= missing
+
+    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *again)))

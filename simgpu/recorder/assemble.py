@@ -1,0 +1,142 @@
+"""From the notes of the passes to a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median_low
+
+from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote, SavedNote, ValueNote
+from simgpu.trace.model import (
+    RELEASED_AT_END,
+    AlgorithmChoice,
+    Block,
+    CompressedSize,
+    Kernel,
+    SavedTensor,
+    SparsitySample,
+    Trace,
+    TraceInfo,
+)
+
+
+def assemble(
+    info: TraceInfo,
+    kernels: Sequence[KernelNote],
+    blocks: Sequence[BlockNote],
+    durations: Sequence[Sequence[int]],
+    epochs: Sequence[Mapping[int, ValueNote]] = (),
+    algorithms: Sequence[AlgorithmNote] = (),
+    saved: Sequence[SavedNote] = (),
+) -> Trace:
+    """The trace of the noted kernels and blocks.
+
+    durations: for each repetition the nanoseconds of every operator call; a kernel gets its median over the
+    repetitions, the lower of the two middle ones where their number is even, and their `spread`.
+    epochs: for each epoch of a training run, from 0, what was seen of blocks, by their position in `blocks`; left out,
+    what was seen in the recorded iteration stands as epoch 0.
+    algorithms: other ways to run convolutions. saved: what autograd saved, of blocks by their position in `blocks`.
+    """
+    names = _block_names(blocks)
+    ids = [f"k{place}" for place in range(len(kernels))]
+    kernel_of = {kernel.call: ids[place] for place, kernel in enumerate(kernels)}
+    times = [[repetition[kernel.call] for repetition in durations] for kernel in kernels]
+    return Trace(
+        info,
+        tuple(
+            Kernel(
+                ids[place],
+                kernel.op,
+                kernel.phase,
+                median_low(times[place]),
+                tuple(names[number] for number in kernel.reads),
+                tuple(names[number] for number in kernel.writes),
+                kernel.layer,
+                pure=kernel.pure,
+                flops=kernel.flops,
+                spread_ns=spread(times[place]),
+            )
+            for place, kernel in enumerate(kernels)
+        ),
+        tuple(
+            Block(
+                names[number],
+                block.bytes,
+                block.kind,
+                block.persistent,
+                None if block.born is None else ids[block.born],
+                RELEASED_AT_END if block.release is None else ids[block.release],
+                block.layer,
+                block.shape,
+                block.dtype,
+            )
+            for number, block in enumerate(blocks)
+        ),
+        algorithms=tuple(
+            AlgorithmChoice(kernel_of[note.call], note.algorithm, note.duration_ns, note.workspace_bytes)
+            for note in algorithms
+        ),
+        sparsity=tuple(
+            SparsitySample(names[number], epoch, seen.sparsity)
+            for number, epoch, seen in _seen(blocks, epochs)
+            if seen.sparsity is not None
+        ),
+        compressibility=tuple(
+            CompressedSize(names[number], epoch, *row)
+            for number, epoch, seen in _seen(blocks, epochs)
+            for row in _sizes(blocks[number], seen)
+        ),
+        saved=tuple(_saved(note, note.block, names, ids) for note in saved if note.block is not None),
+        name=info.model,
+    )
+
+
+def _seen(
+    blocks: Sequence[BlockNote], epochs: Sequence[Mapping[int, ValueNote]]
+) -> Iterator[tuple[int, int, ValueNote]]:
+    """Position of a block, epoch, and what was seen of it then."""
+    for number, block in enumerate(blocks):
+        recorded = {number: ValueNote(block.sparsity, block.sizes, block.entries)}
+        for epoch, values in enumerate(epochs or [recorded]):
+            if number in values:
+                yield number, epoch, values[number]
+
+
+def _sizes(block: BlockNote, seen: ValueNote) -> Iterator[tuple[str, str, int, int, int]]:
+    """Codec, layout, bytes before and after, and how many pieces: of the whole block, then of its entries."""
+    for codec, layout, size in seen.sizes:
+        yield codec, layout, block.bytes, size, 1
+    yield from seen.entries
+
+
+def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str]) -> SavedTensor:
+    """Numbers of kernels that had run become the kernel that ran last, and the one that ran next."""
+    before = None if note.before is None or note.before == len(ids) else ids[note.before]
+    dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
+    return SavedTensor(names[number], note.bytes, ids[note.after - 1] if note.after else None, before, dropped)
+
+
+def spread(times: Sequence[int]) -> int | None:
+    """How far repetitions lie apart, nanoseconds: third less first quartile; None of a single one.
+
+    Of n durations in order the first quartile is the one that (n - 1) // 4 are ahead of, and the third the one that as
+    many come after: always durations that were measured. Up to four, that is the longest less the shortest.
+
+    >>> spread([50, 10, 20, 30, 40]), spread([7, 9]), spread([7])
+    (20, 2, None)
+    """
+    if len(times) < 2:
+        return None
+    ordered, outside = sorted(times), (len(times) - 1) // 4
+    return ordered[-1 - outside] - ordered[outside]
+
+
+def _block_names(blocks: Sequence[BlockNote]) -> list[str]:
+    """A readable id for each block: its own name, else its layer and the operator that made it; numbered if taken."""
+    taken: dict[str, int] = {}
+    names = []
+    for block in blocks:
+        maker = block.maker.rpartition("::")[2] or ("constant" if block.persistent else "host")
+        name = block.name or (f"{block.layer}:{maker}" if block.layer else maker)
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name}#{taken[name]}")
+    return names

@@ -1,0 +1,107 @@
+"""Sums of gradients, put back to how they are made when nobody watches.
+
+Where two branches of the backward pass meet, autograd adds the second gradient into the first one's memory if nothing
+else holds that. While operators are intercepted it does not: it makes a third tensor and lets the first go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+from simgpu.recorder.notes import BlockNote, KernelNote
+
+_KEY = "simgpu.meeting"
+
+
+class _Meeting(IntEnum):
+    """Whose gradients a node's results are added to, at most: nobody's, another node's, its own."""
+
+    NONE = 0
+    OTHERS = 1
+    OWN = 2
+
+
+def mark_meetings(root: Any) -> None:
+    """Note in every autograd node reachable from `root` whether its results are added to another gradient.
+
+    The notes stand in the nodes' own metadata, so that nothing here keeps a node, or what it saved, alive.
+    """
+    arriving: Counter[tuple[Any, int]] = Counter()
+    nodes, waiting = {root}, [root]
+    while waiting:
+        for edge in waiting.pop().next_functions:
+            target = edge[0]
+            if target is not None:
+                arriving[edge] += 1
+                if target not in nodes:
+                    nodes.add(target)
+                    waiting.append(target)
+    for node in nodes:
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        meeting = _Meeting.OTHERS if any(arriving[edge] > 1 for edge in edges) else _Meeting.NONE
+        node.metadata[_KEY] = _Meeting.OWN if len(set(edges)) < len(edges) else meeting
+
+
+def may_sum(node: Any, is_own_result: bool) -> bool:
+    """Whether an addition that runs under an autograd node may be autograd's sum of two gradients.
+
+    is_own_result: whether the first operand was made under the same node, and so is no gradient that waited.
+    """
+    meeting = node.metadata.get(_KEY, _Meeting.NONE)
+    return bool(meeting >= (_Meeting.OWN if is_own_result else _Meeting.OTHERS))
+
+
+def fits_in_first(operands: Sequence[Any]) -> bool:
+    """Whether autograd may add the second of two gradients into the first one's memory, if nobody else needs that.
+
+    A view's memory is held by what it is a view of, too: the gradient of a linear layer's weight, which is a product
+    transposed, is a view, so that the gradient of a tied embedding is a third tensor. The same gradient twice is held
+    twice. (``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``.)
+    """
+    first, second = operands
+    return not first._is_view() and first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
+def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tuple[list[KernelNote], list[BlockNote]]:
+    """The same notes, with each sum of gradients made in place where its first operand was let go right after it."""
+    stands_for = list(range(len(blocks)))
+    folded = list(blocks)
+    summed = set()
+    for place, kernel in enumerate(kernels):
+        if kernel.sums_gradients:
+            first, result = kernel.reads[0], kernel.writes[0]
+            freed = blocks[first].release == place and not blocks[first].persistent
+            if freed and blocks[first].bytes == blocks[result].bytes:
+                root = stands_for[result] = stands_for[first]
+                made, lasting = blocks[root], blocks[result]
+                named = lasting if lasting.name else made
+                folded[root] = replace(
+                    made,
+                    release=lasting.release,
+                    kind=named.kind,
+                    name=named.name,
+                    layer=named.layer,
+                    entries=lasting.entries,
+                    dumped=made.dumped | lasting.dumped,
+                )
+                summed.add(place)
+    kept = [number for number in range(len(blocks)) if stands_for[number] == number]
+    renumbered = {number: place for place, number in enumerate(kept)}
+
+    def now(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(renumbered[stands_for[number]] for number in numbers))
+
+    notes = [
+        replace(
+            kernel,
+            op=f"{kernel.op}_" if place in summed else kernel.op,
+            reads=now(kernel.reads),
+            writes=now(kernel.writes),
+        )
+        for place, kernel in enumerate(kernels)
+    ]
+    return notes, [folded[number] for number in kept]

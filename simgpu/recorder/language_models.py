@@ -1,0 +1,65 @@
+"""Built-in networks that learn from text: a recurrent language model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from simgpu.recorder.words import VOCABULARY, sentences
+from simgpu.recorder.workload import Workload
+
+_WIDTH, _HIDDEN, _STEPS = 128, 512, 5
+
+
+class _Memory(nn.Module):  # type: ignore[misc]
+    """Long short-term memory whose output is projected (Sak et al. 2014): one product for the input of all words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Linear(_WIDTH, 4 * _HIDDEN)
+        self.recurrent = nn.Parameter(nn.init.xavier_uniform_(torch.empty(_WIDTH, 4 * _HIDDEN)))
+        self.projection = nn.Parameter(nn.init.xavier_uniform_(torch.empty(_HIDDEN, _WIDTH)))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Outputs (batch x words, width) of words (batch, words, width)."""
+        batch, steps, _ = words.shape
+        inputs = self.input(words.flatten(0, 1)).unflatten(0, (batch, steps))
+        h, c = words.new_zeros(batch, _WIDTH), words.new_zeros(batch, _HIDDEN)
+        outputs = []
+        for step in range(steps):
+            enter, forget, new, leave = torch.addmm(inputs[:, step], h, self.recurrent).unsafe_chunk(4, 1)
+            c = (forget.sigmoid_() * c).add_(enter.sigmoid_() * new.tanh_())
+            h = (leave.sigmoid_() * c.tanh()).mm(self.projection)
+            outputs.append(h)
+        return torch.stack(outputs, 1).flatten(0, 1)
+
+
+class _LanguageModel(nn.Module):  # type: ignore[misc]
+    """Words in and out by tables, memory between them: the build of the large models of Jozefowicz et al. (2016)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY + 1, _WIDTH)
+        self.lstm = _Memory()
+        self.softmax = nn.Linear(_WIDTH, VOCABULARY + 1)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.softmax(self.lstm(self.embedding(words))).unflatten(0, words.shape)
+
+
+def words_lstm(batch: int) -> Workload:
+    """`_LanguageModel` on Python's reference: after each of five words it scores all words for the next one."""
+    words, following = sentences(batch, _STEPS)
+
+    def loss(scores: torch.Tensor, next_words: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores.flatten(0, 1), next_words.flatten())
+
+    return Workload(
+        _LanguageModel(),
+        (words[:batch].clone(),),
+        (following[:batch].clone(),),
+        loss,
+        DataLoader(TensorDataset(words, following), batch_size=batch, shuffle=True),
+        f"the first {batch} of {len(words)} rows of {_STEPS} words of Python's reference",
+    )

@@ -1,0 +1,78 @@
+"""Which layer an operator belongs to: the module that ran in forward, and in backward the module it belongs to."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Layer of what runs in forward outside the model.
+LOSS = "loss"
+
+
+class LayerTracker:
+    """Follows a module while it runs; a layer is the path of the innermost module, as in ``named_modules``.
+
+    What the outermost module does between its children is tagged with its class name. Autograd numbers its nodes
+    in the order they are made, so noting the number at every change of module tells for each node, whichever form the
+    module's outputs have, under which module its forward ran; no hook touches the backward pass.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    >>> with LayerTracker(model) as tracker:
+    ...     loss = model(torch.ones(1, 2)).sum()
+    >>> tracker.layer_of(loss.grad_fn), tracker.layer_of(loss.grad_fn.next_functions[0][0])
+    ('loss', '1')
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._running: list[str] = []
+        self._starts: list[int] = []
+        self._layers: list[str] = []
+        self._thread = threading.get_ident()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> LayerTracker:
+        for path, module in self._module.named_modules():
+            name = path or type(module).__name__
+            self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._begin(name)))
+            self._handles.append(module.register_forward_hook(lambda *_: self._end(), always_call=True))
+        self._note()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def running(self) -> str | None:
+        """The layer whose forward is running now, None outside the model."""
+        return self._running[-1] if self._running else None
+
+    def layer_of(self, node: Any) -> str | None:
+        """The layer in whose forward an autograd node was made; None where it was made by no forward operator."""
+        number = node._sequence_nr()
+        place = bisect_right(self._starts, number) - 1
+        is_accumulation = node.name().endswith("AccumulateGrad")
+        return None if place < 0 or is_accumulation else self._layers[place]
+
+    def owner(self, name: str) -> str:
+        """The layer that holds a parameter or buffer of this dotted name."""
+        return name.rpartition(".")[0] or type(self._module).__name__
+
+    def _begin(self, name: str) -> None:
+        self._running.append(name)
+        self._note()
+
+    def _end(self) -> None:
+        self._running.pop()
+        self._note()
+
+    def _note(self) -> None:
+        # Numbers count per thread: those of a backward thread that runs a forward again would not be in order here.
+        if threading.get_ident() == self._thread:
+            self._starts.append(torch.autograd._get_sequence_nr())
+            self._layers.append(self.running or LOSS)

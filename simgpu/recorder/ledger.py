@@ -1,0 +1,134 @@
+"""The book of storages: which block a tensor is, and when the framework let go of it.
+
+Nothing here holds a tensor or a storage: blocks are known by weak references, so that recording changes no lifetime.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import torch
+
+from simgpu.errors import InputError
+from simgpu.recorder.notes import BlockNote
+from simgpu.trace.model import BlockKind
+
+
+@dataclass
+class Ledger:
+    """All blocks of one iteration on one device, in the order they were met.
+
+    kernels: how many kernels have been recorded; the recording pass counts it up.
+    host: tensors that are to count as the host's although they say they are on the device.
+    """
+
+    device: torch.device
+    host: InitVar[Sequence[torch.Tensor]] = ()
+    blocks: list[BlockNote] = field(default_factory=list)
+    kernels: int = 0
+    _living: dict[int, int] = field(default_factory=dict)
+    _references: dict[int, Any] = field(default_factory=dict)
+    _from_host: set[int] = field(default_factory=set)
+    _on_host: set[int] = field(default_factory=set)
+    _closed: bool = False
+
+    def __post_init__(self, host: Sequence[torch.Tensor]) -> None:
+        self._on_host.update(self._storage(tensor)._cdata for tensor in host)
+
+    def find(self, tensor: torch.Tensor) -> int | None:
+        """Number of the block behind a tensor, None when it has none yet."""
+        return self._living.get(self._storage(tensor)._cdata)
+
+    def living(self) -> Iterator[tuple[int, torch.UntypedStorage]]:
+        """Numbers and storages of all blocks that are held now, in the order they were met."""
+        for number in list(self._references):
+            storage = self.storage_of(number)
+            if storage is not None:
+                yield number, storage
+
+    def storage_of(self, number: int) -> torch.UntypedStorage | None:
+        """The storage of a block; None for one that is not held, or a workspace."""
+        reference = self._references.get(number)
+        storage: torch.UntypedStorage | None = None if reference is None else reference()
+        return storage
+
+    def holds_memory(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is backed by memory of the recorded device; empty ones are not."""
+        return bool(tensor.device == self.device and self._storage(tensor).nbytes() > 0 and not self.is_on_host(tensor))
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of those that count as the host's."""
+        return bool(self._on_host) and self._storage(tensor)._cdata in self._on_host
+
+    def keep(self, tensor: torch.Tensor, kind: BlockKind, name: str, layer: str | None = None) -> None:
+        """Enter a tensor that is there before the iteration; the first name of a shared storage stands."""
+        if self.holds_memory(tensor) and self.find(tensor) is None:
+            self.blocks[self._enter(tensor, kind, layer)].persistent = True
+            self.blocks[-1].name = name
+
+    def note_from_host(self, tensor: torch.Tensor) -> None:
+        """Remember that the host has just made this tensor's value; its block appears when a kernel touches it."""
+        if self.holds_memory(tensor) and self.find(tensor) is None:
+            key = self._storage(tensor)._cdata
+            self._from_host.add(key)
+            weakref.finalize(self._storage(tensor), self._from_host.discard, key).atexit = False
+
+    def block_read(self, tensor: torch.Tensor, layer: str | None) -> int:
+        """The block behind a tensor that the kernel now being recorded reads.
+
+        One that no kernel has made was either put there by the host in this iteration or was there all along.
+        """
+        number = self.find(tensor)
+        if number is None:
+            number = self._enter(tensor, BlockKind.OTHER, layer)
+            if self._storage(tensor)._cdata in self._from_host:
+                self.blocks[number].born = self.kernels
+            else:
+                self.blocks[number].persistent = True
+        return number
+
+    def block_made(self, tensor: torch.Tensor, kind: BlockKind, layer: str | None, maker: str) -> int:
+        """The block behind a result of the kernel now being recorded; a new one where the storage is new."""
+        number = self.find(tensor)
+        if number is None:
+            number = self._enter(tensor, kind, layer)
+            self.blocks[number].maker = maker
+        return number
+
+    def scratch(self, size: int, layer: str | None, maker: str) -> int:
+        """A workspace of the kernel now being recorded: it lives no longer than that kernel."""
+        note = BlockNote(size, BlockKind.WORKSPACE, layer, None, None, maker=maker, release=self.kernels)
+        self.blocks.append(note)
+        return len(self.blocks) - 1
+
+    def close(self) -> None:
+        """The iteration is over: what is held now is held at its end, whatever happens to it later."""
+        self._closed = True
+        self._references.clear()
+
+    def _enter(self, tensor: torch.Tensor, kind: BlockKind, layer: str | None) -> int:
+        storage = self._storage(tensor)
+        number, key = len(self.blocks), storage._cdata
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.blocks.append(BlockNote(storage.nbytes(), kind, layer, tuple(tensor.shape), dtype))
+        self._living[key] = number
+        self._references[number] = weakref.ref(storage, lambda _: self._let_go(number, key))
+        return number
+
+    def _let_go(self, number: int, key: int) -> None:
+        if self._closed:
+            return
+        del self._living[key], self._references[number]
+        self.blocks[number].release = max(self.kernels - 1, 0)
+
+    @staticmethod
+    def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+        try:
+            return tensor.untyped_storage()
+        except NotImplementedError as error:
+            what = f"a {tensor.layout} tensor of shape {tuple(tensor.shape)} has no storage of its own"
+            remedy = "record a model without sparse tensors (for example Embedding(sparse=False))"
+            raise InputError.single("recording", "tensors", what, remedy) from error

@@ -1,0 +1,99 @@
+"""Copies on a CUDA device through PyTorch, and what the device tells about itself."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from simgpu.errors import InputError
+from simgpu.recorder.clocks import Clock, CudaClock
+from simgpu.recorder.machine.bandwidth import Way
+from simgpu.recorder.machine.entry import DeviceFacts
+
+_WARM_UP = 3
+#: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.
+_ASYNC_ENGINE_COUNT = 40
+_REMEDY = (
+    "run it on the machine with the GPU, under a PyTorch built for CUDA; "
+    "or write the file by hand, from the data sheet: configs/README.md shows how"
+)
+
+
+@dataclass(frozen=True)
+class TorchCopies:
+    """Copies between a device and host memory, which is pinned where the device is a GPU, timed by a clock."""
+
+    device: torch.device
+    clock: Clock
+
+    def copy_times(self, way: Way, size: int, repetitions: int) -> list[int]:
+        """Nanoseconds of each copy.
+
+        Raises `InputError` where memory for a copy of that size cannot be had.
+        """
+        try:
+            source = self._memory(size, on_host=way is Way.IN)
+            target = self._memory(size, on_host=way is Way.OUT)
+        except RuntimeError as error:  # PyTorch's running out of memory is one, on host and device
+            reason = str(error).partition("\n")[0]
+            what = f"no memory for a copy of {size} bytes, {way}: {reason}"
+            raise InputError.single("record-node", "sizes", what, "measure smaller sizes with --sizes") from None
+        pairs = [self._copy(source, target) for _ in range(_WARM_UP + repetitions)]
+        return self.clock.durations(pairs)[_WARM_UP:]
+
+    def _memory(self, size: int, on_host: bool) -> torch.Tensor:
+        if on_host:
+            return torch.zeros(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> tuple[object, object]:
+        begin = self.clock.mark()
+        target.copy_(source, non_blocking=True)
+        return begin, self.clock.mark()
+
+
+def open_device(name: str) -> tuple[DeviceFacts, TorchCopies]:
+    """The CUDA device of that name, ``cuda`` or ``cuda:N``, made current.
+
+    Raises `InputError` for other names, and for a device that is not there.
+    """
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        what = f"{name!r} is no CUDA device: only a GPU has a link to measure"
+        raise InputError.single("record-node", "device", what, "give cuda or cuda:N")
+    index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        seen = f"{count} CUDA device{'' if count == 1 else 's'}" if count else "no CUDA device"
+        what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
+        raise InputError.single("record-node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
+    torch.cuda.set_device(index)
+    found = torch.cuda.get_device_properties(index)
+    facts = DeviceFacts(
+        found.name,
+        found.total_memory,
+        found.multi_processor_count,
+        (found.major, found.minor),
+        copy_engines(index),
+        f"PyTorch {torch.__version__}",
+    )
+    return facts, TorchCopies(torch.device("cuda", index), CudaClock())
+
+
+def copy_engines(index: int, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int | None:
+    """How many copy engines a CUDA device has, asked of the driver because PyTorch does not tell; None if it won't."""
+    try:
+        driver = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    device, count = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), index)
+        or driver.cuDeviceGetAttribute(ctypes.byref(count), _ASYNC_ENGINE_COUNT, device)
+    )
+    return None if failed else count.value

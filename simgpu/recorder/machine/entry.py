@@ -1,0 +1,228 @@
+"""`record_node`: a node file of the machine it runs on, each number with how it was found."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from simgpu.errors import InputError, MissingExtraError, Problem
+from simgpu.hardware.spec import ArchitectureName
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
+from simgpu.units import BYTE_UNITS, format_bytes
+
+DEFAULT_REPETITIONS = 20
+
+#: CUDA compute capabilities, the newest first, and the architecture that begins with each.
+_ARCHITECTURES = (
+    ((10, 0), "blackwell"),
+    ((9, 0), "hopper"),
+    ((8, 9), "ada"),
+    ((8, 0), "ampere"),
+    ((7, 5), "turing"),
+    ((7, 0), "volta"),
+    ((6, 0), "pascal"),
+    ((5, 0), "maxwell"),
+    ((3, 0), "kepler"),
+)
+_HEAD = """\
+# Measured by simgpu record-node. Peak rates cannot be measured so: where durations are to be modelled, add
+# gpu.fp32_rate and gpu.tensor_rate from the data sheet.
+"""
+#: Where the generation is one that the time model has no parameters for.
+_NO_TIMES = """\
+# gpu.architecture is left out: kernel times cannot be modelled for {}. Recorded traces run on this node.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
+
+    name: str
+    memory: int
+    multiprocessors: int
+    capability: tuple[int, int]
+    copy_engines: int | None
+    told_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the system tells about the host: memory in bytes, cores, each None where it does not, and who told."""
+
+    memory: int | None
+    cores: int | None
+    cores_are: str = "cores of all processors"
+
+
+def record_node(
+    name: str,
+    *,
+    device: str = "cuda",
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    repetitions: int = DEFAULT_REPETITIONS,
+    date: str | None = None,
+) -> str:
+    """The text of a node file of this machine's GPU, measured now; needs PyTorch and a CUDA device.
+
+    name: of the node. device: ``cuda`` or ``cuda:N``. sizes: bytes of the copies, two different ones at least.
+    repetitions: copies of each size each way; their median counts. date: ISO 8601 day to write down, today if left out.
+
+    Bandwidths between device and (pinned) host are those of the largest copies, one way at a time; latency comes from
+    a line fitted to all sizes (`bandwidth.fit_latency`); the bandwidth of device memory is what
+    copies inside the device reach, below the data sheet's peak.
+
+    Raises `InputError` for wrong arguments and where there is no such device, `MissingExtraError` without PyTorch.
+
+    >>> record_node("mine", sizes=[1024])
+    Traceback (most recent call last):
+    simgpu.errors.InputError: record-node: sizes: one size shows no latency; give two different sizes or more
+    """
+    _check_arguments(sizes, repetitions, date)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("measuring a node", "torch", "record")
+    from simgpu.recorder.machine.cuda_copies import open_device
+
+    day = date if date is not None else datetime.date.today().isoformat()
+    facts, copies = open_device(device)
+    return measured_node(name, facts, copies, host_facts(), sizes, repetitions, day)
+
+
+def measured_node(
+    name: str,
+    facts: DeviceFacts,
+    copies: CopyDevice,
+    host: HostFacts,
+    sizes: Sequence[int],
+    repetitions: int,
+    day: str,
+) -> str:
+    """The text of the node file, with copies measured on any device that can copy."""
+    speeds = measure(copies, sizes, repetitions)
+    by = f"measured by simgpu validate node on {day}"
+    told = f"as {facts.told_by} told simgpu validate node on {day}"
+    generation = architecture(facts.capability)
+    has_times = generation in get_args(ArchitectureName)
+    median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
+    pinned = f"{by}: {median}, pinned, one way at a time"
+    entries = [
+        ("gpu.memory", _exact(facts.memory), f"{told}: all of it, with what contexts of the framework take"),
+        (
+            "gpu.architecture",
+            generation if has_times else None,
+            f"{told}: compute capability {_dotted(facts.capability)}",
+        ),
+        ("gpu.multiprocessors", facts.multiprocessors, told),
+        (
+            "gpu.copy_engines",
+            _engines(facts),
+            f"the driver reports {facts.copy_engines}; one for each direction counts",
+        ),
+        ("gpu.dram_bandwidth", _speed(speeds.within), f"{by}: {median} inside the device, bytes read plus written"),
+        ("link.d2h_bandwidth", _speed(speeds.d2h), pinned),
+        ("link.h2d_bandwidth", _speed(speeds.h2d), pinned),
+        ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
+        ("host.memory", _exact(host.memory), f"as the system told simgpu validate node on {day}"),
+        ("host.cores", host.cores, f"as the system told simgpu validate node on {day}: {host.cores_are}"),
+    ]
+    known = [entry for entry in entries if entry[1] is not None]
+    comment = "" if has_times or generation is None else _NO_TIMES.format(generation)
+    return _text(name, facts.name, f"one {facts.name}, {by}", known, comment)
+
+
+def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, object, str]], comment: str) -> str:
+    """A node file of (key, value, source); comment: lines that follow the head."""
+    sections: dict[str, dict[str, object]] = {"gpu": {"name": gpu}, "link": {"kind": "host link, as measured"}}
+    for key, value, _ in entries:
+        section, _, inner = key.partition(".")
+        sections.setdefault(section, {})[inner] = value
+    document = {
+        "schema": "simgpu.node/1",
+        "name": name,
+        "description": description,
+        **sections,
+        "sources": {key: source for key, _, source in entries},
+    }
+    return _HEAD + comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10**6)
+
+
+def architecture(capability: tuple[int, int]) -> str | None:
+    """The architecture of a CUDA compute capability, None for one that is older than all known here.
+
+    >>> architecture((7, 5)), architecture((8, 6)), architecture((2, 0))
+    ('turing', 'ampere', None)
+    """
+    return next((name for first, name in _ARCHITECTURES if capability >= first), None)
+
+
+def host_facts(cpu_info: Path = Path("/proc/cpuinfo")) -> HostFacts:
+    """Memory and cores of this host; threads that share a core count once where the system tells them apart."""
+    names = getattr(os, "sysconf_names", {})
+    pages = "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if pages else None
+    cores, socket = set(), ""
+    for line in cpu_info.read_text(encoding="utf-8", errors="replace").splitlines() if cpu_info.exists() else []:
+        key, _, value = line.partition(":")
+        if key.strip() == "physical id":
+            socket = value.strip()
+        elif key.strip() == "core id":
+            cores.add((socket, value.strip()))
+    return (
+        HostFacts(memory, len(cores))
+        if cores
+        else HostFacts(memory, os.cpu_count(), "hardware threads, since cores are not told")
+    )
+
+
+def _check_arguments(sizes: Sequence[int], repetitions: int, date: str | None) -> None:
+    problems = [
+        Problem("record-node", "sizes", f"{size!r} is not a number of bytes", "give whole numbers >= 1")
+        for size in sizes
+        if type(size) is not int or size < 1
+    ]
+    if not problems and len(set(sizes)) < 2:
+        remedy = "give two different sizes or more"
+        problems.append(Problem("record-node", "sizes", "one size shows no latency", remedy))
+    if type(repetitions) is not int or repetitions < 1:
+        what = f"{repetitions!r} is not a number of copies"
+        problems.append(Problem("record-node", "repetitions", what, "give a whole number >= 1"))
+    if date is not None:
+        try:
+            datetime.date.fromisoformat(date)
+        except ValueError:
+            problems.append(Problem("record-node", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
+    if problems:
+        raise InputError(problems)
+
+
+def _engines(facts: DeviceFacts) -> int | None:
+    return min(facts.copy_engines, 2) if facts.copy_engines else None
+
+
+def _line(speeds: Speeds, sizes: Sequence[int]) -> str:
+    fitted = f"line through the medians of {len(set(sizes))} sizes from {format_bytes(min(sizes))}"
+    return fitted if speeds.latency_ns else f"{fitted}, which starts at no more than zero"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _exact(size: int | None) -> str | None:
+    """A size in the largest binary unit that it is a whole number of."""
+    if size is None:
+        return None
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size % BYTE_UNITS[unit] == 0), "B")
+    return f"{size // BYTE_UNITS[unit]} {unit}"
+
+
+def _speed(bytes_per_second: int) -> str:
+    """A bandwidth to the MB/s, far finer than copies repeat."""
+    return f"{bytes_per_second / 10**9:.3f} GB/s"

@@ -1,0 +1,174 @@
+"""A modelled iteration from start to end: the model on fake tensors, its operators priced for a named GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from simgpu.errors import InputError, SimgpuError
+from simgpu.hardware.spec import GpuSpec
+from simgpu.recorder.assemble import assemble
+from simgpu.recorder.autocast import Autocasts, compute_format, watched
+from simgpu.recorder.environment import tool_name
+from simgpu.recorder.gradient_sums import fold_sums
+from simgpu.recorder.inputs import InputSpec
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.layers import LayerTracker
+from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
+from simgpu.recorder.modelled.fake_tensors import fake_tensors
+from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
+from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
+from simgpu.recorder.notes import KernelNote
+from simgpu.recorder.optimizers import find_optimizer, make_optimizer
+from simgpu.recorder.persistent import enter_persistent
+from simgpu.recorder.saved import note_saved
+from simgpu.recorder.session import (
+    main_dtype,
+    model_name,
+    no_garbage_collection,
+    output_life,
+    own_random_state,
+)
+from simgpu.recorder.structure import StructurePass
+from simgpu.recorder.unsupported import refuse_unsupported
+from simgpu.recorder.workload import Workload, find_factory, make_workload
+from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.workloads.timemodel.formats import model_notes
+from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.prices import Prices
+
+#: What fake tensors say they are on: the CPU's are the ones that every build of PyTorch can make.
+_CPU = torch.device("cpu")
+#: What is assumed where a gradient scaler asks whether to skip the step.
+_FINITE = " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
+
+
+@dataclass(frozen=True)
+class ModelledSession:
+    """What `record` was asked for where nothing is to run.
+
+    time_model: gives the prices of a GPU, `simgpu.workloads.timemodel.model.time_model` but for tests.
+    as_on_gpu: operators have the form they have on a GPU (`gpu_forms`); else all is as a CPU would have it.
+    """
+
+    factory: str | Callable[..., Any]
+    batch: int
+    optimizer: str | Callable[..., Any]
+    gpu: GpuSpec
+    date: str
+    say: Callable[[str], None]
+    time_model: Callable[[GpuSpec], Prices] = time_model
+    as_on_gpu: bool = True
+    hold_output: bool = False
+    grad_scaler: bool = False
+    inputs: Mapping[str, InputSpec] | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return model_name(self.factory)
+
+    def run(self) -> Trace:
+        """Make the trace."""
+        prices = self.time_model(self.gpu)
+        new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
+        with ExitStack() as stack:
+            autocasts = stack.enter_context(self._autocast())
+            factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+            stack.enter_context(refuse_unsupported(self.name))
+            stack.enter_context(own_random_state(_CPU, seed=0))
+            mode = stack.enter_context(fake_tensors(self.name))
+            stack.enter_context(forms)
+            workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
+            scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
+            workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
+            optimizer = make_optimizer(new_optimizer, workload.module)
+            if self.as_on_gpu:
+                step_as_on_gpu(optimizer)
+            self._warm_up(workload, optimizer)
+            self.say(f"following {self.name}")
+            with no_garbage_collection():
+                work = WorkPass(prices)
+                structure, ledger = self._structure(workload, optimizer, work)
+                saved = note_saved(
+                    self.name,
+                    workload,
+                    optimizer,
+                    _CPU,
+                    structure.signatures,
+                    ledger.blocks,
+                    self.say,
+                    self._on_host(optimizer),
+                )
+            dtype, output = main_dtype(workload), output_life(workload)
+        compute = compute_format(structure.flops, dtype, autocasts)
+        kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
+        choices = [
+            choice
+            for kernel in kernels
+            for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
+        ]
+        times = durations(prices, kernels, blocks, work.calls)
+        info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
+        finite = _FINITE if mode.took_as_finite else ""
+        info = replace(info, notes=f"{info.notes}{finite}{autocasts.notes}")
+        return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
+
+    def _autocast(self) -> AbstractContextManager[Autocasts]:
+        """What is followed of autocast; as on a GPU, it chooses formats by CUDA's rules."""
+        return autocast_as_on_gpu(self.name) if self.as_on_gpu else watched(self.name, refuses=True)
+
+    def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+        """One iteration, so that the optimizer's state exists."""
+        try:
+            run_iteration(workload, optimizer, NoWatcher())
+        except SimgpuError:
+            raise
+        except Exception as error:
+            what = f"a training iteration raised {type(error).__name__}: {error}"
+            remedy = "the iteration is loss(module(*inputs), *labels).backward() and an optimizer step"
+            raise InputError.single(self.name, "iteration", what, remedy) from error
+
+    def _structure(
+        self, workload: Workload, optimizer: torch.optim.Optimizer, work: WorkPass
+    ) -> tuple[StructurePass, Ledger]:
+        parameters = dict(workload.module.named_parameters())
+        ledger = Ledger(_CPU, host=self._on_host(optimizer))
+        with LayerTracker(workload.module) as tracker:
+            enter_persistent(ledger, workload, optimizer, tracker)
+            structure = StructurePass(ledger, tracker, parameters, work, has_values=False)
+            with work, structure:
+                run_iteration(workload, optimizer, structure)
+        return structure, ledger
+
+    def _on_host(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        return step_counts(optimizer) if self.as_on_gpu else []
+
+    def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
+        unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
+        form = " (dropout, attention, optimizer: in the form they have on CUDA)" if self.as_on_gpu else ""
+        notes = (
+            "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own on tensors without "
+            f"memory{form}; durations, algorithms and workspaces are modelled for {self.gpu.name}."
+        )
+        priced = (operation for kernel in kernels for operation in work.calls[kernel.call].operations)
+        formats = {operation.dtype for operation in priced if operation.is_product}
+        notes = " ".join((notes, *model_notes(self.gpu, formats)))
+        if unknown:
+            notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
+        return TraceInfo(
+            model=self.name,
+            batch=self.batch,
+            device=self.gpu.name,
+            dtype=dtype,
+            origin=Origin.MODELLED,
+            tool=f"{tool_name()} (fake tensors), simgpu time model",
+            date=self.date,
+            notes=notes,
+        )

@@ -1,0 +1,69 @@
+"""The built-in optimizers, and how one is made for a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import optim
+
+from simgpu.errors import InputError
+from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, optimizer_path
+from simgpu.recorder.references import find_callable
+
+_Parameters = Iterable[torch.nn.Parameter]
+
+
+def sgd(parameters: _Parameters) -> optim.Optimizer:
+    """Stochastic gradient descent with momentum: one state tensor for each weight."""
+    return optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def plain_sgd(parameters: _Parameters) -> optim.Optimizer:
+    """Stochastic gradient descent without momentum: no state."""
+    return optim.SGD(parameters, lr=0.01)
+
+
+def adam(parameters: _Parameters) -> optim.Optimizer:
+    """Adam: two state tensors for each weight."""
+    return optim.Adam(parameters, lr=0.001)
+
+
+def adamw(parameters: _Parameters) -> optim.Optimizer:
+    """Adam with decoupled weight decay: two state tensors for each weight."""
+    return optim.AdamW(parameters, lr=0.001, weight_decay=0.01)
+
+
+def rmsprop(parameters: _Parameters) -> optim.Optimizer:
+    """RMSprop: one state tensor for each weight."""
+    return optim.RMSprop(parameters, lr=0.001)
+
+
+def adagrad(parameters: _Parameters) -> optim.Optimizer:
+    """Adagrad: one state tensor for each weight."""
+    return optim.Adagrad(parameters, lr=0.01)
+
+
+def find_optimizer(name: str) -> Callable[..., Any]:
+    """The callable behind a built-in optimizer's name or ``module.path:factory``; `InputError` where there is none.
+
+    >>> find_optimizer("adamw").__name__, find_optimizer("torch.optim:SGD").__name__
+    ('adamw', 'SGD')
+    """
+    known = {built_in: optimizer_path(built_in) for built_in in BUILT_IN_OPTIMIZERS}
+    return find_callable(name, known, kind="a built-in optimizer", place="optimizer")
+
+
+def make_optimizer(factory: Callable[..., Any], module: torch.nn.Module) -> optim.Optimizer:
+    """Call an optimizer's factory with the module's parameters; `InputError` where no optimizer comes of it."""
+    name = getattr(factory, "__qualname__", type(factory).__qualname__)
+    remedy = "it is called with the model's parameters alone, and returns a torch.optim.Optimizer"
+    try:
+        made = factory(module.parameters())
+    except Exception as error:
+        what = f"calling {name} raised {type(error).__name__}: {error}"
+        raise InputError.single("record", "optimizer", what, remedy) from error
+    if not isinstance(made, optim.Optimizer):
+        raise InputError.single("record", "optimizer", f"{name} returned a {type(made).__name__}", remedy)
+    return made

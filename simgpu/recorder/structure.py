@@ -1,0 +1,203 @@
+"""The structure pass: one iteration in which every operator is looked at, whatever that costs in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from simgpu.recorder.contents import Values
+from simgpu.recorder.gradient_sums import fits_in_first, mark_meetings, may_sum
+from simgpu.recorder.layers import LOSS, LayerTracker
+from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.notes import KernelNote
+from simgpu.recorder.operators import Access, access, operator_name, operator_purity
+from simgpu.recorder.scratch import Scratch
+from simgpu.recorder.timing import Signature, signature
+from simgpu.trace.model import BlockKind, Phase
+
+_SPARSITY_DIGITS = 6
+
+
+class StructurePass(TorchDispatchMode):  # type: ignore[misc]
+    """Notes what each operator of one iteration reads and writes.
+
+    An operator is a kernel if it touches memory of the recorded device. One that only makes a view (every result
+    shares storage with an argument, and nothing is written) does no work on the device and is left out: later
+    operators on the view read the block behind it. has_values: whether the tensors hold any, to measure sparsity of.
+    values: what else is done with them. flops: operations of products so far, by the number format of their operands.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tracker: LayerTracker,
+        parameters: dict[str, torch.nn.Parameter],
+        scratch: Scratch,
+        has_values: bool = True,
+        values: Values | None = None,
+    ) -> None:
+        super().__init__()
+        self._has_values = has_values
+        self._values = values or Values()
+        self.kernels: list[KernelNote] = []
+        self.signatures: list[Signature] = []
+        self.flops: Counter[str] = Counter()
+        self._ledger = ledger
+        self._tracker = tracker
+        self._parameters = parameters
+        self._scratch = scratch
+        self._phase = Phase.FORWARD
+        self._layer: str | None = None
+        self._made_under: dict[int, int] = {}
+
+    def begin(self, phase: Phase) -> None:
+        """A phase begins; when backward is over, its lasting results are known to be gradients of weights."""
+        self._phase = phase
+        self._layer = LOSS if phase is Phase.BACKWARD else None
+        if phase is Phase.OPTIMIZER:
+            self._name_weight_gradients()
+
+    def differentiate(self, root: Any) -> None:
+        """Backward is about to run from this autograd node."""
+        mark_meetings(root)
+
+    def finish(self) -> None:
+        """The iteration is over."""
+        self._values.between_operators(self._ledger)
+        self._ledger.close()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return func(*args, **named)
+        self._values.between_operators(self._ledger)
+        layer = self._current_layer()
+        self._scratch.start()
+        returned = func(*args, **named)
+        scratch = self._scratch.used()
+        self.signatures.append(signature(func, returned))
+        if operator_name(func) == "aten::lift_fresh":
+            self._ledger.note_from_host(returned)
+            return returned
+        done = self._on_device(access(func, args, named, returned))
+        if not self._is_view(done):
+            pure = operator_purity(func, args, named)
+            self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned))
+        return returned
+
+    def _current_layer(self) -> str | None:
+        """The running module; in backward else the layer of the autograd node, and between nodes the last one's."""
+        if self._phase is Phase.OPTIMIZER:
+            return None
+        if self._tracker.running is not None:
+            return self._tracker.running
+        if self._phase is Phase.FORWARD:
+            return LOSS
+        node = torch._C._current_autograd_node()
+        self._layer = (self._tracker.layer_of(node) if node is not None else None) or self._layer
+        return self._layer
+
+    def _may_sum(self, reads: tuple[int, ...], operands: Sequence[torch.Tensor]) -> bool:
+        """Whether this is a sum of gradients that is made in place when nobody watches."""
+        node = torch._C._current_autograd_node()
+        if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None:
+            return False
+        if len(operands) != 2 or not fits_in_first(operands):
+            return False
+        return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
+
+    def _on_device(self, done: Access) -> Access:
+        tensors = [*done.read, *done.overwritten, *done.changed]
+        if any(self._ledger.is_on_host(tensor) for tensor in tensors):
+            return Access()  # a single value beside tensors of the host is the host's too
+        holds = self._ledger.holds_memory
+        return Access(
+            [tensor for tensor in done.read if holds(tensor)],
+            [tensor for tensor in done.overwritten if holds(tensor)],
+            [tensor for tensor in done.changed if holds(tensor)],
+            [(place, tensor) for place, tensor in done.results if holds(tensor)],
+        )
+
+    def _is_view(self, done: Access) -> bool:
+        if done.overwritten or done.changed or not done.results:
+            return False
+        known = {_storage_key(tensor) for tensor in done.read}
+        return all(_storage_key(tensor) in known for _, tensor in done.results)
+
+    def _note(
+        self, func: Any, layer: str | None, done: Access, scratch: int, pure: bool | None, flops: int | None
+    ) -> None:
+        op = operator_name(func)
+        reads = dict.fromkeys(self._ledger.block_read(tensor, layer) for tensor in done.read + done.changed)
+        written = [(0, tensor) for tensor in done.overwritten + done.changed]
+        written += [(place, tensor) for place, tensor in done.results if self._ledger.find(tensor) is None]
+        writes = dict.fromkeys(
+            self._ledger.block_made(tensor, self._kind(place, tensor), layer, op) for place, tensor in written
+        )
+        if not reads and not writes:
+            return
+        if scratch:
+            writes[self._ledger.scratch(scratch, layer, op)] = None
+        if self._has_values:
+            self._values.changed(self._ledger, reads, writes)
+            if self._phase is Phase.FORWARD:
+                self._measure(tensor for _, tensor in written)
+        lasting = any(self._ledger.blocks[number].persistent for number in writes)
+        pure = False if lasting else pure
+        sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads), done.read)
+        call = len(self.signatures) - 1
+        self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))
+        self._ledger.kernels = len(self.kernels)
+        if flops is not None and done.read:
+            self.flops[_operand_format(done)] += flops
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._made_under.update(dict.fromkeys(writes, node._sequence_nr()))
+
+    def _kind(self, place: int, tensor: torch.Tensor) -> BlockKind:
+        """Kind of a new block: an operator's first result is what it is for, the others serve its backward."""
+        if not tensor.is_floating_point() or self._phase is Phase.OPTIMIZER:
+            return BlockKind.OTHER
+        if self._phase is Phase.BACKWARD and self._tracker.running is None:
+            return BlockKind.GRADIENT
+        return BlockKind.FEATURE_MAP if place == 0 else BlockKind.OTHER
+
+    def _measure(self, written: Iterable[torch.Tensor]) -> None:
+        """Share of exact zeros in each feature map just written; after several writes the last one's stands."""
+        for tensor in written:
+            block = self._ledger.blocks[self._ledger.block_read(tensor, None)]
+            if block.kind is BlockKind.FEATURE_MAP:
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+                zeros = whole.numel() - int(torch.count_nonzero(whole))
+                block.sparsity = round(zeros / whole.numel(), _SPARSITY_DIGITS)
+                self._values.maps.show(tensor, block)
+
+    def _name_weight_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and (number := self._ledger.find(parameter.grad)) is not None:
+                block = self._ledger.blocks[number]
+                block.kind = BlockKind.WEIGHT_GRADIENT
+                block.name = f"{name}.grad"
+                block.layer = self._tracker.owner(name)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _operand_format(done: Access) -> str:
+    """The number format that a product is computed in: its operands', of which the last is never what is added."""
+    floating = [tensor.dtype for tensor in done.read if tensor.is_floating_point()]
+    return str(floating[-1] if floating else done.read[-1].dtype).removeprefix("torch.")
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> int | None:
+    formula = flop_registry.get(func._overloadpacket)
+    return None if formula is None else int(formula(*args, **kwargs, out_val=returned))

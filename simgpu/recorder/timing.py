@@ -1,0 +1,80 @@
+"""The timing pass: how long every operator takes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simgpu.errors import InputError
+from simgpu.recorder.clocks import Clock, CudaClock, HostClock
+from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.workload import Workload
+
+#: What must be the same each time an operator of an iteration runs: which one it is and the shape of its result.
+Signature = tuple[str, tuple[int, ...] | None]
+
+
+def signature(func: Any, returned: Any) -> Signature:
+    """The signature of a call.
+
+    >>> signature(torch.ops.aten.relu.default, torch.ones(2))
+    ('aten.relu.default', (2,))
+    """
+    return str(func), tuple(returned.shape) if isinstance(returned, torch.Tensor) else None
+
+
+def expect_same(name: str, expected: Sequence[Signature], found: Sequence[Signature]) -> None:
+    """Raises `InputError` naming `name` where two iterations ran different operators."""
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            what = f"operator {place} is {_told(one)} in one iteration and {_told(other)} in another"
+            remedy = "record a model that runs the same operators on the same shapes every time"
+            raise InputError.single(name, "iteration", what, remedy)
+
+
+def _told(signature: Signature | None) -> str:
+    return "missing" if signature is None else f"{signature[0]} of shape {signature[1]}"
+
+
+def time_iteration(
+    name: str,
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    expected: Sequence[Signature],
+) -> list[int]:
+    """Nanoseconds of every operator call of one iteration, which must be the calls that are expected."""
+    clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
+    timing = TimingPass(clock)
+    with timing:
+        run_iteration(workload, optimizer, timing)
+    expect_same(name, expected, timing.signatures)
+    return timing.durations()
+
+
+class TimingPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
+    """Times the call of each operator; watches one iteration."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.signatures: list[Signature] = []
+        self._clock = clock
+        self._marks: list[tuple[Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        begin = self._clock.mark()
+        returned = func(*args, **named)
+        self._marks.append((begin, self._clock.mark()))
+        self.signatures.append(signature(func, returned))
+        return returned
+
+    def durations(self) -> list[int]:
+        """Nanoseconds of each operator called, in order."""
+        return self._clock.durations(self._marks)

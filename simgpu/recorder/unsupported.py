@@ -1,0 +1,196 @@
+"""Models that simgpu does not record, refused by name: compiled, wrapped for several GPUs, or with flex attention.
+
+`check_module` looks for wrappers in the module's tree; `refuse_unsupported` sees what only shows when it runs.
+PyTorch's distributed package is not imported for it: its classes are known by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from simgpu.errors import InputError, Problem
+from simgpu.recorder.places import raised_at, running_at
+
+_EAGER = "simgpu records eager iterations: "
+_ONE_GPU = "simgpu records one GPU: "
+_COMPILED = f"{_EAGER}pass the module before torch.compile{{inner}}, or set TORCHDYNAMO_DISABLE=1"
+_FLEX = "simgpu does not record it yet; use torch.nn.functional.scaled_dot_product_attention, with a mask as a tensor"
+_FLEX_MODULE = "torch.nn.attention.flex_attention"
+_DTENSOR = f"{_ONE_GPU}give it as a plain tensor, before parallelize_module or distribute_tensor"
+#: PyTorch's classes that wrap a module or take its place: what that is called, and what to do. {inner}: where the
+#: wrapped module is.
+_WRAPPERS = {
+    "OptimizedModule": ("is wrapped by torch.compile (OptimizedModule)", _COMPILED),
+    "ScriptModule": (
+        "is compiled by torch.jit (ScriptModule)",
+        f"{_EAGER}pass the module before torch.jit.script or torch.jit.trace",
+    ),
+    "DistributedDataParallel": (
+        "is wrapped by DistributedDataParallel",
+        f"{_ONE_GPU}pass the module before it is wrapped{{inner}}",
+    ),
+    "DataParallel": ("is wrapped by DataParallel", f"{_ONE_GPU}pass the module before it is wrapped{{inner}}"),
+    "FullyShardedDataParallel": (
+        "is wrapped by FullyShardedDataParallel",
+        f"{_ONE_GPU}pass the module before it is wrapped",
+    ),
+    "FSDPModule": ("is sharded by fully_shard (FSDP2)", f"{_ONE_GPU}pass the module before fully_shard"),
+    "DDP": ("is replicated by replicate (DDP)", f"{_ONE_GPU}pass the module before replicate"),
+    "ReplicateModule": ("is replicated by replicate (DDP)", f"{_ONE_GPU}pass the module before replicate"),
+}
+_INNER = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+_DISTRIBUTED = ("uses torch.distributed", f"{_ONE_GPU}leave torch.distributed out")
+#: Modules of PyTorch that an exception came through, and what it then was about.
+_MODULES = {
+    "torch.nn.parallel.distributed": _WRAPPERS["DistributedDataParallel"],
+    "torch.nn.parallel.data_parallel": _WRAPPERS["DataParallel"],
+    "torch.distributed.fsdp._fully_shard": _WRAPPERS["FSDPModule"],
+    "torch.distributed._composable.fsdp": _WRAPPERS["FSDPModule"],
+    "torch.distributed.fsdp": _WRAPPERS["FullyShardedDataParallel"],
+    "torch.distributed.tensor": _DISTRIBUTED,
+    "torch.distributed._functional_collectives": _DISTRIBUTED,
+    "torch.distributed.distributed_c10d": _DISTRIBUTED,
+    _FLEX_MODULE: (f"calls flex_attention of {_FLEX_MODULE}", _FLEX),
+}
+
+
+def check_module(name: str, module: nn.Module) -> None:
+    """Raises `InputError` naming `name` and the place in the module's tree of every kind of wrapper in it."""
+    found: dict[str, list[str]] = {}
+    for path, part in module.named_modules():
+        kind = _wrapper(type(part))
+        if kind is not None:
+            found.setdefault(kind, []).append(path)
+        elif hasattr(part._compiled_call_impl, "_torchdynamo_orig_callable"):
+            found.setdefault("compile()", []).append(path)
+    problems = [_wrapped(name, kind, paths) for kind, paths in found.items()]
+    if not problems:
+        spread = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
+        if spread:
+            problems = [
+                Problem(name, "module", f"{_listed(spread)} is a DTensor, one tensor on several GPUs", _DTENSOR)
+            ]
+    if problems:
+        raise InputError(problems)
+
+
+@contextmanager
+def refuse_unsupported(name: str) -> Iterator[None]:
+    """Within, a call of a compiled function is refused, and so is what failed inside such parts of PyTorch.
+
+    Compiled functions run uncompiled meanwhile; on fake tensors compiled code would read memory that is not there.
+    Raises `InputError` naming `name` and the user's line.
+    """
+    refused: list[InputError] = []
+    try:
+        with _no_compiled_code(name, refused):
+            yield
+    except Exception as error:
+        if refused:
+            raise refused[0] from None
+        refusal = _refusal(name, error)
+        if refusal is None:
+            raise
+        raise refusal from error
+    if refused:
+        raise refused[0]
+
+
+def _wrapper(kind: type) -> str | None:
+    return next((name for name in _names(kind) if name in _WRAPPERS), None)
+
+
+def _names(kind: type) -> Iterator[str]:
+    """The names of PyTorch's classes that a class is one of."""
+    return (base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "torch")
+
+
+def _wrapped(name: str, kind: str, paths: list[str]) -> Problem:
+    if kind == "compile()":
+        remedy = f"{_EAGER}leave out the call of compile(), or set TORCHDYNAMO_DISABLE=1"
+        return Problem(name, "module", f"{_listed(paths)} is compiled in place, by module.compile()", remedy)
+    what, remedy = _WRAPPERS[kind]
+    inner = ".".join(("model", *filter(None, (paths[0], _INNER.get(kind)))))
+    return Problem(name, "module", f"{_listed(paths)} {what}", remedy.format(inner=f" ({inner})"))
+
+
+def _listed(paths: list[str]) -> str:
+    """The first of some places in the module's tree, and how many more there are.
+
+    >>> _listed(["", "0"]), _listed(["layers.0"])
+    ('the model, and 1 module in it,', "'layers.0'")
+    """
+    more = len(paths) - 1
+    if not paths[0]:
+        return "the model" + (f", and {more} module{'s' if more > 1 else ''} in it," if more else "")
+    return f"{paths[0]!r}" + (f", and {more} more," if more else "")
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+@contextmanager
+def _no_compiled_code(name: str, refused: list[InputError]) -> Iterator[None]:
+    """Within, Dynamo is never switched on; a call that would is added to `refused` and raised.
+
+    It is raised when the compiled call is over, so that Dynamo has put its own settings back by then.
+    """
+    from torch._dynamo import eval_frame  # every optimizer imports it too
+
+    own: Callable[[Any], Any] = eval_frame._maybe_set_eval_frame
+    outermost: FrameType | None = None
+
+    def switch(callback: Any) -> Any:
+        nonlocal outermost
+        caller = sys._getframe(1)
+        if callback is not None:
+            refused.append(_compiled_call(name, caller))
+            outermost = outermost or caller
+            return own(None)
+        before = own(None)
+        if caller is outermost:  # elsewhere PyTorch's own code is running, which an exception would abort
+            outermost = None
+            raise refused[0]
+        return before
+
+    eval_frame._maybe_set_eval_frame = switch
+    try:
+        yield
+    finally:
+        eval_frame._maybe_set_eval_frame = own
+
+
+def _compiled_call(name: str, frame: FrameType) -> InputError:
+    """The refusal of a compiled function, from the frame of Dynamo's wrapper of it."""
+    function = inspect.unwrap(frame.f_locals["fn"])
+    called = getattr(function, "__qualname__", type(function).__name__)
+    if getattr(function, "__module__", None) == _FLEX_MODULE:
+        what, remedy = f"it calls {called.partition('.')[0]} of {_FLEX_MODULE}", _FLEX
+    else:
+        what = f"it calls {called}, which is compiled by torch.compile"
+        remedy = f"{_EAGER}call it before torch.compile, or set TORCHDYNAMO_DISABLE=1"
+    return InputError.single(name, ", ".join(filter(None, ("model", running_at(frame)))), what, remedy)
+
+
+def _refusal(name: str, error: BaseException) -> InputError | None:
+    """What an exception was about that came through PyTorch's code for what simgpu does not record."""
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    if cause is None:
+        return None
+    modules = [f"{frame.f_globals.get('__name__', '')}." for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    for module, (what, remedy) in _MODULES.items():
+        if any(running.startswith(f"{module}.") for running in modules):
+            place = ", ".join(filter(None, ("model", raised_at(cause))))
+            return InputError.single(name, place, f"it {what}", remedy.format(inner=""))
+    return None

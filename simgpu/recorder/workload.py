@@ -1,0 +1,201 @@
+"""What is run: a module with its inputs, labels and loss, and how a factory makes one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from simgpu.errors import InputError, SimgpuError
+from simgpu.recorder.arguments import (
+    Arguments,
+    arguments,
+    ask_for_inputs,
+    call,
+    described,
+    moved,
+    named_tensors,
+    random_arguments,
+)
+from simgpu.recorder.catalogue import BUILT_IN_MODELS, factory_path
+from simgpu.recorder.inputs import InputSpec
+from simgpu.recorder.losses import find_loss, own_loss
+from simgpu.recorder.references import find_callable
+from simgpu.recorder.unsupported import check_module
+
+_PLACE = "factory"
+_CONVENTION = (
+    "return an nn.Module, or the tuple (module, inputs), (module, inputs, labels, loss) or (module, inputs, labels, "
+    "loss, batches) with inputs a tensor, a tuple of arguments or a mapping of keywords, and labels a tensor or a tuple"
+)
+
+
+class Workload(NamedTuple):
+    """One training step's ingredients: ``loss(module(*inputs), *labels)`` is a single value to differentiate.
+
+    inputs: positional arguments, or a dict of arguments by keyword; the first tensor's first dimension is the batch.
+    batches: what an epoch of training walks through, pairs of inputs and labels, or mappings of inputs by keyword where
+    there are no labels (a ``DataLoader`` or a list of such); None where there is only the one batch. data: what inputs
+    and labels are, in words. hold_output: whether the loop holds the module's output through backward and the optimizer
+    step; else nothing but autograd holds it once the loss is computed. scaler: what scales the gradients, a
+    ``torch.amp.GradScaler``; None for none.
+    """
+
+    module: nn.Module
+    inputs: Arguments
+    labels: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor]
+    batches: Iterable[Any] | None = None
+    data: str = "the factory's own data"
+    hold_output: bool = False
+    scaler: torch.amp.GradScaler | None = None
+
+    def output(self) -> Any:
+        """What the module returns on the inputs."""
+        return call(self.module, self.inputs)
+
+    def input_tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among the inputs, by name: ``input``, ``input.1``, ``input.mask``."""
+        return named_tensors("input", self.inputs)
+
+    def to(self, device: torch.device) -> Workload:
+        """The same workload on a device, its module in training mode."""
+        inputs = moved(self.inputs, device)
+        labels = tuple(tensor.to(device) for tensor in self.labels)
+        loss = self.loss.to(device) if isinstance(self.loss, nn.Module) else self.loss
+        return self._replace(module=self.module.to(device).train(), inputs=inputs, labels=labels, loss=loss)
+
+    def steps(self, device: torch.device) -> Iterator[Workload]:
+        """The steps of one epoch, each this workload with its own batch on the device.
+
+        Raises `InputError` where a batch is neither a pair of inputs and labels nor a mapping of inputs.
+        """
+        if self.batches is None:
+            yield self
+            return
+        for number, batch in enumerate(self.batches):
+            where = f"batch {number} of an epoch"
+            pair = (batch, ()) if isinstance(batch, Mapping) else batch
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                remedy = "give pairs (inputs, labels), or mappings of inputs by keyword where the loss is the module's"
+                raise InputError.single("record", where, f"it is {_describe(batch)}", remedy)
+            inputs, labels = arguments("record", where, pair[0]), _tensors("record", where, pair[1])
+            yield self._replace(inputs=moved(inputs, device), labels=tuple(tensor.to(device) for tensor in labels))
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """The callable behind a built-in model's name or ``module.path:attribute``.
+
+    Raises `InputError` when the module cannot be imported or the attribute is missing or not callable.
+    """
+    known = {built_in: factory_path(built_in) for built_in in BUILT_IN_MODELS}
+    return find_callable(name, known, kind="a built-in model", place=_PLACE)
+
+
+def make_workload(
+    name: str, factory: Callable[..., Any], batch: int, specs: Mapping[str, InputSpec] | None = None
+) -> Workload:
+    """Call a factory, with ``batch=`` if it has a parameter of that name, and check what it returns.
+
+    specs: inputs by name for a factory that returns a module alone. Random inputs and labels come from torch's default
+    generator. Raises `InputError` naming `name`.
+    """
+    made = _called(name, factory, batch)
+    parts = (made,) if isinstance(made, nn.Module) else made
+    known = isinstance(made, Workload | nn.Module) or (isinstance(made, tuple) and len(made) in (2, 4, 5))
+    if not known or not isinstance(parts[0], nn.Module):
+        raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
+    check_module(name, parts[0])
+    if specs and len(parts) > 1:
+        remedy = "leave --input (inputs in Python) out, or return the module alone"
+        raise InputError.single(name, "inputs", "the factory returns inputs of its own", remedy)
+    if len(parts) > 2:
+        workload = _checked(name, made if isinstance(made, Workload) else Workload(*parts), batch)
+    else:
+        workload = _without_loss(name, parts, batch, specs)
+    _check_batches(name, workload.batches)
+    return workload
+
+
+def _called(name: str, factory: Callable[..., Any], batch: int) -> Any:
+    try:
+        return factory(batch=batch) if _takes_batch(factory) else factory()
+    except SimgpuError:
+        raise
+    except Exception as error:
+        what = f"calling it raised {type(error).__name__}: {error}"
+        remedy = "it is called with batch=N if it has a parameter 'batch', else with nothing"
+        raise InputError.single(name, _PLACE, what, remedy) from error
+
+
+def _checked(name: str, workload: Workload, batch: int) -> Workload:
+    """A workload as the factory gave it, its inputs and labels in their usual form."""
+    workload = workload._replace(
+        inputs=arguments(name, "inputs", workload.inputs),
+        labels=_tensors(name, "labels", workload.labels),
+        loss=own_loss if workload.loss is None else workload.loss,
+    )
+    if not callable(workload.loss):
+        raise InputError.single(name, "loss", f"it is {_describe(workload.loss)}, not callable", _CONVENTION)
+    _check_batch(name, workload.inputs, batch)
+    return workload
+
+
+def _without_loss(name: str, parts: tuple[Any, ...], batch: int, specs: Mapping[str, InputSpec] | None) -> Workload:
+    """A workload of a module with inputs of its own, or with those that were asked for by name."""
+    module = parts[0]
+    if len(parts) == 2:
+        inputs, data = arguments(name, "inputs", parts[1]), "the factory's own inputs"
+        given = described(inputs)
+    elif specs:
+        inputs = random_arguments(name, module, specs, batch)
+        given = ", ".join(f"{each}={spec}" for each, spec in specs.items())
+        data = f"random inputs ({given})"
+    else:
+        raise ask_for_inputs(name, module)
+    _check_batch(name, inputs, batch)
+    labels, loss = find_loss(name, module, inputs, batch, given)
+    return Workload(module, inputs, labels, loss, data=f"{data} and random labels" if labels else data)
+
+
+def _check_batches(name: str, batches: object) -> None:
+    remedy = "give a DataLoader, or a list of pairs (inputs, labels) or of mappings of inputs"
+    if batches is None:
+        return
+    if not isinstance(batches, Iterable):
+        raise InputError.single(name, "batches", f"they are {_describe(batches)}", remedy)
+    if isinstance(batches, Iterator):
+        raise InputError.single(name, "batches", "they can be walked through only once", remedy)
+
+
+def _check_batch(name: str, inputs: Arguments, batch: int) -> None:
+    remedy = f"give a first input whose first dimension is {batch}"
+    tensors = list(named_tensors("input", inputs).values())
+    if not tensors:
+        raise InputError.single(name, "inputs", "there is no tensor in them", remedy)
+    shape = tuple(tensors[0].shape)
+    if shape[:1] != (batch,):
+        raise InputError.single(name, "inputs", f"the first one's shape {shape} is not of batch {batch}", remedy)
+
+
+def _takes_batch(factory: Callable[..., Any]) -> bool:
+    try:
+        return "batch" in inspect.signature(factory).parameters
+    except ValueError:
+        return False
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} ({', '.join(type(item).__name__ for item in value)})"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _tensors(name: str, what: str, value: object) -> tuple[torch.Tensor, ...]:
+    tensors = (value,) if isinstance(value, torch.Tensor) else value
+    if not isinstance(tensors, tuple | list) or not all(isinstance(item, torch.Tensor) for item in tensors):
+        raise InputError.single(name, what, f"they are {_describe(value)}", _CONVENTION)
+    return tuple(tensors)

@@ -1,5 +1,0 @@
-"""Searches for a cheap vector of options, or for the largest number that fits, by asking a caller's function alone.
-
-`space` says what is searched and what a search found; `swarm`, `enumeration`, `exchange` and `bisection` are the
-searches. Does not live here: what an option, a cost or a number means, and whatever computes it.
-"""

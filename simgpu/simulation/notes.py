@@ -1,0 +1,138 @@
+"""What a run has to say about itself, beside what its policy says."""
+
+from __future__ import annotations
+
+from simgpu.compression.codecs.costs import NodeCosts
+from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import WithEncodings
+from simgpu.graph.updates import updates_of, without_gradient
+from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.program.instructions import CopyOut, Program
+from simgpu.trace.epochs import epochs_of
+from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
+from simgpu.units import format_bytes, format_time
+from simgpu.workloads.rescale.entry import shipped_gpu
+from simgpu.workloads.timemodel.formats import model_notes
+
+#: An output that is a smaller part of the feature maps than this changes no peak that anybody compares.
+_NOTABLE = 0.01
+
+
+def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
+    """Whose kernel times a run takes where they are not the node's GPU's own; empty where they are.
+
+    gpu: of the node. Durations that the time model gave for a GPU which it was not fitted to name the GPUs it was.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> modelled = TraceInfo("vgg16", 128, "H200 SXM", "float32", Origin.MODELLED, "simgpu zoo")
+    >>> kernel_times(modelled, load_node("h200").gpu)
+    "The time model's hopper was fitted to H100, not to H200 SXM."
+    >>> kernel_times(modelled, GpuSpec("mine", memory=1))
+    "of H200 SXM, not of the node's mine: a node brings memory and links. The time model's hopper was fitted to H100..."
+    """
+    if info.device == NOT_RECORDED:
+        return ""
+    notes, of_node = [], gpu.is_called(info.device)
+    if not of_node:
+        notes.append(f"of {info.device}, not of the node's {gpu.name}: a node brings memory and links")
+    modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
+    if info.origin is Origin.MODELLED and modelled is not None:
+        notes += model_notes(modelled, info.product_formats)
+    return ". ".join(notes)
+
+
+def on_epoch(trace: Trace, epoch: int) -> list[str]:
+    """Where the trace tells nothing of the epoch itself."""
+    known = epochs_of(trace)
+    if not known or known[0] <= epoch <= known[-1]:
+        return []
+    nearest = known[0] if epoch < known[0] else known[-1]
+    return [f"the trace tells of epochs {known[0]} to {known[-1]}: epoch {nearest} stands for {epoch}"]
+
+
+def on_output(trace: Trace) -> list[str]:
+    """Where the training loop held an output of the model that is a notable part of all feature maps.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.model import RELEASED_AT_END, OutputLife
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5, 5], [10, 10], [2**20, 2**20])
+    >>> held = replace(trace, blocks=tuple(replace(block, release=RELEASED_AT_END) for block in trace.blocks))
+    >>> on_output(replace(held, info=replace(held.info, output=OutputLife.HELD)))
+    ["the trace's loop holds the model's output (1 MiB) through backward, which loss_fn(model(x), y) does not"]
+    """
+    if trace.info.output is not OutputLife.HELD:
+        return []
+    maps = [block for block in trace.blocks if block.kind is BlockKind.FEATURE_MAP and not block.persistent]
+    held = sum(block.bytes for block in maps if block.release == RELEASED_AT_END)
+    if held < _NOTABLE * sum(block.bytes for block in maps):
+        return []
+    loop = "which loss_fn(model(x), y) does not"
+    return [f"the trace's loop holds the model's output ({format_bytes(held)}) through backward, {loop}"]
+
+
+def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:
+    """What copies are compressed without the policy's doing, and which sizes nobody measured."""
+    notes, cdma = [], node.gpu.cdma
+    changes = [change for change in program.transforms if isinstance(change, WithEncodings)]
+    used = {encoding.codec for change in changes for encoding in change.chosen}
+    if cdma is not None and _copies(program):
+        used.add(cdma.codec)
+        smaller = graph.copy_sizes != tuple(block.bytes for block in graph.blocks)
+        what = (
+            f"compresses copies ({cdma.codec})" if smaller else f"compresses nothing: no size in {cdma.codec} is known"
+        )
+        notes.append(f"the DMA engine of {node.name} {what}")
+    if isinstance(graph.costs, NodeCosts):
+        modelled = sorted(used & set(graph.costs.modelled_codecs))
+        notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
+    return notes
+
+
+def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
+    """By how much what a policy changed of the iteration itself makes its compute longer or shorter than ideal's.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> on_compute(graph, replace(graph, durations=(5, 7, 10, 50)))
+    ['compute takes 2.000 times that of ideal, which runs the whole batch by the recorded algorithms']
+    """
+    ideal, now = recorded.ideal_ns(), ran.ideal_ns()
+    if now == ideal or not ideal:
+        return []
+    what = "that of ideal, which runs the whole batch by the recorded algorithms"
+    return [f"compute takes {now / ideal:.3f} times {what}"]
+
+
+def on_gpus(program: Program, node: NodeSpec) -> list[str]:
+    """How many of the node's GPUs run, where not all do."""
+    if program.gpus == node.gpus:
+        return []
+    if program.gpus == 1:
+        return [f"one of the node's {node.gpus} GPUs runs, with a link of its own"]
+    return [f"{program.gpus} of the node's {node.gpus} GPUs run"]
+
+
+def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
+    """How several GPUs exchange gradients, and what they do otherwise with weights than one would. graph: of one."""
+    notes = [NO_COLLECTIVES]
+    _, end = updates_of(graph)
+    if end == len(graph.kernels):
+        notes.append("the trace has no optimizer: weights are updated by plain gradient descent")
+    elif exchange is Exchange.HOST:
+        spared = format_time(sum(graph.durations[end:]))
+        what = f"the host's update stands for the recorded optimizer ({spared} on one GPU), which the GPUs do not run"
+        notes.append(f"{what}: a speedup may be larger than their number")
+    if left := without_gradient(graph):
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        name = graph.blocks[left[0]].id
+        notes.append(f"no gradient is known of weight '{name}'{more}: not exchanged between GPUs, each keeps its own")
+    return notes
+
+
+def _copies(program: Program) -> bool:
+    return any(
+        isinstance(i, CopyOut) for segment in program.segments for code in segment.streams.values() for i in code
+    )

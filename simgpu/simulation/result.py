@@ -1,0 +1,213 @@
+"""What a run gives back: everything that happened, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from simgpu.analysis.compression import Compression
+from simgpu.analysis.metrics import Metrics, measure
+from simgpu.analysis.power import measure_power, power_curve
+from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.compression.buddy.drift import moments_of
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.work import not_told, work_of
+from simgpu.hardware.spec import BuddyMode, NodeSpec
+from simgpu.policies.labels import plain_parameters
+from simgpu.program.data_parallel import Together
+from simgpu.program.instructions import Program
+from simgpu.simulation.notes import kernel_times
+from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.work import WorkDone
+from simgpu.trace.model import Phase, TraceInfo
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What happened when a trace ran on a node under a policy.
+
+    budget: bytes of device memory the policy could use. pool: ``counting`` or ``addressed``. steady: whether the last
+    two iterations were equal in time and in memory; the metrics are those of the last one either way. ideal_ns: the
+    iteration's time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory
+    needed, holes included; buddy_peak: of the buddy memory, owned by live blocks. retired: instructions executed over
+    all iterations. epoch: of training, which sparsity depends on. label: the policy with the parameters that are not
+    its defaults, for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the tasks that ran, as the
+    program changed them. together: of several GPUs that trained together, what else is known; then trace and budget are
+    those of the whole batch and of each GPU, and ideal_ns is of one GPU's share. notes: what the policy and the run
+    have to say about themselves.
+    """
+
+    trace: TraceInfo
+    trace_name: str
+    node: NodeSpec
+    policy: str
+    parameters: Mapping[str, object]
+    budget: int
+    pool: str
+    seed: int
+    iterations: int
+    steady: bool | None
+    ideal_ns: int
+    high_water: int
+    buddy_peak: int
+    retired: int
+    program: Program
+    timeline: Timeline
+    label: str
+    phases: Mapping[str, Phase]
+    graph: TaskGraph
+    notes: tuple[str, ...] = field(default=())
+    epoch: int = 0
+    together: Together | None = None
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Times, bytes, memory and energy of the last iteration."""
+        peak = max(int(curve.used.max(initial=0)) for curve in self.timeline.device_memories)
+        lost = (self.high_water - peak) / self.high_water if self.pool == "addressed" and self.high_water else None
+        return measure(
+            self.timeline,
+            batch=self.trace.batch,
+            ideal_ns=self.ideal_ns,
+            link=self.node.link,
+            fragmentation=lost,
+            single_ideal_ns=self.together.single_ideal_ns if self.together else None,
+            alone_ns=self.together.alone_ns if self.together else None,
+            power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
+            if self._work
+            else None,
+            compression=self._compression,
+        )
+
+    @cached_property
+    def _compression(self) -> Compression | None:
+        """What compressed memory did; None where nobody asked for it, or only transfers are compressed."""
+        memory, graph, buddy = self.graph.compressed, self.graph, self.node.gpu.buddy
+        if memory is None or buddy is None or buddy.mode is not BuddyMode.CAPACITY:
+            return None
+        start, end = self.timeline.window(-1)
+        kernels = np.isin(self.timeline.kind, (SpanKind.COMPUTE, SpanKind.RECOMPUTE))
+        ran = self.timeline.name[kernels & (self.timeline.start_ns >= start) & (self.timeline.start_ns < end)].tolist()
+        moments = moments_of(self.together.graph if self.together else graph)
+        device = sum(moment.device for moment in moments)
+        return Compression(
+            ratio=sum(moment.bytes for moment in moments) / device if device else 1.0,
+            overflow_share=fmean(moment.overflow for moment in moments),
+            buddy_peak_bytes=self.buddy_peak,
+            read_bytes=sum(memory.demands[k].read for k in ran),
+            written_bytes=sum(memory.demands[k].written for k in ran),
+            hit_rate=1 - memory.misses / memory.visits if memory.visits else 1.0,
+            drift=tuple(moment.overflow for moment in moments),
+        )
+
+    @cached_property
+    def _work(self) -> WorkDone | None:
+        """What kernels, codecs and copies did; None where energy is not known."""
+        return work_of(self.graph) if self.node.gpu.power is not None and not not_told(self.graph.trace) else None
+
+    @property
+    def energy_note(self) -> str:
+        """Where energy and power come from, or why they are not known; empty for a GPU that does not state its own."""
+        gpu, device = self.node.gpu, self.trace.device
+        if gpu.power is None:
+            return ""
+        if missing := not_told(self.graph.trace):
+            return f"not known: {missing}"
+        told = f"modelled per component of the {gpu.name} (`simgpu list nodes` tells the sources)"
+        return told if gpu.is_called(device) else f"{told}, in times of {device}"
+
+    @property
+    def kernel_times(self) -> str:
+        """Whose kernel times these are, where not the node's GPU's own; else empty."""
+        return kernel_times(self.trace, self.node.gpu)
+
+    @property
+    def iteration_ns(self) -> int:
+        """Time of the last iteration, nanoseconds, from compute end to compute end (`Timeline.iteration_ends_ns`)."""
+        start, end = self.timeline.window(-1)
+        return end - start
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the timeline as plain values, for JSON."""
+        return {
+            "trace": {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value},
+            "node": asdict(self.node),
+            "policy": self.policy,
+            "parameters": plain_parameters(self.parameters),
+            "budget_bytes": self.budget,
+            "pool": self.pool,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "iterations": self.iterations,
+            "steady": self.steady,
+            "ideal_ns": self.ideal_ns,
+            "high_water_bytes": self.high_water,
+            "retired_instructions": self.retired,
+            "spans": len(self.timeline),
+            "metrics": {row.key: row.value for row in self.metrics.rows()},
+            "notes": list(self.notes),
+            **({"sections": [asdict(section) for section in self.program.sections]} if self.program.sections else {}),
+            **({"data_parallel": asdict(self.together.how)} if self.together else {}),
+            "energy_note": self.energy_note,
+            "kernel_times": self.kernel_times,
+        }
+
+    @property
+    def title(self) -> str:
+        """One line for the head of a figure or a file: policy, trace and node."""
+        return f"{self.label}: {self.trace_name or self.trace.model} on {self.node.name}"
+
+    def plot(self, what: Literal["run", "timeline", "memory", "power"] = "run") -> Figure:
+        """The last iteration as a matplotlib figure: its timeline, its memory, both (``run``), or what the GPU draws.
+
+        `InputError` for the power where it is not known.
+        """
+        from simgpu.analysis.plots import plot_memory, plot_power, plot_run, plot_timeline
+
+        title = f"{self.title}\n{self.trace.provenance}"
+        if what == "power":
+            if self._work is None or self.metrics.power is None:
+                reason = self.energy_note or f"node {self.node.name} does not state what its GPU draws"
+                raise InputError.single("", "argument what", reason, "choose a node with gpu.power, such as k40")
+            curve = power_curve(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
+            return plot_power(self.timeline, curve, self.metrics.power, title=title)
+        if what == "memory":
+            return plot_memory(self.timeline, budget=self.budget, title=title)
+        if what == "timeline":
+            return plot_timeline(self.timeline, title=title, phases=self.phases)
+        return plot_run(self.timeline, budget=self.budget, title=title, phases=self.phases)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        metrics, together = self.metrics, self.together
+        on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.told}")] if together else []
+        speedup = [("speedup", f"{metrics.speedup:.3f}x of ideal on one GPU")] if metrics.speedup else []
+        of_what = "its share's ideal" if together else "ideal"
+        return [
+            ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
+            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {self.pool} pool"),
+            *([("times", self.kernel_times)] if self.kernel_times else []),
+            *on_gpus,
+            ("policy", self.label),
+            ("iteration", format_time(metrics.iteration_ns) + (" (unsteady)" if self.steady is False else "")),
+            ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
+            *speedup,
+            ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
+            ("moved", f"{format_bytes(metrics.bytes_out)} out, {format_bytes(metrics.bytes_in)} in"),
+            ("peak memory", format_bytes(metrics.device_peak_bytes)),
+        ]
+
+    def __repr__(self) -> str:
+        return facts_text(self._facts())
+
+    def _repr_html_(self) -> str:
+        return facts_html(self._facts())

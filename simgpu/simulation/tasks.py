@@ -1,0 +1,68 @@
+"""The tasks of a trace on a node: what policies plan on and programs are verified against."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import cache
+from threading import Lock
+
+from simgpu.compression.codecs.costs import NodeCosts
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.entries import is_of_entries
+from simgpu.trace.epochs import standing_for
+from simgpu.trace.model import Trace
+from simgpu.workloads.rescale import at_batch
+
+
+def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
+    """The tasks, with what encoding costs on the node and what its DMA engine makes of the blocks that it copies.
+
+    It is what a policy plans on, and a program is verified against. It knows itself at other batch sizes, by the time
+    model of the GPU that the trace is of: the node's, or else the shipped one of that name.
+    """
+    with _LOCK:
+        for known in _LAST:
+            if known[0] is trace and known[1:3] == (node, epoch):
+                return known[3]
+    graph = _task_graph(trace, node, epoch)
+    with _LOCK:
+        _LAST.appendleft((trace, node, epoch, graph))
+    return graph
+
+
+#: The last answers: who compares policies, or tries a batch, asks for the same tasks again.
+_LAST: deque[tuple[Trace, NodeSpec, int, TaskGraph]] = deque(maxlen=2)
+#: Threads may simulate side by side.
+_LOCK = Lock()
+
+
+def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
+    own = node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+    graph = replace(
+        TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(at_batch(trace, batch, own), node, epoch))
+    )
+    if not trace.sparsity and all(map(is_of_entries, trace.compressibility)):  # those tell no size in any codec
+        return _footprints(graph, node, epoch)
+    costs = NodeCosts(trace, node, epoch)
+    sizes = graph.copy_sizes
+    if (cdma := node.gpu.cdma) is not None:
+        sizes = tuple(
+            costs.encoded_bytes(block, cdma.codec) if costs.is_known(block, cdma.codec) else block.bytes
+            for block in trace.blocks
+        )
+    return _footprints(replace(graph, costs=costs, copy_sizes=sizes), node, epoch)
+
+
+def _footprints(graph: TaskGraph, node: NodeSpec, epoch: int) -> TaskGraph:
+    """The tasks in the node's compressed memory, if it has one: targets by all epochs that the trace tells of."""
+    if node.gpu.buddy is None:
+        return graph
+    from simgpu.compression.buddy.footprints import WithFootprints
+    from simgpu.compression.buddy.histograms import trace_histograms
+
+    known = trace_histograms(graph.trace)
+    profiled = {block: tuple(epochs.values()) for block, epochs in known.items()}
+    now = {block: epochs[standing_for(epochs, epoch)] for block, epochs in known.items()}
+    return WithFootprints(node, profiled, now).apply(graph)

@@ -1,6 +1,0 @@
-"""How compressible the memory of a trace's blocks is, entry by entry, where nobody measured it.
-
-`with_compressibility` (in `generator`) adds modelled rows to a trace; `profile` reads what they are made of, which
-`measured` takes from recordings. `entries` has the rows as histograms. Does not live here: measuring values (the
-recorder, with `simgpu.codecs.recording`), or what compressed memory makes of them (`simgpu.buddy`).
-"""

@@ -1,5 +1,0 @@
-"""A trace at another batch size."""
-
-from simgpu.trace.rescale.entry import at_batch
-
-__all__ = ["at_batch"]

@@ -1,1 +1,0 @@
-"""The networks, one module a family; names and variants stand in `simgpu.trace.zoo.catalogue`."""

@@ -1,0 +1,29 @@
+"""``python -m simgpu.workloads.calibration RECORDINGS -o FILE``: fits the time model and writes its parameters.
+
+``python -m simgpu.workloads.calibration ../shared/data -o simgpu/workloads/timemodel/parameters.yaml`` writes the table
+that comes with simgpu again; it needs SciPy (the extra ``calibrate``).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from simgpu.io.fitted_tables import write_fitted
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    told = "Fit the time model to published figures and recordings, and write its table of parameters."
+    source = ("recordings", "folder with the recordings that recordings.yaml lists")
+    return write_fitted("python -m simgpu.workloads.calibration", told, source, _table, arguments)
+
+
+def _table(recordings: Path) -> str:
+    from simgpu.workloads.calibration.fit import fitted_table
+
+    return fitted_table(recordings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Iteration times that others published: the file beside this module, checked, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec
+from simgpu.io.schema import Bandwidth, FileModel, Rate, Size, validate
+from simgpu.io.yaml_files import read_yaml_mapping
+from simgpu.units import parse_time
+from simgpu.workloads.timemodel.algorithms import AlgorithmName
+from simgpu.workloads.timemodel.model import Tf32
+
+SCHEMA = "simgpu.published/1"
+PUBLISHED = Path(__file__).with_name("published.yaml")
+
+Text = Annotated[str, Field(min_length=1)]
+Positive = Annotated[int, Field(ge=1)]
+Measures = Literal["forward", "backward", "both", "iteration"]
+
+
+class MeasuredGpu(FileModel):
+    """A GPU that was measured and has no node in ``configs/``."""
+
+    name: Text
+    architecture: Text
+    memory: Size
+    multiprocessors: Positive
+    fp32_rate: Rate
+    dram_bandwidth: Bandwidth
+    tensor_rate: Rate | None = None
+    source: Text
+
+    def spec(self) -> GpuSpec:
+        """The description that the time model computes with."""
+        return GpuSpec(
+            self.name,
+            self.memory,
+            dram_bandwidth=self.dram_bandwidth,
+            fp32_rate=self.fp32_rate,
+            tensor_rate=self.tensor_rate,
+            architecture=self.architecture,
+            multiprocessors=self.multiprocessors,
+        )
+
+
+class Source(FileModel):
+    """A publication."""
+
+    title: Text
+    address: Text
+
+
+class Figure(FileModel):
+    """One published figure: a duration, or samples per second, of a part of an iteration."""
+
+    gpu: Text
+    network: Text
+    variant: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    batch: Positive
+    measures: Measures
+    value: Text
+    source: Text
+    without: tuple[AlgorithmName, ...] = Field(default=(), strict=False)
+    tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
+    input_gradient: bool = Field(default=False, description="backward goes on to the network's input")
+    note: str = ""
+
+    @property
+    def duration_ns(self) -> int:
+        """The duration of one iteration, or of the part that was measured.
+
+        >>> words = {"gpu": "p100", "network": "vgg16", "batch": 64, "measures": "iteration", "source": "page"}
+        >>> Figure(value="154 samples/s", **words).duration_ns
+        415584416
+        """
+        number, _, unit = self.value.partition(" ")
+        if unit == "samples/s":
+            return round(self.batch * 1e9 / float(number))
+        return parse_time(self.value)
+
+
+class Published(FileModel):
+    """The whole file."""
+
+    schema_: Literal["simgpu.published/1"] = Field(alias="schema")
+    description: Text
+    rule: Text
+    fitted_networks: list[Text]
+    gpus: dict[str, MeasuredGpu]
+    sources: dict[str, Source]
+    figures: list[Figure]
+
+    def gpu(self, name: str) -> GpuSpec:
+        """The GPU of a figure: one of `gpus`, or that of the node of this name."""
+        return self.gpus[name].spec() if name in self.gpus else _gpu_of_node(name)
+
+
+@cache
+def _gpu_of_node(name: str) -> GpuSpec:
+    """Read once, for the many figures of a GPU."""
+    return load_node(name).gpu
+
+
+def load_published(path: Path = PUBLISHED) -> Published:
+    """The published figures; `InputError` with every problem in the file.
+
+    >>> len(load_published().figures) > 100
+    True
+    """
+    document = read_yaml_mapping(path, SCHEMA)
+    published = validate(Published, document.values, lambda place: (document.file, document.place(place)))
+    problems = []
+    for index, figure in enumerate(published.figures):
+        place = document.place(f"figures[{index}]")
+        if figure.source not in published.sources:
+            problems.append(Problem(document.file, place, *_unknown("source", figure.source, published.sources)))
+        try:
+            _ = figure.duration_ns
+        except ValueError:
+            remedy = "write for example '36.9 ms' or '219 samples/s'"
+            problems.append(Problem(document.file, place, f"{figure.value!r} is no duration and no rate", remedy))
+    if problems:
+        raise InputError(problems)
+    return published
+
+
+def published_networks() -> frozenset[str]:
+    """The networks of which some time was published.
+
+    >>> "resnet50" in published_networks(), "mobilenet" in published_networks()
+    (True, False)
+    """
+    return frozenset(figure.network for figure in load_published().figures)
+
+
+def _unknown(what: str, word: str, known: Mapping[str, object]) -> tuple[str, str]:
+    return f"{word!r} is not a {what} of this file", did_you_mean(word, known)

@@ -1,0 +1,104 @@
+"""Which recordings the time model is fitted to and tested on: the file beside this module, checked, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.io.schema import FileModel, validate
+from simgpu.io.yaml_files import read_yaml_mapping
+from simgpu.workloads.calibration.samples import Use
+from simgpu.workloads.timemodel.model import Tf32
+
+SCHEMA = "simgpu.recordings/1"
+RECORDINGS = Path(__file__).with_name("recordings.yaml")
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Recording(FileModel):
+    """One recording: where it lies in the user's folder, on which node's GPU it was made, how it is read."""
+
+    path: Text
+    gpu: Text
+    network: Text
+    batch: Annotated[int, Field(ge=1)]
+    use: Annotated[Use, Field(strict=False)]
+    operators: Literal["zoo", "dtr", "g10"]
+    source: Text
+    tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
+    input: Text | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    differs: str = ""
+
+    @property
+    def name(self) -> str:
+        """GPU, network and batch, as tables show it."""
+        return f"{self.gpu} {self.network} b{self.batch}"
+
+
+class NotCompared(FileModel):
+    """A recording that cannot be compared, and why."""
+
+    path: Text
+    why: Text
+
+
+class Recordings(FileModel):
+    """The whole file."""
+
+    schema_: Literal["simgpu.recordings/1"] = Field(alias="schema")
+    description: Text
+    sources: dict[str, Text]
+    recordings: list[Recording]
+    not_compared: list[NotCompared]
+
+    @property
+    def fitted(self) -> tuple[Recording, ...]:
+        """Those that the fit uses."""
+        return tuple(recording for recording in self.recordings if recording.use is Use.FIT)
+
+
+def load_recordings(path: Path = RECORDINGS) -> Recordings:
+    """The list of recordings; `InputError` with every problem in the file.
+
+    >>> [recording.name for recording in load_recordings().fitted]
+    ['h100 vgg13 b128', 'titan-v densenet121 b84', 'a100 bert b256']
+    """
+    document = read_yaml_mapping(path, SCHEMA)
+    found = validate(Recordings, document.values, lambda place: (document.file, document.place(place)))
+    problems = [
+        Problem(
+            document.file,
+            document.place(f"recordings[{index}]"),
+            f"{recording.source!r} is not a source of this file",
+            did_you_mean(recording.source, found.sources),
+        )
+        for index, recording in enumerate(found.recordings)
+        if recording.source not in found.sources
+    ]
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def require_folder(folder: Path) -> None:
+    """`InputError` unless there is such a folder."""
+    if not folder.is_dir():
+        raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
+
+
+def require_recordings(folder: Path, recordings: Iterable[Recording]) -> None:
+    """`InputError` that names every one of these recordings that the folder does not hold, or the folder."""
+    require_folder(folder)
+    missing = [
+        Problem(str(folder / recording.path), "", f"the recording {recording.name} is not there", "put it there")
+        for recording in recordings
+        if not (folder / recording.path).exists()
+    ]
+    if missing:
+        raise InputError(missing)

@@ -1,0 +1,115 @@
+"""The time model beside what was measured: one row a measurement, and how far off it is in the mean and at worst.
+
+Beside the times, the peaks of memory of recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simgpu.workloads.calibration.memory import MemoryRow, compare_memory
+from simgpu.workloads.calibration.published import load_published
+from simgpu.workloads.calibration.published_samples import published_samples
+from simgpu.workloads.calibration.recorded_samples import recorded_traces, samples_of
+from simgpu.workloads.calibration.recordings import load_recordings, require_folder
+from simgpu.workloads.calibration.samples import Sample, Skipped, Use
+from simgpu.workloads.catalogue import NETWORKS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement and what the model says."""
+
+    sample: Sample
+    modelled_ns: int
+
+    @property
+    def error(self) -> float:
+        """Modelled over measured, less one: positive where the model is too slow."""
+        return self.modelled_ns / self.sample.measured_ns - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Errors of some rows: how many, the mean of their sizes, their mean with sign, and the row with the largest."""
+
+    count: int
+    mean: float
+    bias: float
+    worst: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All measurements that could be compared, by GPU and network, and those that could not.
+
+    memory: peaks, in the order of the list of recordings.
+    """
+
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    memory: tuple[MemoryRow, ...] = ()
+
+    def summary(self, use: Use, *, gpu: str | None = None, network: str | None = None) -> Summary | None:
+        """Of the phases and iterations (sorts of kernels do not count) of one use; on one GPU, of one network or all.
+
+        None where there are none.
+        """
+        return summary_of(
+            row
+            for row in self.rows
+            if row.sample.use is use and gpu in (None, row.sample.gpu) and network in (None, row.sample.network)
+        )
+
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs of the rows, in their order."""
+        return tuple(dict.fromkeys(row.sample.gpu for row in self.rows))
+
+    def networks(self) -> tuple[str, ...]:
+        """The networks of the rows, by name."""
+        return tuple(sorted({row.sample.network for row in self.rows}))
+
+    def unmeasured(self) -> tuple[str, ...]:
+        """The zoo's networks of which no phase and no iteration was compared, by name."""
+        return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.whole}))
+
+
+def summary_of(rows: Iterable[Row]) -> Summary | None:
+    """How far off these rows are, those of sorts of kernels left out."""
+    whole = [row for row in rows if row.sample.whole]
+    if not whole:
+        return None
+    mean = sum(abs(row.error) for row in whole) / len(whole)
+    bias = sum(row.error for row in whole) / len(whole)
+    return Summary(len(whole), mean, bias, max(whole, key=lambda row: abs(row.error)))
+
+
+def validate(recordings: Path | None = None) -> Validation:
+    """Compares the time model to the published figures and, where a folder is given, to the recordings in it.
+
+    Recordings that should be in the folder and are not are told in `Validation.skipped`. Raises `InputError` where the
+    folder is not there or a recording in it is damaged.
+    """
+    if recordings is not None:
+        require_folder(recordings)
+    found = list(_compared(recordings))
+    rows = [Row(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
+    rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
+    memory = tuple(each for each in found if isinstance(each, MemoryRow))
+    return Validation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)), memory)
+
+
+def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]:
+    yield from published_samples(load_published())
+    if recordings is not None:
+        listed = load_recordings()
+        for each in recorded_traces(recordings, listed.recordings):
+            if isinstance(each, Skipped):
+                yield each
+            else:
+                yield from samples_of(*each)
+                yield compare_memory(*each)
+        for left in listed.not_compared:
+            yield Skipped(left.path, left.why)

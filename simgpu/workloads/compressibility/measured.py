@@ -1,0 +1,84 @@
+"""A profile of compressibility, measured in recordings.
+
+The shares of a role are the mean over the recordings that have such blocks, whatever their sizes; within a recording
+all entries of the role count alike. A role of three parts or more also counts for its beginnings, so that a ReLU behind
+something that no recording has finds the mean of all ReLUs. Epochs are those that all recordings tell of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from simgpu.errors import InputError
+from simgpu.trace.entries import histograms
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Trace
+from simgpu.workloads.compressibility.profile import DIGITS, SCHEMA
+from simgpu.workloads.compressibility.roles import roles_of
+
+#: The recordings that the shipped profile is of: networks that learnt from photographs and from text.
+RECORDINGS = ("photos-resnet-cpu", "photos-squeezenet-cpu", "photos-vgg-cpu", "words-lstm-cpu")
+
+_HEADER = """\
+# Shares of the sizes that bit-plane compression gives to memory-entries of 128 bytes, by role and epoch of training:
+# the mean of the recordings named with each role. Measured, not chosen; written by
+# python -m simgpu.workloads.compressibility traces -o simgpu/workloads/compressibility/profiles/trained.yaml
+"""
+
+#: By epoch and size, how many entries.
+_Counts = dict[int, Counter[int]]
+
+
+def profile_text(folder: Path) -> str:
+    """The shipped profile's file, from the folder with the recordings; `InputError` where one lacks or is unfit."""
+    traces = [read_trace(folder / name) for name in RECORDINGS]
+    counted = [_counted(trace) for trace in traces]
+    epochs = sorted(set.intersection(*(_epochs(counts) for counts in counted)))
+    if not epochs:
+        what = "there is no epoch of which all recordings tell the sizes of memory-entries"
+        raise InputError.single(folder, "", what, "record them with --codec bpc")
+    sizes = sorted(
+        {size for counts in counted for by_epoch in counts.values() for c in by_epoch.values() for size in c}
+    )
+    lines = [
+        f"schema: {SCHEMA}",
+        f"recordings: {_listed(RECORDINGS)}",
+        f"epochs: {epochs}",
+        f"sizes: {sizes}",
+        "roles:",
+    ]
+    for role in sorted({role for counts in counted for role in counts}):
+        having = {name: counts[role] for name, counts in zip(RECORDINGS, counted, strict=True) if role in counts}
+        lines += [f"  {role}:", f"    recordings: {_listed(list(having))}", "    shares:"]
+        lines += [f"      - {_mean(list(having.values()), epoch, sizes)}" for epoch in epochs]
+    return _HEADER + "\n".join(lines) + "\n"
+
+
+def _counted(trace: Trace) -> dict[str, _Counts]:
+    """By role, and by the beginnings of roles, how many entries have which size at each epoch."""
+    roles = roles_of(trace)
+    found: defaultdict[str, _Counts] = defaultdict(dict)
+    for (block, epoch), histogram in histograms(trace.compressibility).items():
+        for role in _with_beginnings(roles.get(block, "")):
+            found[role].setdefault(epoch, Counter()).update(histogram)
+    return dict(found)
+
+
+def _with_beginnings(role: str) -> list[str]:
+    parts = role.split(".") if role else []
+    return [".".join(parts[:count]) for count in range(min(2, len(parts)), len(parts) + 1) if count]
+
+
+def _epochs(counts: Mapping[str, _Counts]) -> set[int]:
+    return {epoch for by_epoch in counts.values() for epoch in by_epoch}
+
+
+def _mean(having: Sequence[_Counts], epoch: int, sizes: Sequence[int]) -> list[float]:
+    shares = [[counts[epoch][size] / counts[epoch].total() for size in sizes] for counts in having]
+    return [round(sum(column) / len(shares), DIGITS) for column in zip(*shares, strict=True)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"[{', '.join(names)}]"

@@ -1,0 +1,289 @@
+"""How a network becomes a trace: one training iteration as a plain framework (PyTorch) runs it.
+
+Backward runs in the reverse of forward, which is the order in which autograd's engine takes what is ready. A feature
+map is let go of after its last reader in forward, or where backward needs it after the last kernel of the last layer
+that saved it; a gradient after the last kernel of the layer it flowed into; gradients of weights after the optimizer's
+step. The loop holds the network's output and the loss to the end, as variables of its own; a trace of the zoo states
+that (`TraceInfo.output`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
+from simgpu.workloads.lowering import (
+    loss,
+    movement,
+    optimizer,
+    pointwise,
+    pooling_and_norm,
+    products,
+    recurrent,
+)
+from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.operations import elementwise
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.lowering.step import Gradients, Made, MadeOfParts, Step
+from simgpu.workloads.lowering.tape import KernelNote, Tape, Value
+from simgpu.workloads.network import Layer, LayerKind, Network
+from simgpu.workloads.timemodel.operation import Operation
+from simgpu.workloads.timemodel.prices import Priced, Prices
+
+_FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
+    LayerKind.CONVOLUTION: products.convolution,
+    LayerKind.LINEAR: products.linear,
+    LayerKind.MATMUL: products.matmul,
+    LayerKind.EMBEDDING: products.embedding,
+    LayerKind.RELU: pointwise.relu,
+    LayerKind.GELU: pointwise.gelu,
+    LayerKind.TANH: pointwise.tanh,
+    LayerKind.SOFTMAX: pointwise.softmax,
+    LayerKind.SCALE: pointwise.scale,
+    LayerKind.DROPOUT: pointwise.dropout,
+    LayerKind.ADD: pointwise.add,
+    LayerKind.MULTIPLY: pointwise.multiply,
+    LayerKind.MAX_POOL: pooling_and_norm.max_pool,
+    LayerKind.AVG_POOL: pooling_and_norm.avg_pool,
+    LayerKind.GLOBAL_AVG_POOL: pooling_and_norm.global_avg_pool,
+    LayerKind.BATCH_NORM: pooling_and_norm.batch_norm,
+    LayerKind.LAYER_NORM: pooling_and_norm.layer_norm,
+    LayerKind.LOCAL_RESPONSE_NORM: pooling_and_norm.local_response_norm,
+    LayerKind.CONCATENATE: movement.concatenate,
+    LayerKind.VIEW: movement.view,
+    LayerKind.CROP: movement.view,
+    LayerKind.PERMUTE: movement.permute,
+    LayerKind.LSTM_CELL: recurrent.lstm_cell,
+    LayerKind.LOSS: loss.loss,
+}
+
+
+def operations_of(
+    network: Network,
+    batch: int,
+    optimizer: Optimizer = Optimizer.SGD,
+    framework: Framework = Framework.PYTORCH,
+) -> Iterator[tuple[str, str, Operation]]:
+    """Every kernel of one iteration in order: its id and operator in the trace that `lower` makes, and its work."""
+    for kernel in _tape_of(network, batch, optimizer, framework).kernels:
+        yield kernel.id, kernel.op, kernel.operation
+
+
+def lower(
+    network: Network,
+    *,
+    batch: int,
+    prices: Prices,
+    info: TraceInfo,
+    optimizer: Optimizer = Optimizer.SGD,
+    framework: Framework = Framework.PYTORCH,
+) -> Trace:
+    """One training iteration of `batch` samples; durations and workspaces are `prices`', `info` says where from.
+
+    A convolution runs by its fastest algorithm; all of them are in the trace's algorithms.
+    """
+    tape = _tape_of(network, batch, optimizer, framework)
+    durations: dict[Operation, int] = {}
+    choices: dict[Operation, Sequence[Priced]] = {}
+    kernels, workspaces, algorithms = [], [], []
+    for note in tape.kernels:
+        operation = note.operation
+        if operation not in durations:
+            choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
+            fastest = choices[operation][:1]
+            durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
+        found = choices[operation]
+        workspace = _workspace(note, found[0].workspace_bytes if found else 0)
+        workspaces += workspace
+        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in found]
+        kernels.append(_kernel(note, durations[operation], workspace))
+    blocks = (*_blocks(tape), *workspaces)
+    return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
+
+
+def _workspace(note: KernelNote, size: int) -> list[Block]:
+    if not size:
+        return []
+    return [Block(f"workspace:{note.id}", size, BlockKind.WORKSPACE, release=note.id, layer=note.layer)]
+
+
+def _kernel(note: KernelNote, duration_ns: int, workspace: list[Block]) -> Kernel:
+    return Kernel(
+        note.id,
+        note.op,
+        note.phase,
+        duration_ns,
+        note.reads,
+        (*note.writes, *(block.id for block in workspace)),
+        note.layer,
+        pure=note.pure,
+        flops=note.operation.flops,
+        dram_bytes=note.operation.bytes,
+    )
+
+
+def _blocks(tape: Tape) -> Iterator[Block]:
+    """Those that are there at the start, then those made on the way, each in the order in which it came up."""
+    for note in sorted(tape.blocks, key=lambda note: not note.persistent):
+        release = RELEASED_AT_END if note.release is None else tape.kernels[note.release].id
+        yield Block(
+            note.id,
+            note.bytes,
+            note.kind,
+            note.persistent,
+            release=release,
+            layer=note.layer,
+            shape=note.shape,
+            dtype=note.dtype,
+        )
+
+
+def _tape_of(network: Network, batch: int, optimizer: Optimizer, framework: Framework) -> Tape:
+    walked = _without_relu_in_place(network) if framework is Framework.PYTORCH_1_5 else network
+    return _Walk(walked, batch, optimizer, framework).run()
+
+
+def _without_relu_in_place(network: Network) -> Network:
+    apart = {"in_place": False}
+    layers = (
+        replace(layer, attributes=MappingProxyType({**layer.attributes, **apart}))
+        if layer.kind is LayerKind.RELU
+        else layer
+        for layer in network.layers
+    )
+    return replace(network, layers=tuple(layers))
+
+
+@dataclass(slots=True)
+class _Done:
+    """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
+
+    step: Step
+    made: Made | MadeOfParts
+    results: list[str]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The network's layers, forward and back, onto one tape."""
+
+    network: Network
+    batch: int
+    optimizer: Optimizer
+    framework: Framework
+    tape: Tape = field(default_factory=Tape)
+    values: dict[str, Value] = field(default_factory=dict)
+    weights: dict[str, dict[str, Value]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
+    done: dict[str, _Done] = field(default_factory=dict)
+    readers: Counter[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readers = Counter(name for layer in self.network.layers for name in layer.inputs)
+
+    def run(self) -> Tape:
+        """The whole iteration."""
+        tape, gradients = self.tape, Gradients(self.tape)
+        labels = self._constants()
+        weights = [value for layer in self.network.layers for value in self.weights[layer.name].values()]
+        state = optimizer.states(tape, self.optimizer, weights)
+        for layer in self.network.layers:
+            self._forward(layer, labels, gradients)
+        self._backward(gradients)
+        optimizer.update(tape, self.optimizer, weights, gradients.of_weight, state)
+        loss = self.network.layers[-1]
+        for name in (loss.name, *loss.inputs):
+            self.values[name].block.release = None
+        return tape
+
+    def _constants(self) -> Value:
+        tape, batch = self.tape, self.batch
+        for each in self.network.inputs:
+            self.values[each.name] = tape.constant(each.name, (batch, *each.shape), BlockKind.INPUT, each.dtype)
+        labels = tape.constant("label", (batch, *self.network.label_shape), BlockKind.LABEL, "int64")
+        for layer in self.network.layers:
+            tape.layer = layer.stage or layer.name
+            self.weights[layer.name] = {
+                weight.name: tape.constant(f"{layer.name}.{weight.name}", weight.shape, BlockKind.WEIGHT)
+                for weight in layer.weights
+            }
+        return labels
+
+    def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
+        whole = self.done.get(layer.inputs[0])
+        if whole is not None and isinstance(whole.made, MadeOfParts):
+            self._part(layer, whole, whole.made)
+            return
+        inputs = tuple(self.values[name] for name in layer.inputs)
+        needed = tuple(name in self.trained for name in layer.inputs)
+        weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
+        rewrites = self._rewrites(layer)
+        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites)
+        self.tape.layer = self.tags[layer.name] = self._tag(layer)
+        made = _FAMILIES[layer.kind](step)
+        if isinstance(made, Made):
+            self.values[layer.name] = made.value
+        if any(needed) or weights:
+            self.trained.add(layer.name)
+        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, Made) else [])
+
+    def _part(self, layer: Layer, whole: _Done, made: MadeOfParts) -> None:
+        """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
+        self.values[layer.name] = made.parts[len(whole.results)]
+        self.tags[layer.name] = self.tags[whole.step.layer.name]
+        whole.results.append(layer.name)
+        if whole.step.layer.name in self.trained:
+            self.trained.add(layer.name)
+
+    def _tag(self, layer: Layer) -> str:
+        """The layer its kernels belong to; an in-place activation is part of the layer whose result it rewrites.
+
+        Where layers are fused, a normalization and a sum in place are part of the layer right before, if they read it.
+        """
+        in_place = bool(layer.attributes.get("in_place"))
+        joined = self.tags.get(layer.inputs[0]) if layer.kind is LayerKind.RELU and in_place else None
+        fuses = self._rewrites(layer) or (
+            self.framework is Framework.FUSED and layer.kind is LayerKind.ADD and in_place
+        )
+        if fuses and self.tape.layer in (self.tags.get(name) for name in layer.inputs):
+            joined = self.tape.layer
+        return layer.stage or joined or layer.name
+
+    def _rewrites(self, layer: Layer) -> bool:
+        """Whether a normalization writes over its input: a product's result, which its backward does not need."""
+        if self.framework is not Framework.FUSED or layer.kind is not LayerKind.BATCH_NORM:
+            return False
+        (source,) = layer.inputs
+        maker = self.done.get(source)
+        made = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
+        return made and self.readers[source] == 1
+
+    def _backward(self, gradients: Gradients) -> None:
+        """From the loss back; its own gradient, a one, is held until backward is over."""
+        tape, loss = self.tape, self.network.layers[-1]
+        tape.phase = Phase.BACKWARD
+        tape.layer = self.tags[loss.name]
+        one = tape.new(f"{loss.name}.grad", self.values[loss.name].shape, BlockKind.GRADIENT)
+        tape.launch("ones_like", elementwise((), (one,), backward=True), (), (one,))
+        gradients.give(loss.name, one)
+        for done in reversed(self.done.values()):
+            self._layer_backward(done, gradients)
+        tape.keep((one,))
+
+    def _layer_backward(self, done: _Done, gradients: Gradients) -> None:
+        step, made = done.step, done.made
+        grads = tuple(gradients.take(name) for name in done.results)
+        found = tuple(grad for grad in grads if grad is not None)
+        if not found or step.layer.name not in self.trained:
+            return
+        self.tape.layer = self.tags[step.layer.name]
+        results = made.backward(grads) if isinstance(made, MadeOfParts) else made.backward(found[0])
+        self.tape.keep((*made.saved, *found))
+        for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
+            if needed and gradient is not None:
+                gradients.give(name, gradient)
+        gradients.settle()

@@ -1,0 +1,93 @@
+"""The optimizer's step: SGD with and without momentum, and Adam.
+
+Each kernel goes over all weights at once, as PyTorch's ``foreach`` form does, its default on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.lowering.operations import elementwise, updated_rows
+from simgpu.workloads.lowering.tape import BlockNote, Tape, Value
+
+
+class Optimizer(StrEnum):
+    """How weights are updated, and what is kept for it between iterations."""
+
+    SGD = "sgd"  # with momentum: one buffer a weight
+    PLAIN_SGD = "plain-sgd"  # without momentum: nothing
+    ADAM = "adam"  # two averages a weight
+
+
+_STATE: dict[Optimizer, tuple[str, ...]] = {
+    Optimizer.SGD: ("momentum_buffer",),
+    Optimizer.PLAIN_SGD: (),
+    Optimizer.ADAM: ("exp_avg", "exp_avg_sq"),
+}
+
+
+def states(tape: Tape, optimizer: Optimizer, weights: Sequence[Value]) -> dict[str, list[Value]]:
+    """What the optimizer keeps, by name: one block for each weight."""
+    kept: dict[str, list[Value]] = {}
+    for name in _STATE[optimizer]:
+        kept[name] = []
+        for weight in weights:
+            tape.layer = weight.block.layer
+            kept[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
+    return kept
+
+
+def update(
+    tape: Tape,
+    optimizer: Optimizer,
+    weights: Sequence[Value],
+    gradients: Mapping[BlockNote, Value],
+    state: Mapping[str, list[Value]],
+) -> None:
+    """The step's kernels, for the weights that have a gradient; a weight of which only rows have one has its own.
+
+    Gradients are held until its end, as they are in a loop that drops them after it.
+    """
+    tape.phase, tape.layer = Phase.OPTIMIZER, None
+    grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
+    whole = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
+    kept = [[values[index] for index in whole] for values in state.values()]
+    dense = [weights[index] for index in whole], [grads[index] for index in whole]
+    if optimizer is Optimizer.SGD:
+        _sgd(tape, *dense, *kept)
+    elif optimizer is Optimizer.PLAIN_SGD:
+        _each(tape, "_foreach_add_", *dense, per_value=2)
+    else:
+        _adam(tape, *dense, *kept)
+    for index in sorted(grads.keys() - set(whole)):
+        changed = (weights[index], *(values[index] for values in state.values()))
+        operation = updated_rows(grads[index], len(state))
+        tape.launch("sparse_update_", operation, (*changed, grads[index]), changed, pure=False)
+    tape.keep(list(grads.values()))
+
+
+def _each(tape: Tape, op: str, targets: Sequence[Value], *others: Sequence[Value], per_value: int = 1) -> None:
+    """One kernel that changes every target in place from itself and the others."""
+    reads = [*targets, *(value for values in others for value in values)]
+    tape.launch(op, elementwise(reads, targets, per_value), reads, targets, pure=False)
+
+
+def _sgd(tape: Tape, weights: Sequence[Value], grads: Sequence[Value], momentum: Sequence[Value]) -> None:
+    _each(tape, "_foreach_mul_", momentum)
+    _each(tape, "_foreach_add_", momentum, grads)
+    _each(tape, "_foreach_add_", weights, momentum, per_value=2)
+
+
+def _adam(
+    tape: Tape, weights: Sequence[Value], grads: Sequence[Value], mean: Sequence[Value], square: Sequence[Value]
+) -> None:
+    _each(tape, "_foreach_lerp_", mean, grads, per_value=3)
+    _each(tape, "_foreach_mul_", square)
+    _each(tape, "_foreach_addcmul_", square, grads, per_value=3)
+    roots = [tape.new(f"{weight.block.id}.denominator", weight.shape, BlockKind.OTHER) for weight in weights]
+    tape.launch("_foreach_sqrt", elementwise(square, roots), square, roots, pure=False)
+    _each(tape, "_foreach_div_", roots)
+    _each(tape, "_foreach_add_", roots)
+    _each(tape, "_foreach_addcdiv_", weights, mean, roots, per_value=3)

@@ -1,0 +1,153 @@
+"""Layers that work value by value: activations, sums, products, scaling, dropout; and softmax, row by row.
+
+What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
+gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
+"""
+
+from __future__ import annotations
+
+from simgpu.workloads.lowering import operations
+from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.step import Backward, Made, Step
+from simgpu.workloads.lowering.tape import Value
+from simgpu.workloads.timemodel.operation import OperationKind
+
+#: Operations a value: an exponential and what goes with it are counted as eight.
+_EXPONENTIAL = 8
+
+
+def relu(step: Step) -> Made:
+    """In place it rewrites the block of its input, and backward reads the rewritten one.
+
+    Where it is not, backward reads the result, or the input before PyTorch 1.10.
+    """
+    x = step.x
+    in_place = step.attribute("in_place", False)
+    y = x if in_place else step.result()
+    step.tape.launch("relu_" if in_place else "relu", operations.elementwise((x,), (y,)), (x,), (y,))
+    saved = x if step.framework is Framework.PYTORCH_1_5 else y
+    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
+
+
+def _relu_backward(step: Step, y: Value) -> Backward:
+    """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        rewrites = step.framework.calls_cudnn and step.gradients.is_free(grad)
+        dx = grad if rewrites else step.gradient()
+        operation = operations.elementwise((grad, y), (dx,), backward=True)
+        step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))
+        return step.one_way(dx)
+
+    return backward
+
+
+def gelu(step: Step) -> Made:
+    """Saves its input."""
+    y = _apply(step, "gelu", _EXPONENTIAL)
+    return Made(y, _from(step, "gelu_backward", step.x, 2 * _EXPONENTIAL), (step.x,))
+
+
+def tanh(step: Step) -> Made:
+    """Saves its result."""
+    y = _apply(step, "tanh", _EXPONENTIAL)
+    return Made(y, _from(step, "tanh_backward", y, 3), (y,))
+
+
+def softmax(step: Step) -> Made:
+    """Over the last side; saves its result."""
+    x, y = step.x, step.result()
+    step.tape.launch("softmax", operations.simple(OperationKind.SOFTMAX, (x,), (y,), _EXPONENTIAL), (x,), (y,))
+    return Made(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
+
+
+def scale(step: Step) -> Made:
+    """By a constant, or a trained value added to every sample; saves nothing."""
+    if "weight" in step.weights:
+        return _learned(step)
+    y = _apply(step, "mul", 1)
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        step.tape.launch("mul", operations.elementwise((grad,), (dx,), backward=True), (grad,), (dx,))
+        return step.one_way(dx)
+
+    return Made(y, backward)
+
+
+def _learned(step: Step) -> Made:
+    x, weight, y = step.x, step.weights["weight"], step.result()
+    step.tape.launch("add", operations.elementwise((x, weight), (y,)), (x, weight), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        for total in step.weight_gradients("weight"):
+            step.tape.launch("sum", operations.summed(grad, total), (grad,), (total,))
+        return (grad,)
+
+    return Made(y, backward)
+
+
+def dropout(step: Step) -> Made:
+    """Draws a mask and applies it: not pure, since another run draws another mask."""
+    x, y = step.x, step.result()
+    mask = step.beside("mask", y.shape, "bool")
+    writes = (y, mask)
+    step.tape.launch("native_dropout", operations.elementwise((x,), writes, 4), (x,), writes, pure=False)
+    return Made(y, _from(step, "native_dropout_backward", mask), (mask,))
+
+
+def add(step: Step) -> Made:
+    """Of two or more inputs. Their gradients are the one of the result, which is not copied."""
+    first, second, *others = step.inputs
+    in_place = step.attribute("in_place", False)
+    y = first if in_place else step.result()
+    op = "add_" if in_place else "add"
+    step.tape.launch(op, operations.elementwise((first, second), (y,)), (first, second), (y,))
+    for other in others:
+        step.tape.launch("add_", operations.elementwise((y, other), (y,)), (y, other), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        return tuple(
+            (grad.seen_as(x.shape) if x.count == grad.count else step.summed(grad, index)) if needed else None
+            for index, (x, needed) in enumerate(zip(step.inputs, step.needed, strict=True))
+        )
+
+    return Made(y, backward)
+
+
+def multiply(step: Step) -> Made:
+    """Of two inputs; saves both."""
+    a, b, y = *step.inputs, step.result()
+    step.tape.launch("mul", operations.elementwise((a, b), (y,)), (a, b), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        results = []
+        for index, other in enumerate((b, a)):
+            gradient = step.gradient(index) if step.needed[index] else None
+            if gradient is not None:
+                operation = operations.elementwise((grad, other), (gradient,), backward=True)
+                step.tape.launch("mul", operation, (grad, other), (gradient,))
+            results.append(gradient)
+        return tuple(results)
+
+    return Made(y, backward, (a, b))
+
+
+def _apply(step: Step, op: str, per_value: int) -> Value:
+    y = step.result()
+    step.tape.launch(op, operations.elementwise((step.x,), (y,), per_value), (step.x,), (y,))
+    return y
+
+
+def _from(
+    step: Step, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
+) -> Backward:
+    """Backward that needs the gradient and one saved value."""
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        operation = operations.simple(kind, (grad, saved), (dx,), per_value, backward=True)
+        step.tape.launch(op, operation, (grad, saved), (dx,))
+        return step.one_way(dx)
+
+    return backward

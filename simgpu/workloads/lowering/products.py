@@ -1,0 +1,175 @@
+"""Layers that are products: convolution, linear, product of two inputs, embedding.
+
+Backward of a convolution and of a linear layer is apart for data, weights and bias, as the libraries compute it. What
+the loss does not depend on is left out: the first layer has no backward for its data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.lowering import operations
+from simgpu.workloads.lowering.step import Made, Step
+from simgpu.workloads.lowering.tape import Value
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape
+
+_Pair = tuple[int, int]
+_OPPOSITE = {
+    Direction.FORWARD: Direction.BACKWARD_DATA,
+    Direction.BACKWARD_DATA: Direction.FORWARD,
+    Direction.BACKWARD_WEIGHTS: Direction.BACKWARD_WEIGHTS,
+}
+
+
+def convolution(step: Step) -> Made:
+    """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse.
+
+    Its bias is part of the operator, as it is in PyTorch's ``convolution``, though a kernel of its own adds it.
+    """
+    x, weight, y = step.x, step.weights["weight"], step.result()
+    transposed = step.attribute("transposed", False)
+    shape = _convolution_shape(step, transposed)
+    op = "conv_transpose2d" if transposed else "conv2d"
+
+    def launch(suffix: str, way: Direction, reads: tuple[Value, ...], writes: tuple[Value, ...]) -> None:
+        bias = step.weights.get("bias") if way is Direction.FORWARD else None
+        operation = operations.convolution(shape, _OPPOSITE[way] if transposed else way, reads, writes, bias)
+        step.tape.launch(op + suffix, operation, reads, writes)
+
+    launch("", Direction.FORWARD, (x, *step.weights.values()), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx, begun = step.gathered(grad) if step.needed[0] else (None, ())
+        if dx is not None:
+            launch("_backward_data", Direction.BACKWARD_DATA, (grad, weight, *begun), (dx,))
+        launch("_backward_weights", Direction.BACKWARD_WEIGHTS, (grad, x), step.weight_gradients("weight"))
+        _bias(step, f"{op}_backward_bias", grad)
+        return (None if begun else dx,)
+
+    return Made(y, backward, (x,))
+
+
+def _convolution_shape(step: Step, transposed: bool) -> ConvolutionShape:
+    """The convolution as its forward direction sees it; of a transposed one, that from its result to its input."""
+    wide, narrow = (step.shape, step.x.shape) if transposed else (step.x.shape, step.shape)
+    unit: _Pair = (1, 1)
+    shape = ConvolutionShape(
+        step.batch,
+        in_channels=wide[1],
+        in_size=(wide[2], wide[3]),
+        out_channels=narrow[1],
+        kernel=step.attribute("kernel", unit),
+        stride=step.attribute("stride", unit),
+        padding=step.attribute("padding", (0, 0)),
+        dilation=step.attribute("dilation", unit),
+        groups=step.attribute("groups", 1),
+    )
+    assert shape.out_size == narrow[2:], f"{step.layer.name}: {shape.out_size} is not {narrow[2:]}"
+    return shape
+
+
+def _bias(step: Step, op: str, grad: Value) -> None:
+    for total in step.weight_gradients("bias"):
+        step.tape.launch(op, operations.summed(grad, total), (grad,), (total,))
+
+
+def linear(step: Step) -> Made:
+    """Saves input and weight; every row of the input is one row of the product."""
+    if sampled := step.attribute("sampled_rows", 0):
+        return sampled_linear(step, sampled)
+    x, weight, y = step.x, step.weights["weight"], step.result()
+    outputs, inputs = weight.shape
+    forward = GemmShape(operations.rows_of(x.shape), outputs, inputs)
+    reads = (x, *step.weights.values())
+    step.tape.launch("linear", operations.gemm(forward, reads, (y,)), reads, (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx, begun = step.gathered(grad) if step.needed[0] else (None, ())
+        if dx is not None:
+            shape = replace(forward, n=inputs, k=outputs)
+            product(step, "linear_backward_data", shape, (grad, weight, *begun), (dx,))
+        target = step.weight_gradients("weight")
+        shape = GemmShape(outputs, inputs, forward.m)
+        product(step, "linear_backward_weights", shape, (grad, x), target, Direction.BACKWARD_WEIGHTS)
+        _bias(step, "linear_backward_bias", grad)
+        return (None if begun else dx,)
+
+    return Made(y, backward, (x,))
+
+
+def product(
+    step: Step,
+    op: str,
+    shape: GemmShape,
+    reads: tuple[Value, ...],
+    writes: tuple[Value, ...],
+    direction: Direction = Direction.BACKWARD_DATA,
+) -> None:
+    """One backward product on the tape."""
+    step.tape.launch(op, operations.gemm(shape, reads, writes, direction), reads, writes)
+
+
+def matmul(step: Step) -> Made:
+    """Of two inputs; saves both. Their leading sides count the products."""
+    a, b, y = *step.inputs, step.result()
+    rows, depth, columns = a.shape[-2], a.shape[-1], y.shape[-1]
+    shape = GemmShape(rows, columns, depth, prod(a.shape[:-2]))
+    step.tape.launch("bmm", operations.gemm(shape, (a, b), (y,)), (a, b), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        da = step.gradient(0) if step.needed[0] else None
+        if da is not None:
+            product(step, "bmm_backward", replace(shape, n=depth, k=columns), (grad, b), (da,))
+        db = step.gradient(1) if step.needed[1] else None
+        if db is not None:
+            product(step, "bmm_backward", GemmShape(depth, columns, rows, shape.count), (a, grad), (db,))
+        return da, db
+
+    return Made(y, backward, (a, b))
+
+
+def sampled_linear(step: Step, rows: int) -> Made:
+    """With `rows` rows of its weight, drawn anew in every iteration: gathered first, and they alone get a gradient.
+
+    Gathering is not pure: another run draws other rows.
+    """
+    x, y = step.x, step.result()
+    drawn: dict[str, Value] = {}
+    for name, table in step.weights.items():
+        drawn[name] = step.beside(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
+        operation = operations.gathered(drawn[name], drawn[name])
+        step.tape.launch("index_select", operation, (table,), (drawn[name],), pure=False)
+    forward = GemmShape(operations.rows_of(x.shape), rows, x.shape[-1])
+    reads = (x, *drawn.values())
+    step.tape.launch("linear", operations.gemm(forward, reads, (y,)), reads, (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        shape = replace(forward, n=forward.k, k=rows)
+        product(step, "linear_backward_data", shape, (grad, drawn["weight"]), (dx,))
+        target = step.gradients.into_weight(step.weights["weight"], drawn["weight"].shape)
+        shape = GemmShape(rows, forward.k, forward.m)
+        product(step, "linear_backward_weights", shape, (grad, x), (target,), Direction.BACKWARD_WEIGHTS)
+        total = step.gradients.into_weight(step.weights["bias"], drawn["bias"].shape)
+        step.tape.launch("linear_backward_bias", operations.summed(grad, total), (grad,), (total,))
+        return (dx,)
+
+    return Made(y, backward, (x, drawn["weight"]))
+
+
+def embedding(step: Step) -> Made:
+    """Rows of a table; saves the tokens. The gradient is as large as the table, or where sparse as the rows read."""
+    tokens, table, y = step.x, step.weights["weight"], step.result()
+    sparse = step.attribute("sparse_gradient", False)
+    step.tape.launch("embedding", operations.gathered(tokens, y), (tokens, table), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        rows = (tokens.count, table.shape[-1]) if sparse else table.shape
+        total = step.gradients.into_weight(table, rows)
+        op = "embedding_sparse_backward" if sparse else "embedding_dense_backward"
+        step.tape.launch(op, operations.scattered(tokens, grad, total), (grad, tokens), (total,))
+        return step.one_way(None)
+
+    return Made(y, backward, (tokens,))

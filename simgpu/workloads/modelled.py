@@ -1,0 +1,145 @@
+"""A network of the zoo as a modelled trace, from its name."""
+
+from __future__ import annotations
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.columns import LARGEST
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
+from simgpu.units import format_bytes
+from simgpu.version import __version__
+from simgpu.workloads.catalogue import NETWORKS, Value, build
+from simgpu.workloads.lowering.entry import lower
+from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.network import Network
+from simgpu.workloads.timemodel.formats import model_notes
+from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT, time_model
+
+#: More is a slip, and soon more than the time model can count with.
+_MOST_SAMPLES = 2**40
+
+
+def build_trace(
+    name: str,
+    *,
+    batch: int,
+    gpu: GpuSpec,
+    input: str | None = None,
+    optimizer: str = "sgd",
+    workspace_limit: int = WORKSPACE_LIMIT,
+    framework: str = "pytorch",
+    **variant: Value,
+) -> Trace:
+    """One training iteration of a network of the zoo, modelled for a GPU.
+
+    batch: samples. input, variant: as `simgpu.workloads.catalogue.build` takes them. optimizer: sgd (with momentum),
+    plain-sgd (without) or adam. workspace_limit: bytes of workspace that an algorithm of a convolution may need,
+    usually 4 GiB; the trace lists those alone that keep to it. framework: whose habits with memory, pytorch or one of
+    those that `simgpu.workloads.lowering.framework` describes: pytorch-1.5, cudnn, fused.
+    Raises `InputError` for what is not known, and for a GPU whose description lacks what the time model needs.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> trace = build_trace("vgg16", batch=128, gpu=load_node("v100").gpu)
+    >>> trace.block_by_id["conv1_1"].bytes / 2**20, trace.info.origin.value
+    (1568.0, 'modelled')
+    """
+    network = build(name, input, **variant)
+    return trace_of(
+        network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit, framework=framework
+    )
+
+
+def trace_name(name: str, input: str | None, batch: int, gpu: str) -> str:
+    """What the trace of a network of the zoo is called. gpu: name of the node whose GPU it is modelled for.
+
+    >>> trace_name("vgg16", "imagenet", 128, "v100"), trace_name("vgg16", "cifar10", 128, "v100")
+    ('vgg16-b128-v100', 'vgg16-cifar10-b128-v100')
+    """
+    unusual = [input] if input not in (None, NETWORKS[name].inputs[0]) else []
+    return "-".join([name, *filter(None, unusual), f"b{batch}", gpu])
+
+
+def trace_of(
+    network: Network,
+    *,
+    batch: int,
+    gpu: GpuSpec,
+    optimizer: str = "sgd",
+    workspace_limit: int = WORKSPACE_LIMIT,
+    framework: str = "pytorch",
+) -> Trace:
+    """One training iteration of any network; see `build_trace`."""
+    problems = []
+    if batch < 1:
+        problems.append(InputError.single("", "batch", f"{batch} is not a number of samples", "give at least 1"))
+    for place, value, known in (("optimizer", optimizer, Optimizer), ("framework", framework, Framework)):
+        if value not in list(known):
+            remedy = did_you_mean(value, list(known))
+            problems.append(InputError.single("", place, f"{value!r} is not known", remedy))
+    if workspace_limit < 0:
+        what = f"{workspace_limit} is not a number of bytes"
+        problems.append(InputError.single("", "workspace_limit", what, "give at least 0"))
+    if batch > _MOST_SAMPLES:
+        problems.append(_too_many(batch))
+    if problems:
+        raise InputError(problem for error in problems for problem in error.problems)
+    info = TraceInfo(
+        model=network.name,
+        batch=batch,
+        device=gpu.name,
+        dtype="float32",
+        origin=Origin.MODELLED,
+        tool=f"simgpu zoo {__version__}",
+        notes=" ".join((_notes(network, optimizer, workspace_limit, Framework(framework)), *model_notes(gpu))),
+        workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
+        output=OutputLife.HELD,
+        compute="float32",
+    )
+    prices = time_model(gpu, workspace_limit=workspace_limit)
+    trace = lower(
+        network,
+        batch=batch,
+        prices=prices,
+        info=info,
+        optimizer=Optimizer(optimizer),
+        framework=Framework(framework),
+    )
+    if _largest_number(trace) > LARGEST:
+        raise _too_many(batch)
+    return trace
+
+
+def _largest_number(trace: Trace) -> int:
+    of_kernels = (max(kernel.duration_ns, kernel.flops or 0, kernel.dram_bytes or 0) for kernel in trace.kernels)
+    return max(*of_kernels, *(block.bytes for block in trace.blocks))
+
+
+def _too_many(batch: int) -> InputError:
+    """One message in place of one for each of the trace's numbers."""
+    what = f"{batch} samples need more bytes, operations or time than a trace can state"
+    return InputError.single("", "batch", what, "give a smaller batch")
+
+
+_HABITS = {
+    Framework.PYTORCH: "PyTorch has them",
+    Framework.PYTORCH_1_5: "PyTorch 1.5 has them where ReLUs are not in place",
+    Framework.CUDNN: "frameworks have them that call cuDNN for all",
+    Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
+}
+_UPDATES = {
+    Optimizer.SGD: "SGD with momentum",
+    Optimizer.PLAIN_SGD: "SGD without momentum",
+    Optimizer.ADAM: "Adam",
+}
+
+
+def _notes(network: Network, optimizer: str, workspace_limit: int, framework: Framework) -> str:
+    return (
+        f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
+        f"updated by {_UPDATES[Optimizer(optimizer)]}; "
+        "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
+        f"{format_bytes(workspace_limit)}; the others within that limit are listed beside it. A framework's own choice "
+        "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "
+        "8 MiB, TensorFlow 4 GiB."
+    )

@@ -1,0 +1,1 @@
+"""The networks, one module a family; names and variants stand in `simgpu.workloads.catalogue`."""

@@ -1,0 +1,164 @@
+"""GoogLeNet and its normalized successor: Inception v1 and v2. Their auxiliary classifiers are left out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.network import Network
+from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
+
+
+class _Module(NamedTuple):
+    """Channels: the 1 x 1 branch, reduction and result of the next two branches, projection after pooling."""
+
+    name: str
+    single: int
+    reduce_small: int
+    small: int
+    reduce_large: int
+    large: int
+    projection: int
+
+
+#: Szegedy et al. 2015, table 1.
+_GOOGLENET = (
+    _Module("3a", 64, 96, 128, 16, 32, 32),
+    _Module("3b", 128, 128, 192, 32, 96, 64),
+    _Module("4a", 192, 96, 208, 16, 48, 64),
+    _Module("4b", 160, 112, 224, 24, 64, 64),
+    _Module("4c", 128, 128, 256, 24, 64, 64),
+    _Module("4d", 112, 144, 288, 32, 64, 64),
+    _Module("4e", 256, 160, 320, 32, 128, 128),
+    _Module("5a", 256, 160, 320, 32, 128, 128),
+    _Module("5b", 384, 192, 384, 48, 128, 128),
+)
+
+
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: a 3 x 3 convolution to 192 channels in place of all before the first module, "
+    "as GoogLeNet has it in kuangliu's pytorch-cifar"
+)
+
+
+def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool = True) -> Network:
+    """GoogLeNet: Szegedy et al., "Going deeper with convolutions", CVPR 2015, table 1.
+
+    It makes 1.58 G multiply-accumulates; the paper's 1.5 G, also the sum of its table, counts 34 M for the first
+    convolution, whose filters make 118 M. batch_norm: as torchvision has it, normalization after each convolution in
+    place of local response normalization, and 3 x 3 convolutions where the paper has 5 x 5. local_response_norm: as the
+    paper has it, and Torch's published models do not. For CIFAR10 one 3 x 3 convolution to 192 channels takes the place
+    of all before the first module, as in kuangliu's pytorch-cifar.
+
+    >>> round(googlenet("imagenet").parameters / 1e6, 2), googlenet("imagenet", batch_norm=True).parameters
+    (7.0, 6624904)
+    """
+    images, responses = image_set(input), local_response_norm and not batch_norm
+    net = NetworkBuilder("googlenet", "Szegedy et al., CVPR 2015, table 1", _FOR_CIFAR10 if images.small else "")
+    x = net.input("image", images.shape)
+    if images.small:
+        x = _step(net, "conv2", x, 192, 3, batch_norm, padding=1)
+    else:
+        x = _step(net, "conv1", x, 64, 7, batch_norm, stride=2, padding=3)
+        x = net.max_pool("pool1", x, 3, 2, ceil=True)
+        x = net.local_response_norm("norm1", x) if responses else x
+        x = _step(net, "conv2.reduce", x, 64, 1, batch_norm)
+        x = _step(net, "conv2", x, 192, 3, batch_norm, padding=1)
+        x = net.local_response_norm("norm2", x) if responses else x
+        x = net.max_pool("pool2", x, 3, 2, ceil=True)
+    for module in _GOOGLENET:
+        with net.scope(f"inception_{module.name}"):
+            x = _googlenet_module(net, x, module, batch_norm)
+        if module.name in ("3b", "4e"):
+            kernel = 2 if batch_norm and module.name == "4e" else 3
+            x = net.max_pool(f"pool{module.name[0]}", x, kernel, 2, ceil=True)
+    x = net.flatten("flatten", net.global_avg_pool("pool5", x))
+    x = net.dropout("drop", x, 0.2 if batch_norm else 0.4)
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+def _googlenet_module(net: NetworkBuilder, x: Tensor, module: _Module, batch_norm: bool) -> Tensor:
+    single = _step(net, "1x1", x, module.single, 1, batch_norm)
+    small = _step(net, "3x3.reduce", x, module.reduce_small, 1, batch_norm)
+    small = _step(net, "3x3", small, module.small, 3, batch_norm, padding=1)
+    large = _step(net, "5x5.reduce", x, module.reduce_large, 1, batch_norm)
+    kernel = 3 if batch_norm else 5
+    large = _step(net, "5x5", large, module.large, kernel, batch_norm, padding=kernel // 2)
+    pooled = net.max_pool("pool", x, 3, 1, padding=1, ceil=batch_norm)
+    pooled = _step(net, "projection", pooled, module.projection, 1, batch_norm)
+    return net.concatenate("concatenate", (single, small, large, pooled))
+
+
+def _step(
+    net: NetworkBuilder,
+    name: str,
+    x: Tensor,
+    channels: int,
+    kernel: int,
+    batch_norm: bool,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+) -> Tensor:
+    if batch_norm:
+        return unit(net, name, x, channels, kernel, stride=stride, padding=padding)
+    return net.relu(f"{name}.relu", net.convolution(name, x, channels, kernel, stride=stride, padding=padding))
+
+
+#: Ioffe and Szegedy 2015, figure 5; modules without a 1 x 1 branch halve the image and pass their pooling on as it is.
+_INCEPTION_V2 = (
+    _Module("3a", 64, 64, 64, 64, 96, 32),
+    _Module("3b", 64, 64, 96, 64, 96, 64),
+    _Module("3c", 0, 128, 160, 64, 96, 0),
+    _Module("4a", 224, 64, 96, 96, 128, 128),
+    _Module("4b", 192, 96, 128, 96, 128, 128),
+    _Module("4c", 160, 128, 160, 128, 160, 128),
+    _Module("4d", 96, 128, 192, 160, 192, 128),
+    _Module("4e", 0, 128, 192, 192, 256, 0),
+    _Module("5a", 352, 192, 320, 160, 224, 128),
+    _Module("5b", 352, 192, 320, 192, 224, 128),
+)
+
+
+def inception_v2(input: str) -> Network:
+    """Inception v2 in the sense of BN-Inception: Ioffe and Szegedy, "Batch normalization", ICML 2015, figure 5.
+
+    Modules 4c and 4d project their pooling to 128 channels, as the published models have it and the figure's sums do
+    not. (The Inception-v2 of the paper on Inception v3 is a step on the way there and was not published as a model.)
+    For CIFAR10 one 3 x 3 convolution to 192 channels takes the place of all before the first module.
+
+    >>> round(inception_v2("imagenet").parameters / 1e6, 2)
+    11.29
+    """
+    images = image_set(input)
+    net = NetworkBuilder("inception-v2", "Ioffe and Szegedy, ICML 2015, figure 5", _FOR_CIFAR10 if images.small else "")
+    x = net.input("image", images.shape)
+    if images.small:
+        x = unit(net, "conv2", x, 192, 3, padding=1)
+    else:
+        x = unit(net, "conv1", x, 64, 7, stride=2, padding=3)
+        x = net.max_pool("pool1", x, 3, 2, ceil=True)
+        x = unit(net, "conv2", unit(net, "conv2.reduce", x, 64, 1), 192, 3, padding=1)
+        x = net.max_pool("pool2", x, 3, 2, ceil=True)
+    for module in _INCEPTION_V2:
+        with net.scope(f"inception_{module.name}"):
+            x = _inception_v2_module(net, x, module)
+    x = net.flatten("flatten", net.global_avg_pool("pool5", x))
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+def _inception_v2_module(net: NetworkBuilder, x: Tensor, module: _Module) -> Tensor:
+    halves = module.single == 0
+    stride = 2 if halves else 1
+    small = unit(net, "3x3.reduce", x, module.reduce_small, 1)
+    small = unit(net, "3x3", small, module.small, 3, stride=stride, padding=1)
+    large = unit(net, "double3x3.reduce", x, module.reduce_large, 1)
+    large = unit(net, "double3x3.first", large, module.large, 3, padding=1)
+    large = unit(net, "double3x3.second", large, module.large, 3, stride=stride, padding=1)
+    if halves:
+        return net.concatenate("concatenate", (small, large, net.max_pool("pool", x, 3, 2, ceil=True)))
+    single = unit(net, "1x1", x, module.single, 1)
+    pool = net.max_pool if module.name == "5b" else net.avg_pool
+    pooled = unit(net, "projection", pool("pool", x, 3, 1, padding=1), module.projection, 1)
+    return net.concatenate("concatenate", (single, small, large, pooled))

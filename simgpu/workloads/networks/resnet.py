@@ -1,0 +1,120 @@
+"""Residual networks and plain ones: He, Zhang, Ren and Sun, "Deep residual learning", CVPR 2016.
+
+All have normalization after each convolution, convolutions without bias, ReLU in place, and the sum written over the
+branch's result, as torchvision has it.
+"""
+
+from __future__ import annotations
+
+from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.network import Network
+from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
+
+SOURCE = "He, Zhang, Ren and Sun, CVPR 2016"
+
+#: Blocks in each of the four stages, and whether they are bottlenecks (table 1).
+_STAGES = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+    152: ((3, 8, 36, 3), True),
+}
+
+
+_FOR_CIFAR10 = (
+    "for 32 x 32 images: a 3 x 3 convolution of stride 1 in place of the first convolution and the pooling, as in "
+    "kuangliu's pytorch-cifar"
+)
+
+
+def resnet(depth: int, input: str, *, stride_in_3x3: bool = False) -> Network:
+    """ResNet of 18, 34, 50, 101 or 152 layers; projections where the shape changes (option B).
+
+    stride_in_3x3: a bottleneck that halves the image does so in its 3 x 3 convolution, as torchvision has it ("v1.5"),
+    and not in its first 1 x 1, as the paper has it. For CIFAR10 a 3 x 3 convolution of stride 1 takes the place of the
+    first convolution and the pooling, the form in which public CIFAR10 trainings use these networks.
+
+    >>> round(resnet(50, "imagenet").parameters / 1e6, 2)
+    25.56
+    """
+    images, (blocks, bottlenecks) = image_set(input), _STAGES[depth]
+    net = NetworkBuilder(f"resnet{depth}", f"{SOURCE}, table 1", _FOR_CIFAR10 if images.small else "")
+    x = net.input("image", images.shape)
+    if images.small:
+        x = unit(net, "conv1", x, 64, 3, padding=1)
+    else:
+        x = unit(net, "conv1", x, 64, 7, stride=2, padding=3)
+        x = net.max_pool("pool1", x, 3, 2, padding=1)
+    for stage, count in enumerate(blocks, 1):
+        width = 32 * 2**stage
+        for place in range(count):
+            stride = 2 if stage > 1 and place == 0 else 1
+            with net.scope(f"layer{stage}.{place}"):
+                x = _bottleneck(net, x, width, stride, stride_in_3x3) if bottlenecks else _basic(net, x, width, stride)
+    x = net.flatten("flatten", net.global_avg_pool("pool", x))
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+def _basic(net: NetworkBuilder, x: Tensor, width: int, stride: int) -> Tensor:
+    branch = unit(net, "conv1", x, width, 3, stride=stride, padding=1)
+    branch = unit(net, "conv2", branch, width, 3, padding=1, relu=False)
+    return _joined(net, branch, _projected(net, x, branch, stride))
+
+
+def _bottleneck(net: NetworkBuilder, x: Tensor, width: int, stride: int, stride_in_3x3: bool) -> Tensor:
+    first, second = (1, stride) if stride_in_3x3 else (stride, 1)
+    branch = unit(net, "conv1", x, width, 1, stride=first)
+    branch = unit(net, "conv2", branch, width, 3, stride=second, padding=1)
+    branch = unit(net, "conv3", branch, 4 * width, 1, relu=False)
+    return _joined(net, branch, _projected(net, x, branch, stride))
+
+
+def _projected(net: NetworkBuilder, x: Tensor, branch: Tensor, stride: int) -> Tensor:
+    if x.shape == branch.shape:
+        return x
+    return unit(net, "shortcut", x, branch.channels, 1, stride=stride, relu=False)
+
+
+def _joined(net: NetworkBuilder, branch: Tensor, shortcut: Tensor) -> Tensor:
+    return net.relu("relu", net.add("add", branch, shortcut, in_place=True))
+
+
+_ITS_OWN_IMAGES = "for 32 x 32 images, as the paper has it"
+_LARGER_IMAGES = "for 224 x 224 images and 1000 classes with nothing else changed, which the paper does not have"
+
+
+def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float = 1.0) -> Network:
+    """ResNet of 6n + 2 layers as section 4.2 has it for CIFAR10: 16, 32 and 64 channels, n blocks of each.
+
+    Shortcuts have no parameters (option A): where the shape changes they take every second place and as many zero
+    channels more. Without shortcuts it is the paper's plain network (Plain20). width: multiplies the channels. For
+    ImageNet it is the same network on 224 x 224 images and 1000 classes, as memory studies have used it.
+
+    >>> round(small_resnet(20, "cifar10").parameters / 1e6, 2)
+    0.27
+    """
+    images = image_set(input)
+    name, form = f"{'resnet' if shortcuts else 'plain'}{depth}", _ITS_OWN_IMAGES if images.small else _LARGER_IMAGES
+    net = NetworkBuilder(name, f"{SOURCE}, section 4.2", form)
+    x = net.input("image", images.shape)
+    narrowest = max(1, round(16 * width))
+    x = unit(net, "conv1", x, narrowest, 3, padding=1)
+    for stage, channels in enumerate((narrowest, 2 * narrowest, 4 * narrowest), 1):
+        for place in range((depth - 2) // 6):
+            stride = 2 if stage > 1 and place == 0 else 1
+            with net.scope(f"layer{stage}.{place}"):
+                branch = unit(net, "conv1", x, channels, 3, stride=stride, padding=1)
+                branch = unit(net, "conv2", branch, channels, 3, padding=1, relu=not shortcuts)
+                x = _joined(net, branch, _padded(net, x, branch)) if shortcuts else branch
+    x = net.flatten("flatten", net.global_avg_pool("pool", x))
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+def _padded(net: NetworkBuilder, x: Tensor, branch: Tensor) -> Tensor:
+    """Every second place of x, and as many channels of zeros, made as the authors' framework makes them."""
+    if x.shape == branch.shape:
+        return x
+    x = net.avg_pool("shortcut.pool", x, 1, 2)
+    return net.concatenate("shortcut.concatenate", (x, net.scale("shortcut.zeros", x)))

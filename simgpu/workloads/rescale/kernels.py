@@ -1,0 +1,275 @@
+"""What a kernel takes at another batch: its operations and bytes, then by the time model its duration.
+
+Recorded figures stay the base: what is new is what was recorded times the model's for the new batch over the model's
+for the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+
+from simgpu.errors import InputError
+from simgpu.trace.itemsize import ITEMSIZE
+from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace
+from simgpu.workloads.rescale.products import Rebuilder
+from simgpu.workloads.rescale.samples import Sides, sample_sides
+from simgpu.workloads.timemodel.kinds import kind_of
+from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
+from simgpu.workloads.timemodel.prices import Prices, Way, ways
+
+_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
+_PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """A kernel at the new batch. workspace: bytes, 0 where it needs none."""
+
+    duration_ns: int
+    flops: int | None
+    dram_bytes: int | None
+    choices: tuple[AlgorithmChoice, ...]
+    workspace: int
+
+
+@dataclass
+class Rescaler:
+    """Asks a time model about the kernels of a trace at the recorded batch and at another.
+
+    unknown: ids of the products that were scaled by their operations and bytes alone, as their shape is not known.
+    without_blocks: ids of the kernels whose blocks are not recorded, scaled in proportion to the batch.
+    """
+
+    trace: Trace
+    batch: int
+    prices: Prices
+    unknown: set[str] = field(default_factory=set)
+    without_blocks: set[str] = field(default_factory=set)
+
+    @cached_property
+    def sides(self) -> Sides:
+        """The blocks that hold samples, and where."""
+        return sample_sides(self.trace)
+
+    @cached_property
+    def _rebuilder(self) -> Rebuilder:
+        return Rebuilder(self.sides)
+
+    @cached_property
+    def _blocks(self) -> dict[str, Block]:
+        return dict(self.trace.block_by_id)
+
+    @cached_property
+    def _duration_ns(self) -> Callable[[Operation], int]:
+        """What the model says of an operation, asked once: networks repeat their layers."""
+        return cache(self.prices.duration_ns)
+
+    @cached_property
+    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[Way]]:
+        """The model's ways to run a kernel of such operations, asked once."""
+        return cache(lambda work: ways(self.prices, work))
+
+    @cached_property
+    def _choices(self) -> dict[str, list[AlgorithmChoice]]:
+        found: dict[str, list[AlgorithmChoice]] = {}
+        for choice in self.trace.algorithms:
+            found.setdefault(choice.kernel, []).append(choice)
+        return found
+
+    def size(self, block: Block) -> int:
+        """Bytes of a block that is no workspace."""
+        return self._in_proportion(block.bytes) if block.id in self.sides else block.bytes
+
+    def kernel(self, kernel: Kernel) -> Rescaled:
+        """A kernel at the new batch."""
+        choices = self._choices.get(kernel.id, [])
+        workspace = sum(block.bytes for block in self._written(kernel) if block.kind is BlockKind.WORKSPACE)
+        if not self._grows(kernel):
+            return Rescaled(kernel.duration_ns, kernel.flops, kernel.dram_bytes, tuple(choices), workspace)
+        old, new = self._operations(kernel)
+        ratio = self._ratio(kernel, old, new)
+        flops = None if kernel.flops is None else scaled(kernel.flops, *_flops(old, new))
+        dram = None if kernel.dram_bytes is None else self._moved(kernel)
+        priced = self._priced_choices(kernel, choices, old, new, ratio)
+        chosen = _chosen(kernel, workspace, choices, priced)
+        if chosen is not None:
+            return Rescaled(chosen.duration_ns, flops, dram, priced, chosen.workspace_bytes)
+        duration = scaled(kernel.duration_ns, *ratio)
+        alike = {each.algorithm for each in choices if each.workspace_bytes == workspace}
+        needed = {each.workspace_bytes for each in priced if each.algorithm in alike}
+        return Rescaled(
+            duration, flops, dram, priced, needed.pop() if len(needed) == 1 else self._in_proportion(workspace)
+        )
+
+    def _in_proportion(self, number: int) -> int:
+        return scaled(number, self.batch, self.trace.info.batch)
+
+    def _written(self, kernel: Kernel) -> list[Block]:
+        return [self._blocks[name] for name in kernel.writes]
+
+    def _grows(self, kernel: Kernel) -> bool:
+        """A kernel that makes something and touches samples; one without blocks, unless it is the optimizer's."""
+        if not kernel.reads and not kernel.writes:
+            return kernel.phase is not Phase.OPTIMIZER
+        return bool(kernel.writes) and any(name in self.sides for name in (*kernel.reads, *kernel.writes))
+
+    def _operations(self, kernel: Kernel) -> tuple[list[Operation], list[Operation]]:
+        """What the kernel does at the recorded batch and at the new one."""
+        kind = kind_of(kernel.op)
+        if kind in _PRODUCTS:
+            reads = [self._blocks[name] for name in kernel.reads]
+            found = self._rebuilder.products_of(kernel, reads, self._written(kernel))
+            if found is not None:
+                old = [each.operation for each in found]
+                new = [each.at(self.batch, self.trace.info.batch) for each in found]
+                if len(found) == 1 and kernel.dram_bytes is not None:
+                    return [replace(old[0], bytes=kernel.dram_bytes)], [replace(new[0], bytes=self._moved(kernel))]
+                return old, new
+            self.unknown.add(kernel.id)
+        return [self._plain(kernel, kind, new=False)], [self._plain(kernel, kind, new=True)]
+
+    def _plain(self, kernel: Kernel, kind: OperationKind, *, new: bool) -> Operation:
+        """A kernel that is told from others by its operations and bytes alone."""
+        results, largest = self._values(kernel, new=new)
+        dtype = next((block.dtype for block in self._written(kernel) if block.dtype), "float32")
+        if new:
+            moved = self._moved(kernel)
+            flops = self._flops(kernel, max(results, largest))
+        else:
+            moved, flops = kernel.dram_bytes or self._counted(kernel, new=False), kernel.flops or 0
+        backward = kernel.phase is Phase.BACKWARD
+        direction = Direction.BACKWARD_DATA if backward else Direction.FORWARD
+        return Operation(kind, flops, moved, max(1, results), direction, dtype=dtype)
+
+    def _values(self, kernel: Kernel, *, new: bool) -> tuple[int, int]:
+        """Values that a kernel makes, and those of the largest block that it reads."""
+
+        def count(name: str) -> int:
+            block = self._blocks[name]
+            size = self.size(block) if new else block.bytes
+            return size // ITEMSIZE.get(block.dtype or "float32", ITEMSIZE["float32"])
+
+        made = [name for name in kernel.writes if self._blocks[name].kind is not BlockKind.WORKSPACE]
+        return sum(map(count, made)), max(map(count, kernel.reads), default=0)
+
+    def _flops(self, kernel: Kernel, values: int) -> int:
+        """Operations at the new batch: where so many go with each value, as many for each of now `values`."""
+        before = max(self._values(kernel, new=False))
+        flops = kernel.flops or 0
+        return flops // before * values if before and flops % before == 0 else self._in_proportion(flops)
+
+    def _moved(self, kernel: Kernel) -> int:
+        """Bytes moved at the new batch: those of blocks without samples stay.
+
+        A gather and a copy read only those rows, or that part, of a block without samples that is asked for.
+        """
+        if kernel.dram_bytes is None:
+            return self._counted(kernel, new=True)
+        names = [*kernel.reads, *kernel.writes]
+        if kind_of(kernel.op) in _PARTLY_READ:
+            names = [name for name in kernel.writes if name not in kernel.reads]
+        blocks = [self._blocks[name] for name in names if name not in self.sides]
+        stays = sum(block.bytes for block in blocks if block.kind is not BlockKind.WORKSPACE)
+        grows = max(0, kernel.dram_bytes - stays)
+        return kernel.dram_bytes - grows + self._in_proportion(grows)
+
+    def _counted(self, kernel: Kernel, *, new: bool) -> int:
+        """Every block read and every block written once; in place, it is both."""
+        partly = kind_of(kernel.op) in _PARTLY_READ
+        reads = [name for name in kernel.reads if not partly or name in self.sides]
+        blocks = [self._blocks[name] for name in (*reads, *kernel.writes)]
+        return sum(self.size(b) if new else b.bytes for b in blocks if b.kind is not BlockKind.WORKSPACE)
+
+    def _ratio(self, kernel: Kernel, old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int]:
+        """Modelled durations at the new and at the recorded batch."""
+        if not kernel.reads and not kernel.writes:
+            self.without_blocks.add(kernel.id)
+            return self.batch, self.trace.info.batch
+        if kernel.flops is None and kernel.id in self.unknown:
+            return self.batch, self.trace.info.batch
+        try:
+            one, other = (sum(self._duration_ns(each) for each in work) for work in (new, old))
+        except InputError:  # No rate is known for products of this number format.
+            self.unknown.add(kernel.id)
+            return self.batch, self.trace.info.batch
+        return one, other
+
+    def _priced_choices(
+        self,
+        kernel: Kernel,
+        choices: Sequence[AlgorithmChoice],
+        old: Sequence[Operation],
+        new: Sequence[Operation],
+        ratio: tuple[int, int],
+    ) -> tuple[AlgorithmChoice, ...]:
+        """The recorded ways to run a kernel, by the model where it knows them at both batches, else in proportion.
+
+        Where the recorded ways are those that the model has, they are also at the new batch.
+        """
+        if not choices:
+            return ()
+        before, after = ({way.name: way for way in self._ways(work)} for work in (old, new))
+        recorded = {choice.algorithm: choice for choice in choices}
+        if after and recorded.keys() == before.keys():
+            first = min(choices, key=lambda choice: choice.duration_ns)
+            like = (first.duration_ns, before[first.algorithm].duration_ns)
+            return tuple(
+                _as_priced(recorded[name], before[name], way)
+                if name in recorded
+                else AlgorithmChoice(kernel.id, name, scaled(way.duration_ns, *like), way.workspace_bytes)
+                for name, way in after.items()
+            )
+        return tuple(
+            _as_priced(choice, before[name], after[name])
+            if name in before and name in after
+            else AlgorithmChoice(
+                kernel.id, name, scaled(choice.duration_ns, *ratio), self._in_proportion(choice.workspace_bytes)
+            )
+            for name, choice in recorded.items()
+        )
+
+    def _ways(self, work: Sequence[Operation]) -> list[Way]:
+        try:
+            return self._ways_of(tuple(work))
+        except InputError:
+            return []
+
+
+def scaled(value: int, numerator: int, denominator: int) -> int:
+    """value x numerator / denominator, rounded half up; unchanged where there is nothing to divide by.
+
+    >>> scaled(10, 3, 4), scaled(7, 1, 0)
+    (8, 7)
+    """
+    return (2 * value * numerator + denominator) // (2 * denominator) if denominator else value
+
+
+def _flops(old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int]:
+    return sum(each.flops for each in new), sum(each.flops for each in old)
+
+
+def _as_priced(choice: AlgorithmChoice, before: Way, after: Way) -> AlgorithmChoice:
+    """A recorded choice, changed as the model's is."""
+    return AlgorithmChoice(
+        choice.kernel,
+        choice.algorithm,
+        scaled(choice.duration_ns, after.duration_ns, before.duration_ns),
+        scaled(choice.workspace_bytes, after.workspace_bytes, before.workspace_bytes),
+    )
+
+
+def _chosen(
+    kernel: Kernel, workspace: int, choices: Sequence[AlgorithmChoice], priced: Sequence[AlgorithmChoice]
+) -> AlgorithmChoice | None:
+    """The way that the kernel takes at the new batch: the fastest if it took the fastest, else the same.
+
+    None where the recorded duration and workspace are not those of one of its ways, or that way is gone.
+    """
+    took = [each for each in choices if (each.duration_ns, each.workspace_bytes) == (kernel.duration_ns, workspace)]
+    if not took:
+        return None
+    if took[0].duration_ns == min(each.duration_ns for each in choices):
+        return min(priced, key=lambda each: (each.duration_ns, each.workspace_bytes))
+    return next((each for each in priced if each.algorithm == took[0].algorithm), None)

@@ -1,0 +1,334 @@
+"""Convolutions and matrix products of a trace, rebuilt from its blocks.
+
+Which block is what follows from kinds and shapes: a weight or its gradient tells the channels, or the two sides that
+are not the rows. A kernel that makes both gradients of a convolution is both. Where the recording has operations, what
+is rebuilt must have as many, or it is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from simgpu.trace.itemsize import ITEMSIZE
+from simgpu.trace.model import Block, BlockKind, Kernel, Phase
+from simgpu.workloads.rescale.geometry import convolution_of
+from simgpu.workloads.rescale.samples import Sides
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+
+_Shape = tuple[int, ...]
+_FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
+_UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of a kernel, or the sum of a gradient beside it.
+
+    itemsize: bytes of a value. side: that of its `GemmShape` which the samples are on; None of any but a matrix
+    product. bias: bytes of what is added to a convolution's result in a pass of its own.
+    """
+
+    operation: Operation
+    itemsize: int
+    side: str | None = None
+    bias: int = 0
+
+    def at(self, batch: int, was: int) -> Operation:
+        """The same of another number of samples."""
+        operation = self.operation
+        if operation.convolution is not None:
+            before = operation.convolution
+            shape = replace(before, batch=before.batch * batch // was)
+            more = self.itemsize * (_wide(shape) + _narrow(shape) - _wide(before) - _narrow(before))
+            results = operation.results
+            if operation.direction is not _WEIGHTS:
+                results = results * batch // was
+            return replace(
+                operation,
+                convolution=shape,
+                flops=2 * shape.macs,
+                bytes=operation.bytes + more,
+                results=results,
+                added_bytes=self.bias and self.bias + 2 * self.itemsize * results,
+            )
+        if operation.gemm is not None and self.side is not None:
+            gemm = replace(operation.gemm, **{self.side: getattr(operation.gemm, self.side) * batch // was})
+            if self.side == "count":
+                moved = operation.bytes * batch // was
+            else:
+                moved = operation.bytes + self.itemsize * (_entries(gemm) - _entries(operation.gemm))
+            return replace(operation, gemm=gemm, flops=2 * gemm.macs, bytes=moved)
+        flops = operation.flops * batch // was
+        return replace(operation, flops=flops, bytes=operation.bytes + self.itemsize * (flops - operation.flops))
+
+
+def _wide(shape: ConvolutionShape) -> int:
+    """Values of the input, as the forward direction sees it."""
+    return shape.batch * shape.in_channels * prod(shape.in_size)
+
+
+def _narrow(shape: ConvolutionShape) -> int:
+    """Values of the result."""
+    return shape.batch * shape.out_channels * prod(shape.out_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """A convolution, or the transposed one that goes from its result to its input."""
+
+    shape: ConvolutionShape
+    transposed: bool
+
+    @property
+    def results(self) -> int:
+        """Values that the operator makes in forward."""
+        return _wide(self.shape) if self.transposed else _narrow(self.shape)
+
+
+def _entries(gemm: GemmShape) -> int:
+    """Values of a product's operands and result."""
+    return gemm.count * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """A kernel's blocks of known shape, workspaces left out."""
+
+    kernel: Kernel
+    reads: Sequence[tuple[Block, _Shape]]
+    writes: Sequence[tuple[Block, _Shape]]
+    sides: Sides
+
+    def weight(self, sides: Sequence[int]) -> _Shape | None:
+        """The first weight read with so many sides, or what is made of weights alone, as rows drawn from one are."""
+        return next((s for block, s in self.reads if block.id not in self.sides and len(s) in sides), None)
+
+    def weight_gradient(self, sides: Sequence[int]) -> _Shape | None:
+        """The first weight gradient made with so many sides."""
+        kind = BlockKind.WEIGHT_GRADIENT
+        return next((s for block, s in self.writes if block.kind is kind and len(s) in sides), None)
+
+    @property
+    def dtype(self) -> str:
+        """Of the first block that says so."""
+        return next((block.dtype for block, _ in (*self.writes, *self.reads) if block.dtype), "float32")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one value."""
+        return ITEMSIZE.get(self.dtype, ITEMSIZE["float32"])
+
+    def values(self, blocks: Sequence[tuple[Block, _Shape]]) -> list[_Shape]:
+        """Shapes of those that hold samples."""
+        return [shape for block, shape in blocks if block.id in self.sides]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilder:
+    """Rebuilds products, kernel by kernel in their order: backward's convolutions are those that forward's were.
+
+    sides: the blocks that hold samples.
+    """
+
+    sides: Sides
+    _forward: dict[tuple[str, _Shape], _Geometry] = field(default_factory=dict)
+    _scores: dict[str, GemmShape] = field(default_factory=dict)
+
+    def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
+        """What a convolution or matrix product comes down to; None where its blocks do not tell."""
+        operands = _Operands(kernel, _known(reads), _known(writes), self.sides)
+        for found in self._candidates(operands):
+            counted = sum(each.operation.flops for each in found if each.operation.kind is not OperationKind.REDUCTION)
+            if found and kernel.flops in (None, counted):
+                return found
+        return None
+
+    def _candidates(self, operands: _Operands) -> Iterator[list[Product]]:
+        if "scaled_dot_product" in operands.kernel.op:
+            yield self._attention(operands)
+            return
+        weight = operands.weight((3, 4)) or operands.weight_gradient((3, 4))
+        if weight is None:
+            yield _gemm(operands)
+            return
+        forward = _direction(operands) is _FORWARD
+        keys = [block.id for block, shape in operands.reads if shape == weight or block.id in self.sides]
+        known = next((self._forward[key, weight] for key in keys if (key, weight) in self._forward), None)
+        if known is not None and not forward:
+            yield _convolutions(operands, known, weight)
+        for geometry in _geometries(operands, weight):
+            if forward:
+                self._forward.update({(key, weight): geometry for key in keys})
+            yield _convolutions(operands, geometry, weight)
+
+    def _attention(self, operands: _Operands) -> list[Product]:
+        """Two products whose scores never reach memory; backward makes the scores again and four gradients.
+
+        Forward's result is samples x heads x tokens x depth of a head; how many keys there are, operations tell.
+        """
+        result = next((each for each in operands.writes if len(each[1]) == 4), None)
+        if _direction(operands) is _FORWARD and result is not None:
+            block, shape = result
+            count, rows, depth = prod(shape[:2]), *shape[2:]
+            keys = _depth(operands, 2 * prod(shape), rows)
+            if not keys:
+                return []
+            self._scores[block.id] = GemmShape(rows, keys, depth, count)
+            return _attention_products(operands, self._scores[block.id])
+        found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if found is None else _attention_products(operands, found)
+
+
+def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
+    """Every operand is read once: with the first product that needs it."""
+    query, key = scores.count * scores.m * scores.k, scores.count * scores.n * scores.k
+    values = replace(scores, n=scores.k, k=scores.n)
+    turned = GemmShape(scores.n, scores.k, scores.m, scores.count)
+    if _direction(operands) is _FORWARD:
+        work = [(scores, query + key), (values, key + query)]
+    else:
+        work = [(scores, query + key), (turned, query + key), (scores, key), (values, query), (turned, key)]
+    direction, size = _direction(operands), operands.itemsize
+    return [
+        Product(
+            Operation(
+                OperationKind.GEMM,
+                2 * gemm.macs,
+                size * moved,
+                gemm.count * gemm.m * gemm.n,
+                direction,
+                gemm=gemm,
+                dtype=operands.dtype,
+            ),
+            size,
+            "count",
+        )
+        for gemm, moved in work
+    ]
+
+
+def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:
+    return [(block, block.shape) for block in blocks if block.shape and block.kind is not BlockKind.WORKSPACE]
+
+
+def _direction(operands: _Operands) -> Direction:
+    """What a kernel is for: feature maps made again in backward are forward's, as in checkpointing."""
+    made = {block.kind for block, _ in operands.writes}
+    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+        return _FORWARD
+    return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else _DATA
+
+
+def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
+    """What the sides of a convolution's blocks allow, the usual first."""
+    read, made = (
+        [shape for shape in operands.values(blocks) if len(shape) == len(weight)]
+        for blocks in (operands.reads, operands.writes)
+    )
+    # Backward reads the result's gradient first, then the input; the input's own gradient has the input's shape.
+    forward = _direction(operands) is _FORWARD
+    inputs, outputs = (read, made) if forward else (made or read[1:], read)
+    if not inputs or not outputs:
+        return
+    told = "transpose" in operands.kernel.op
+    for far in (False, True):
+        for transposed in (True,) if told else (False, True):
+            wide, narrow = (outputs[0], inputs[0]) if transposed else (inputs[0], outputs[0])
+            shape = convolution_of(wide, weight, narrow, far=far)
+            if shape is not None:
+                yield _Geometry(shape, transposed)
+
+
+def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> list[Product]:
+    """The directions that a kernel computes, and the sum for the bias beside them."""
+    if _direction(operands) is _FORWARD:
+        return [_convolution(operands, geometry, _FORWARD, weight)]
+    data = any(block.kind is not BlockKind.WEIGHT_GRADIENT for block, _ in operands.writes)
+    weights = operands.weight_gradient((len(weight),)) is not None
+    ways = ((_DATA,) if data else ()) + ((_WEIGHTS,) if weights else ())
+    found = [_convolution(operands, geometry, way, weight) for way in ways]
+    bias = operands.weight_gradient((1,))
+    return [*found, _summed(operands, geometry.results, bias[0])] if bias else found
+
+
+def _convolution(operands: _Operands, geometry: _Geometry, way: Direction, weight: _Shape) -> Product:
+    shape, size = geometry.shape, operands.itemsize
+    direction = _UNDONE[way] if geometry.transposed else way
+    results = {_FORWARD: _narrow(shape), _DATA: _wide(shape), _WEIGHTS: prod(weight)}[direction]
+    bias = 0
+    if way is _FORWARD and shape.kind is OperationKind.CONVOLUTION:
+        bias = sum(block.bytes for block, s in operands.reads if block.kind is BlockKind.WEIGHT and len(s) == 1)
+    operation = Operation(
+        shape.kind,
+        2 * shape.macs,
+        size * (_wide(shape) + _narrow(shape) + prod(weight)),
+        results,
+        direction,
+        convolution=shape,
+        dtype=operands.dtype,
+        added_bytes=bias and bias + 2 * size * results,
+    )
+    return Product(operation, size, bias=bias)
+
+
+def _summed(operands: _Operands, values: int, results: int) -> Product:
+    size = operands.itemsize
+    moved = size * (values + results)
+    operation = Operation(OperationKind.REDUCTION, values, moved, results, _DATA, dtype=operands.dtype)
+    return Product(operation, size)
+
+
+def _gemm(operands: _Operands) -> list[Product]:
+    """A product with a weight, for a weight's gradient, or of two values: rows, as many as there are samples, in m."""
+    direction = _direction(operands)
+    made = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
+    if len(operands.writes) != 1 or not made:
+        return []
+    ((block, result),) = made
+    weight = operands.weight((2,))
+    if direction is _WEIGHTS:
+        gemm, side = _for_weights(operands, result), "k"
+    elif weight is not None and result[-1] in weight:
+        depth = weight[1 - weight.index(result[-1])]
+        gemm, side = GemmShape(prod(result[:-1]), result[-1], depth), "m"
+    else:
+        gemm, side = _of_two(operands, result), "count"
+        place = operands.sides.get(block.id)
+        if place is None:
+            side = "k"
+        elif place >= len(result) - 2:
+            side = "mn"[place - len(result)]
+    if gemm is None:
+        return []
+    moved, dtype = operands.itemsize * _entries(gemm), operands.dtype
+    operation = Operation(OperationKind.GEMM, 2 * gemm.macs, moved, prod(result), direction, gemm=gemm, dtype=dtype)
+    return [Product(operation, operands.itemsize, side)]
+
+
+def _for_weights(operands: _Operands, result: _Shape) -> GemmShape | None:
+    """The gradient of a weight sums over rows: as many as operations say, or as the gradient that is read has."""
+    outputs, inputs = prod(result[:-1]), result[-1]
+    read = operands.values(operands.reads)
+    rows = [prod(shape) // outputs for shape in read if prod(shape) % outputs == 0 and shape[-1] == outputs]
+    depth = _depth(operands, prod(result), rows[0] if rows else 0)
+    return GemmShape(outputs, inputs, depth) if depth else None
+
+
+def _of_two(operands: _Operands, result: _Shape) -> GemmShape | None:
+    count, (rows, columns) = prod(result[:-2]), result[-2:]
+    read = [prod(shape) for _, shape in operands.reads]
+    depth = 0
+    if len(read) == 2 and read[0] % (count * rows) == 0 and read[1] == read[0] // rows * columns:
+        depth = read[0] // (count * rows)
+    depth = _depth(operands, prod(result), depth)
+    return GemmShape(rows, columns, depth, count) if depth else None
+
+
+def _depth(operands: _Operands, results: int, otherwise: int) -> int:
+    """How many products each result sums, by the recorded operations where there are any."""
+    flops = operands.kernel.flops
+    if flops is None:
+        return otherwise
+    return flops // (2 * results) if flops % (2 * results) == 0 else 0

@@ -1,0 +1,155 @@
+"""Conjugate gradients on a sparse matrix of random pattern: NAS CG.
+
+Of the kind of 354.cg. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4: the smallest distance of an
+eigenvalue from a shift by inverse iteration, x <- z / |z| with A z = x solved by 25 steps of conjugate gradients from
+z = 0. The matrix A less its shift is definite, if negative: the method is the same. What takes the time is the product
+with the matrix, which gathers values of a vector at random.
+
+One step of the run is one step of conjugate gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.trace.model import AccessOrder
+from simgpu.workloads.solvers.random_matrix import SparseRows, expected_entries, random_matrix, room_for
+from simgpu.workloads.solvers.solver import Solver, State, check_size
+from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, Touch, Work, once
+from simgpu.workloads.timemodel.operation import OperationKind
+
+#: Steps of conjugate gradients for one of inverse iteration, as in NAS.
+INNER = 25
+
+
+@dataclass(frozen=True)
+class ConjugateGradient(Solver):
+    """NAS CG of `size` rows; class S is ``ConjugateGradient(1400, nonzeros=7, shift=10.0, outer=15)``.
+
+    nonzeros: of a random vector whose outer products make the matrix; usually 3, with which the gaps between the
+    columns of a row, by which indices compress, come as near to those of the reference as a small matrix lets them.
+    outer: steps of inverse iteration.
+
+    >>> solver = ConjugateGradient(1400, nonzeros=7, shift=10.0, outer=2)
+    >>> *_, last = solver.states()
+    >>> round(solver.eigenvalue(last), 2)
+    8.57
+    """
+
+    name: ClassVar[str] = "cg"
+    like: ClassVar[str] = "354.cg"
+    what: ClassVar[str] = "conjugate gradients on a sparse matrix of random pattern (NAS CG)"
+    measure: ClassVar[str] = "rows"
+    usual_size: ClassVar[int] = 48_000
+    least_size: ClassVar[int] = 32
+
+    size: int = usual_size
+    nonzeros: int = 3
+    shift: float = 20.0
+    outer: int = 4
+
+    def __post_init__(self) -> None:
+        check_size(type(self), self.size)
+
+    @property
+    def steps(self) -> int:
+        """Steps of conjugate gradients."""
+        return self.outer * INNER
+
+    @cached_property
+    def matrix(self) -> SparseRows:
+        """The matrix, made once."""
+        return random_matrix(self.size, self.nonzeros, self.shift)
+
+    def arrays(self) -> dict[str, Array]:
+        """The matrix, with the room that NAS keeps for entries that coincide, and five vectors."""
+        room = room_for(self.size, self.nonzeros)
+        return {
+            "values": Array((room,), "float64"),
+            "columns": Array((room,), "int32"),
+            "row_starts": Array((self.size + 1,), "int32"),
+            **{name: Array((self.size,), "float64") for name in ("x", "z", "p", "q", "r")},
+        }
+
+    def states(self) -> Iterator[State]:
+        """After each step; x is still the right side that the step solves for."""
+        matrix = self.matrix
+        state: State = {"values": matrix.values, "columns": matrix.columns, "row_starts": matrix.starts}
+        state |= {name: np.zeros(self.size) for name in ("x", "z", "p", "q", "r")}
+        state["x"][:] = 1.0
+        for turn in range(self.outer):
+            if turn:
+                z = state["z"]
+                state["x"][:] = z / np.sqrt(dot(z, z))
+            state["z"][:] = 0.0
+            state["r"][:] = state["x"]
+            state["p"][:] = state["x"]
+            for _ in range(INNER):
+                _step(matrix, state)
+                yield state
+
+    def eigenvalue(self, state: State) -> float:
+        """The estimate that NAS verifies, zeta: of a state at the end of a step of inverse iteration."""
+        return self.shift + 1 / dot(state["x"], state["z"])
+
+    def work(self) -> tuple[Work, ...]:
+        """Product, d = p.q, both updates, rho = r.r, the next direction.
+
+        In the product a thread works through a row, so that the threads of a warp are rows apart, and each asks for the
+        next sector of its own row: of 354.cg the paper tells that most accesses need one sector (section 4.2). Rows
+        under way at once take many times the L2 cache, which therefore does not keep the rest of an entry. And it asks
+        for a value of p for each entry of the matrix, at random: a sector of its own each, unless p's part that the L2
+        cache can hold has it. What passes through that cache beside p is not counted against it.
+        """
+        arrays, rows = self.arrays(), self.size
+        entries = expected_entries(rows, self.nonzeros)
+        held = min(1.0, L2_BYTES / arrays["p"].bytes)
+        first = arrays["p"].bytes // 32  # each sector that is used at all is fetched at least once
+        gathers = max(first, round(entries * (1 - held)))
+        product = (
+            _by_rows("values", 8 * entries, rows),
+            _by_rows("columns", 4 * entries, rows),
+            *once(arrays, ["row_starts"]),
+            Touch("p", False, gathers, AccessOrder.RANDOM, sectors=1),
+            *once(arrays, writes=["q"]),
+        )
+        elementwise, reduction = OperationKind.ELEMENTWISE, OperationKind.REDUCTION
+        return (
+            Work("sparse_product", OperationKind.GATHER, 2 * entries, rows, True, product),
+            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "pq")),
+            Work("update_z_r", elementwise, 4 * rows, 2 * rows, True, once(arrays, "pqzr", "zr")),
+            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "r")),
+            Work("direction", elementwise, 2 * rows, rows, True, once(arrays, "rp", "p")),
+        )
+
+    def reference(self) -> ConjugateGradient:
+        """1.22 GB: as many rows as NAS's class D, with as many nonzeros as class S."""
+        return ConjugateGradient(size=1_500_000, nonzeros=7, shift=self.shift, outer=self.outer)
+
+
+def _by_rows(array: str, size: int, rows: int) -> Touch:
+    """Each row's sectors one at a time, row beside row."""
+    stride = max(1, round(size / rows / ENTRY_BYTES))
+    return Touch(array, False, -(-size // SECTOR_BYTES), AccessOrder.STRIDED, sectors=1, stride=stride)
+
+
+def dot(left: NDArray[Any], right: NDArray[Any]) -> float:
+    """The scalar product, summed by NumPy in its fixed order."""
+    return float(np.add.reduce(left * right))
+
+
+def _step(matrix: SparseRows, state: State) -> None:
+    z, p, q, r = (state[name] for name in "zpqr")
+    rho = dot(r, r)
+    q[:] = matrix.times(p)
+    alpha = rho / dot(p, q)
+    z += alpha * p
+    r -= alpha * q
+    p *= dot(r, r) / rho
+    p += r

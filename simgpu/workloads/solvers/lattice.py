@@ -1,0 +1,179 @@
+"""Flow through a porous medium by the lattice Boltzmann method, on a list of fluid sites.
+
+Of the kind of 360.ilbdc: D3Q19 in double precision with two relaxation times (Ginzburg, Verhaeghe and d'Humieres
+2008), a constant force, and values of fluid sites alone, pulled through a table of neighbours
+(`simgpu.workloads.solvers.porous`). Two copies of the values take turns: a step reads one and writes the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.trace.model import AccessOrder
+from simgpu.workloads.solvers import porous
+from simgpu.workloads.solvers.porous import DIRECTIONS, OPPOSITE, Fluid
+from simgpu.workloads.solvers.solver import Solver, State, check_size
+from simgpu.workloads.solvers.work import Array, Touch, Work, entries_of, once
+from simgpu.workloads.timemodel.operation import OperationKind
+
+#: Weights of the directions: rest, along an axis, diagonal.
+WEIGHTS = tuple((1 / 3, 1 / 18, 1 / 36)[sum(map(abs, d))] for d in DIRECTIONS)
+#: The product of both relaxations for which a wall lies exactly half a link away.
+_MAGIC = 3 / 16
+_SOLID = 0.35
+#: Operations of a site: density (18 sums), momentum (27 sums and half the force), velocity (3 divisions), the term of
+#: its square (6), rest (6); of each of 9 pairs of directions c.u (1; 6 diagonals a sum more) and the weighted density
+#: (1), the equilibrium's even and odd part (6), what relaxation changes of both (8; 5 pairs with the force's part),
+#: two results (4).
+FLOPS = 18 + 28 + 3 + 6 + 6 + 9 * (1 + 1 + 6 + 8 + 4) + 6 + 5
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice(Solver):
+    """Flow along x through overlapping spheres in a periodic cube of `size` sites a side.
+
+    tiles: how often the cube stands beside itself along z, y and x. viscosity, force: in lattice units.
+    geometry: another one instead, True where fluid, periodic.
+
+    >>> solver = Lattice(size=8, steps=4)
+    >>> *_, last = solver.states()
+    >>> bool(abs(last["values_even"].sum() - solver.sites) < 1e-9)
+    True
+    """
+
+    name: ClassVar[str] = "lbm"
+    like: ClassVar[str] = "360.ilbdc"
+    what: ClassVar[str] = "lattice Boltzmann flow through a porous medium, on a list of fluid sites"
+    measure: ClassVar[str] = "sites a side"
+    usual_size: ClassVar[int] = 32
+    least_size: ClassVar[int] = 8
+
+    size: int = usual_size
+    steps: int = 200
+    tiles: tuple[int, int, int] = (1, 1, 1)
+    viscosity: float = 0.1
+    force: float = 1e-5
+    geometry: Fluid | None = None
+
+    def __post_init__(self) -> None:
+        check_size(type(self), self.size, multiple_of=porous.BRICK)
+
+    @property
+    def scale(self) -> str:
+        """Sites along x, y and z."""
+        return " x ".join(str(self.size * tiles) for tiles in self.tiles) + " sites"
+
+    @cached_property
+    def tile(self) -> Fluid:
+        """One tile of the geometry."""
+        return porous.spheres(self.size, _SOLID) if self.geometry is None else self.geometry
+
+    @property
+    def sites(self) -> int:
+        """Fluid sites of all tiles."""
+        return int(self.tile.sum()) * int(np.prod(self.tiles))
+
+    def arrays(self) -> dict[str, Array]:
+        """Values before even and before odd steps, direction by direction, and the table of where they come from."""
+        directions, sites = len(DIRECTIONS), self.sites
+        return {
+            "values_even": Array((directions, sites), "float64"),
+            "values_odd": Array((directions, sites), "float64"),
+            "sources": Array((directions - 1, sites), "int32"),
+        }
+
+    def states(self) -> Iterator[State]:
+        """After each step, from rest."""
+        table = porous.sources(np.tile(self.tile, self.tiles))
+        values = np.repeat(np.array(WEIGHTS)[:, None], table.shape[1], axis=1)
+        state: State = {"values_even": values, "values_odd": np.zeros_like(values), "sources": table}
+        for step in range(self.steps):
+            before, after = ("values_odd", "values_even") if step % 2 else ("values_even", "values_odd")
+            self._advance(state[before], table, state[after])
+            yield state
+
+    def velocity(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Velocity along x at each site, in lattice units; values as a step leaves them, before they move on."""
+        along = np.array([direction[2] for direction in DIRECTIONS], np.float64)
+        # A step adds the force's whole momentum; the velocity lies in the middle of it.
+        momentum: NDArray[Any] = np.add.reduce(along[:, None] * values) - self.force / 2
+        found: NDArray[Any] = momentum / np.add.reduce(values)
+        return found
+
+    def work(self) -> tuple[Work, ...]:
+        """A step from the even values to the odd ones, and one back.
+
+        Values are pulled direction by direction: memory sees the directions' parts of the array visited in step. What
+        the threads of a block ask for of an entry at a time comes at once; other blocks ask again. Both are counted on
+        one tile, and the mean number of sectors of a visit is rounded.
+        """
+        arrays = self.arrays()
+        found = porous.requests(porous.sources(self.tile))
+        tiles = int(np.prod(self.tiles))
+        rest = entries_of(8 * self.sites)
+        visits, sectors = found.visits * tiles + rest, found.sectors * tiles + 4 * rest
+        asked = max(1, round(sectors / visits))
+        pull = Touch("", False, round(sectors / asked), AccessOrder.STRIDED, asked, stride=rest)
+
+        def step(before: str, after: str) -> Work:
+            own = Touch(before, False, pull.visits, pull.order, pull.sectors, pull.stride)
+            touches = (own, *once(arrays, ["sources"], [after]))
+            results = len(DIRECTIONS) * self.sites
+            return Work("stream_collide", OperationKind.GATHER, FLOPS * self.sites, results, True, touches)
+
+        return step("values_even", "values_odd"), step("values_odd", "values_even")
+
+    def reference(self) -> Lattice:
+        """As many tiles as come nearest to 1.94 GB, along x, y and z in turn."""
+        one = Lattice(size=self.size).bytes
+        tiles = [1, 1, 1]
+        axis = 2
+        while (tiles[0] * tiles[1] * tiles[2]) * one * (1 + 0.5 / tiles[axis]) < 1.94e9:
+            tiles[axis] += 1
+            axis = (axis - 1) % 3
+        return Lattice(size=self.size, steps=self.steps, tiles=(tiles[0], tiles[1], tiles[2]))
+
+    def _advance(self, before: NDArray[Any], table: NDArray[np.int32], after: NDArray[Any]) -> None:
+        """Pull, then relax even and odd parts of opposite directions, each at its own rate."""
+        flat = before.reshape(-1)
+        values = np.empty_like(before)
+        values[0] = before[0]
+        np.take(flat, table, out=values[1:])
+        density = np.add.reduce(values)
+        momentum = [_moment(values, axis) for axis in range(3)]
+        momentum[2] += self.force / 2
+        velocity = [part / density for part in momentum]
+        square = 1.5 * (velocity[0] ** 2 + velocity[1] ** 2 + velocity[2] ** 2)
+        even_rate = 1 / (3 * self.viscosity + 0.5)
+        odd_rate = 1 / (_MAGIC / (1 / even_rate - 0.5) + 0.5)
+        after[0] = values[0] + even_rate * (WEIGHTS[0] * density * (1 - square) - values[0])
+        for number in range(1, len(DIRECTIONS), 2):
+            other, direction = OPPOSITE[number], DIRECTIONS[number]
+            along = 3 * _along(velocity, direction)
+            weighted = WEIGHTS[number] * density
+            even = weighted * (1 + 0.5 * along**2 - square)
+            odd = weighted * along
+            even_change = even_rate * (even - 0.5 * (values[number] + values[other]))
+            odd_change = odd_rate * (odd - 0.5 * (values[number] - values[other]))
+            odd_change += (1 - 0.5 * odd_rate) * 3 * WEIGHTS[number] * direction[2] * self.force
+            after[number] = values[number] + even_change + odd_change
+            after[other] = values[other] + even_change - odd_change
+
+
+def _moment(values: NDArray[Any], axis: int) -> NDArray[Any]:
+    found: NDArray[Any] = np.zeros_like(values[0])
+    for number, direction in enumerate(DIRECTIONS):
+        if direction[axis]:
+            found += direction[axis] * values[number]
+    return found
+
+
+def _along(velocity: list[NDArray[Any]], direction: tuple[int, ...]) -> NDArray[Any]:
+    parts = [sign * part for sign, part in zip(direction, velocity, strict=True) if sign]
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]

@@ -1,0 +1,222 @@
+"""Geometric multigrid for finite volumes on boxes of cells: V-cycles with full weighting.
+
+Of the kind of FF_HPGMG (HPGMG-FV, Adams et al., LBNL-6630E): a u - b div(beta grad u) = f on the unit cube with u = 0
+on its faces, variable coefficients, cells of second order in boxes (`simgpu.workloads.solvers.boxes`), red-black
+Gauss-Seidel. A residual goes to the coarser level as the mean of eight cells, a correction comes back by trilinear
+interpolation.
+
+Sines make the coefficients; their last bits may differ between processors, and with them those of all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from simgpu.errors import InputError
+from simgpu.trace.model import AccessOrder
+from simgpu.workloads.solvers.boxes import FIELDS, Doubles, Level, Shape, right_side, solution
+from simgpu.workloads.solvers.solver import Solver, State, check_size
+from simgpu.workloads.solvers.work import Array, Touch, Work
+from simgpu.workloads.timemodel.operation import OperationKind
+
+#: Sweeps before and after the coarser level's correction, and on the coarsest.
+_SWEEPS, _BOTTOM_SWEEPS = 2, 20
+#: Cells a side of the coarsest level, and of the smallest box on others.
+_COARSEST, _LEAST_BOX = 2, 4
+#: What a kernel uses of a box's fields.
+_OPERATOR = ("u", "alpha", "beta_x", "beta_y", "beta_z")
+#: Operations at a cell: of A u (along each axis two differences, two products, two sums; the other term 2, the scale
+#: 1, the difference 1); a smoothing step besides, counted where it takes effect, on every second cell; an
+#: interpolation (seven sums and eight products) and its sum.
+_APPLY_FLOPS, _SMOOTH_FLOPS, _INTERPOLATE_FLOPS = 3 * 6 + 4, 3, 7 + 8 + 1
+
+
+@dataclass(frozen=True)
+class Multigrid(Solver):
+    """V-cycles on `size` cells a side, a power of two, in boxes of `box` cells a side.
+
+    >>> solver = Multigrid(size=16, box=8, steps=4)
+    >>> norms = [solver.residual(state) for state in solver.states()]
+    >>> norms[3] < 0.01 * norms[0]
+    True
+    """
+
+    name: ClassVar[str] = "multigrid"
+    like: ClassVar[str] = "FF_HPGMG"
+    what: ClassVar[str] = "multigrid V-cycles for finite volumes, several fields in one allocation"
+    measure: ClassVar[str] = "cells a side"
+    usual_size: ClassVar[int] = 32
+    least_size: ClassVar[int] = 8
+
+    size: int = usual_size
+    box: int = 16
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        check_size(type(self), self.size)
+        if self.size & (self.size - 1):
+            near = 1 << (self.size.bit_length() - 1)
+            what, remedy = f"{self.size} cells a side are no power of two", f"give for example {near} or {2 * near}"
+            raise InputError.single(self.name, "size", what, remedy)
+        if self.box < _LEAST_BOX or self.box & (self.box - 1):
+            remedy = f"give a power of two, at least {_LEAST_BOX}"
+            raise InputError.single(self.name, "box", f"{self.box} is no number of cells a side for it", remedy)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of the levels, finest first: boxes shrink with their level and are joined when they get small."""
+        cells, side = self.size, min(self.box, self.size)
+        found = []
+        while cells >= _COARSEST:
+            found.append(Shape(cells // side, side))
+            cells //= 2
+            side = min(cells, max(_LEAST_BOX, side // 2))
+        return tuple(found)
+
+    def arrays(self) -> dict[str, Array]:
+        """An allocation for each level."""
+        return {f"level{number}": Array(shape.shape, "float64") for number, shape in enumerate(self.shapes)}
+
+    def states(self) -> Iterator[State]:
+        """After each V-cycle, from u = 0."""
+        levels = [Level(shape) for shape in self.shapes]
+        finest = levels[0]
+        centres = (np.arange(self.size) + 0.5) / self.size
+        places = (centres[:, None, None], centres[:, None], centres)
+        finest.put("true", solution(*places))
+        finest.put("rhs", right_side(*places))
+        state: State = {f"level{number}": level.data for number, level in enumerate(levels)}
+        for _ in range(self.steps):
+            _cycle(levels)
+            finest.set_residual()
+            yield state
+
+    def residual(self, state: State) -> float:
+        """The residual's root of the mean square on the finest level."""
+        return _root_mean_square(self.shapes[0].inner(state["level0"], "residual"))
+
+    def error(self, state: State) -> float:
+        """The root mean square of what u differs from the solution of the continuous problem."""
+        u, true = (self.shapes[0].inner(state["level0"], name) for name in ("u", "true"))
+        return _root_mean_square(u - true)
+
+    def work(self) -> tuple[Work, ...]:
+        """One V-cycle: down to the coarsest level and up again, and the finest level's residual for its norm."""
+        arrays, shapes = self.arrays(), self.shapes
+        down: list[Work] = []
+        up: list[Work] = []
+        for number, shape in enumerate(shapes[:-1]):
+            here, below = _Kernels(f"level{number}", shape), _Kernels(f"level{number + 1}", shapes[number + 1])
+            down += [*here.smooth(_SWEEPS), *here.residual(), here.restrict(below), below.clear()]
+            up = [below.exchange(), here.interpolate(below), *here.smooth(_SWEEPS), *up]
+        bottom = _Kernels(f"level{len(arrays) - 1}", shapes[-1])
+        return (*down, bottom.solve(), *up, *_Kernels("level0", shapes[0]).residual())
+
+    def reference(self) -> Multigrid:
+        """2.09 GB."""
+        return Multigrid(size=256, box=32, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The kernels on one level; `name` is its array."""
+
+    name: str
+    shape: Shape
+
+    def smooth(self, sweeps: int) -> list[Work]:
+        flops = self.cells // 2 * (_APPLY_FLOPS + _SMOOTH_FLOPS)
+        kernel = Work("smooth", OperationKind.ELEMENTWISE, flops, self.cells // 2, True, self._relaxation())
+        return [self.exchange(), kernel] * (2 * sweeps)
+
+    def residual(self) -> list[Work]:
+        flops = self.cells * (_APPLY_FLOPS + 1)
+        touches = (self.fields(False, "rhs", *_OPERATOR), self.fields(True, "residual"))
+        return [self.exchange(), Work("residual", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)]
+
+    def restrict(self, below: _Kernels) -> Work:
+        touches = (self.fields(False, "residual"), below.fields(True, "rhs"))
+        return Work("restrict", OperationKind.ELEMENTWISE, self.cells, below.cells, True, touches)
+
+    def clear(self) -> Work:
+        return Work("clear", OperationKind.ELEMENTWISE, 0, self.cells, True, (self.fields(True, "u"),))
+
+    def interpolate(self, below: _Kernels) -> Work:
+        touches = (below.fields(False, "u"), self.fields(False, "u"), self.fields(True, "u"))
+        flops = self.cells * _INTERPOLATE_FLOPS
+        return Work("interpolate", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
+
+    def solve(self) -> Work:
+        """All sweeps in one kernel, which keeps the few cells on the chip."""
+        flops = self.cells * (_APPLY_FLOPS + _SMOOTH_FLOPS) * _BOTTOM_SWEEPS
+        return Work("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, self._relaxation())
+
+    def exchange(self) -> Work:
+        """The six faces of each box: of u's every entry the mean number of sectors that hold a part of them, rounded.
+
+        Where rows are no longer than two or three entries, most of the field's entries hold one of their ends.
+        """
+        cells = (self.fields(False, "u"), self.shape.sectors_of_faces(1, -2))
+        ghosts = (self.fields(True, "u"), self.shape.sectors_of_faces(0, -1))
+        touches = tuple(
+            replace(touch, sectors=max(1, round(sectors / self.shape.entries))) for touch, sectors in (cells, ghosts)
+        )
+        return Work("exchange", OperationKind.COPY, 0, 6 * self.shape.side**2 * self.shape.boxes**3, True, touches)
+
+    @property
+    def cells(self) -> int:
+        return self.shape.cells**3
+
+    def fields(self, write: bool, *names: str) -> Touch:
+        """Whole fields of every box, ghosts included, that lie one after another.
+
+        Thread blocks take whole boxes and run side by side, so that memory sees all boxes visited in step: strides of
+        one box.
+        """
+        at, each = FIELDS.index(names[0]), self.shape.entries
+        assert FIELDS[at : at + len(names)] == names
+        visits = self.shape.boxes**3 * len(names) * each
+        return Touch(self.name, write, visits, AccessOrder.STRIDED, stride=len(FIELDS) * each, first=at * each)
+
+    def _relaxation(self) -> tuple[Touch, ...]:
+        return self.fields(False, "rhs", *_OPERATOR, "dinv"), self.fields(True, "u")
+
+
+def _cycle(levels: list[Level]) -> None:
+    here, *below = levels
+    if not below:
+        here.smooth(_BOTTOM_SWEEPS)
+        return
+    here.smooth(_SWEEPS)
+    here.set_residual()
+    below[0].put("rhs", _mean_of_eight(here.whole("residual")))
+    below[0].field("u")[:] = 0.0
+    _cycle(below)
+    here.put("u", here.whole("u") + _interpolated(below[0].whole("u")))
+    here.smooth(_SWEEPS)
+
+
+def _mean_of_eight(fine: Doubles) -> Doubles:
+    pairs = fine.reshape([part for side in fine.shape for part in (side // 2, 2)])
+    # One axis after another, so that the order of sums is told.
+    found: Doubles = 0.125 * np.add.reduce(np.add.reduce(np.add.reduce(pairs, axis=5), axis=3), axis=1)
+    return found
+
+
+def _interpolated(coarse: Doubles) -> Doubles:
+    """Linear along each axis in turn: three quarters of the cell itself, a quarter of the one that is nearer."""
+    for axis in range(3):
+        cells = np.moveaxis(coarse, axis, 0)
+        lower = np.concatenate([-cells[:1], cells[:-1]])
+        upper = np.concatenate([cells[1:], -cells[-1:]])
+        fine = np.stack([0.75 * cells + 0.25 * lower, 0.75 * cells + 0.25 * upper], axis=1)
+        coarse = np.moveaxis(fine.reshape(-1, *cells.shape[1:]), 0, axis)
+    return coarse
+
+
+def _root_mean_square(values: Doubles) -> float:
+    return float(np.sqrt(np.add.reduce(np.ascontiguousarray(values).reshape(-1) ** 2) / values.size))

@@ -1,0 +1,109 @@
+"""Number formats of products on a GPU: in which arithmetic they run, and sentences about how times are modelled.
+
+What matrix units do not take is multiplied in single precision, from values of two bytes:
+
+- float16 before Volta: PyTorch calls ``cublasGemmEx`` (``cublasSgemmEx`` on Kepler) to compute in float32
+  (aten/src/ATen/cuda/CUDABlas.cpp);
+- bfloat16 on Volta and Turing: inputs are shifted to float32 (PyTorch, pull request 148322). cuDNN has no such
+  convolution (PyTorch, `CUDAHooks::supportsBFloat16ConvolutionWithCuDNNv8`), so that PyTorch unfolds one image after
+  another and multiplies (aten/src/ATen/native/cuda/ConvolutionMM2d.cu).
+
+bfloat16 before Volta has no product in cuBLAS and is refused (`parameters.yaml`, sources).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
+
+if TYPE_CHECKING:
+    from simgpu.workloads.timemodel.parameters import Architecture
+
+#: Bytes of one value, by number format as PyTorch names it; products of no other have a rate.
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def itemsize_of_products(gpu: GpuSpec, architecture: Architecture, dtype: str) -> int:
+    """Bytes of one value of a product; `InputError` for a format that has no product on the GPU."""
+    if dtype not in _ITEMSIZE:
+        remedy = f"give one of {', '.join(_ITEMSIZE)}"
+        raise InputError.single("", "time model", f"knows no rate for products of {dtype!r}", remedy)
+    if dtype == "bfloat16" and architecture.bf16 == "none":
+        what = f"{gpu.name} ({gpu.architecture}) has no products of 'bfloat16': cuBLAS refuses them before Volta"
+        raise InputError.single("", "time model", what, "give float16 or float32, or a GPU from Volta on")
+    return _ITEMSIZE[dtype]
+
+
+def matrix_units_take(gpu: GpuSpec, architecture: Architecture, dtype: str) -> bool:
+    """Whether products of a half-precision format run on the GPU's matrix units.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.workloads.timemodel.parameters import load_parameters
+    >>> volta = load_parameters().architectures["volta"]
+    >>> [matrix_units_take(load_node("v100").gpu, volta, dtype) for dtype in ("float16", "bfloat16")]
+    [True, False]
+    """
+    if gpu.tensor_rate is None or architecture.matrix is None:
+        return False
+    return dtype == "float16" or (dtype == "bfloat16" and architecture.bf16 == "matrix units")
+
+
+def product_rate(gpu: GpuSpec, dtype: str) -> int | None:
+    """Peak operations per second of products of a format; None where the GPU does not state its rates.
+
+    A GPU of no stated architecture multiplies both half-precision formats on the matrix units that it states.
+    """
+    architecture = _architecture(gpu)
+    if architecture is None:
+        on_matrix_units = gpu.tensor_rate is not None and dtype in ("float16", "bfloat16")
+    else:
+        on_matrix_units = matrix_units_take(gpu, architecture, dtype)
+    return gpu.tensor_rate if on_matrix_units else gpu.fp32_rate
+
+
+def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
+    """What a reader of times modelled for a GPU must know, in sentences; none where nothing is out of the ordinary.
+
+    dtypes: of the products that were priced.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> model_notes(load_node("h200").gpu, ["bfloat16"])
+    ["The time model's hopper was fitted to H100, not to H200 SXM."]
+    """
+    architecture = _architecture(gpu)
+    if architecture is None:
+        return []
+    notes = [fitted] if (fitted := _fitted_elsewhere(gpu, architecture)) else []
+    for dtype in sorted(set(dtypes) & {"float16", "bfloat16"}):
+        if not matrix_units_take(gpu, architecture, dtype):
+            lacks = f"matrix units for {dtype}" if gpu.tensor_rate is not None else "matrix units"
+            images = ", convolutions one image after another" if dtype == "bfloat16" else ""
+            notes.append(
+                f"Products of {dtype} are priced in single precision with 2-byte values{images}: "
+                f"{gpu.name} has no {lacks}."
+            )
+    return notes
+
+
+def _fitted_elsewhere(gpu: GpuSpec, architecture: Architecture) -> str:
+    """Says that the time model was fitted to other GPUs than this one; empty where it was fitted to this one."""
+    names = (gpu.name, *gpu.reported_as)
+    if any(_is_model(fitted, name) for fitted in architecture.fitted_to for name in names):
+        return ""
+    return f"The time model's {gpu.architecture} was fitted to {', '.join(architecture.fitted_to)}, not to {gpu.name}."
+
+
+def _is_model(model: str, name: str) -> bool:
+    """Whether a GPU's name is one of a model's boards: 'Tesla V100 PCIe' is of V100, 'GTX 1080 Ti' not of GTX 1080."""
+    return re.search(rf"(?<!\w){re.escape(model)}(?!\w| Ti\b| SUPER\b)", name, re.IGNORECASE) is not None
+
+
+def _architecture(gpu: GpuSpec) -> Architecture | None:
+    from simgpu.workloads.timemodel.parameters import load_parameters
+
+    known = load_parameters().architectures
+    return next((found for name, found in known.items() if name == gpu.architecture), None)

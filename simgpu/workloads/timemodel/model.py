@@ -1,0 +1,229 @@
+"""Durations of kernels on a named GPU, from what they compute and move.
+
+A kernel takes the launch time plus the longer of its arithmetic and its traffic, each at a share of the GPU's peak
+rate; passes around it, such as the transforms of a Winograd convolution, are added. The share falls where there is
+too little to do, by smooth laws:
+
+- a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (the longer side of
+  the result as m), for tiles that are not full and loops that are short;
+- and sqrt(1 + (h M / r)^2) times, for multiprocessors that idle: r results, M multiprocessors, h results to fill one;
+  sums longer than `split_depth` are split into parts of that length (k above), and their parts count as results;
+- any other kernel moves `in_flight` bytes for each multiprocessor more than its own: what must be under way before
+  the memory's pipe is full (Little's law).
+
+They stand for waves of tiles without their steps: where a step lies depends on the tile that the library picks, which
+nobody else knows, and the laws are exact in both limits.
+
+A convolution's bias is added by one more kernel that reads and writes its result: cuDNN's convolutions take none, and
+PyTorch, TensorFlow and Torch follow them with such a kernel (in PyTorch ``add_``, aten/src/ATen/native/cudnn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, sqrt
+from typing import TYPE_CHECKING
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.hardware.spec import GpuSpec
+from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
+from simgpu.workloads.timemodel.formats import itemsize_of_products, matrix_units_take
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+
+if TYPE_CHECKING:
+    from simgpu.workloads.timemodel.parameters import Architecture, Parameters
+
+#: Largest workspace that a framework gives a convolution unless told otherwise, bytes: that of TensorFlow
+#: (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
+WORKSPACE_LIMIT = 2**32
+
+
+class Tf32(StrEnum):
+    """Which single-precision products run on matrix units that take them (Ampere and later)."""
+
+    NONE = "none"
+    CONVOLUTIONS = "convolutions"  # PyTorch's default
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to compute a convolution: its name, duration and the device memory that it needs meanwhile."""
+
+    name: str
+    duration_ns: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """Durations on one GPU; make it with `time_model`."""
+
+    gpu: GpuSpec
+    architecture: Architecture
+    parameters: Parameters
+    fp32_rate: int
+    dram_bandwidth: int
+    multiprocessors: int
+    tf32: Tf32
+    without: frozenset[str]
+    workspace_limit: int
+
+    def duration_ns(self, operation: Operation) -> int:
+        """How long the kernel takes, whole nanoseconds; a convolution by its fastest algorithm.
+
+        Raises `InputError` for a product of numbers other than float32, float16 and bfloat16, and of bfloat16 on a GPU
+        that has none (`simgpu.workloads.timemodel.formats`).
+
+        >>> from simgpu.hardware.nodes import load_node
+        >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=9 * 10**8, results=10**8)
+        >>> time_model(load_node("v100").gpu).duration_ns(relu) > 1_000_000
+        True
+        """
+        if operation.kind is OperationKind.CONVOLUTION and operation.convolution is not None:
+            return self.algorithms(operation)[0].duration_ns
+        if operation.gemm is not None:
+            work = AlgorithmWork("implicit_precomp_gemm", operation.gemm, operation.flops, matrix_units=True)
+            return self._product_ns(operation, work, on_matrix_units=self._uses_matrix_units(operation, Tf32.ALL))
+        return self._other_ns(operation)
+
+    def algorithms(self, operation: Operation) -> tuple[Algorithm, ...]:
+        """The algorithms that can compute a convolution, fastest first; then less workspace, then by name.
+
+        Empty for any other operation. Raises `InputError` as `duration_ns`.
+        """
+        shape = operation.convolution
+        if shape is None or operation.kind is not OperationKind.CONVOLUTION:
+            return ()
+        matrix_units = self._uses_matrix_units(operation, Tf32.CONVOLUTIONS, Tf32.ALL)
+        found = [
+            Algorithm(
+                work.name,
+                self._product_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
+                work.workspace_bytes,
+            )
+            for work in self._works(shape, operation)
+            if work.name not in self.without and work.workspace_bytes <= self.workspace_limit
+        ]
+        return tuple(sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
+
+    def _works(self, shape: ConvolutionShape, operation: Operation) -> tuple[AlgorithmWork, ...]:
+        """The algorithms that the library has for these numbers on this GPU."""
+        itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        if operation.dtype == "bfloat16" and self.architecture.bf16 != "matrix units":
+            return (image_by_image(shape, operation.direction, itemsize),)
+        return works(shape, operation.direction, itemsize)
+
+    def _uses_matrix_units(self, operation: Operation, *tf32: Tf32) -> bool:
+        if operation.dtype == "float32":
+            has_units = self.gpu.tensor_rate is not None and self.architecture.matrix is not None
+            return has_units and self.architecture.tf32 and self.tf32 in tf32
+        return matrix_units_take(self.gpu, self.architecture, operation.dtype)
+
+    def _peak(self, operation: Operation, on_matrix_units: bool) -> float:
+        """Operations per second that the best product of this type of number reaches."""
+        rate, share = self.gpu.tensor_rate, self.architecture.matrix
+        if not on_matrix_units or rate is None or share is None:
+            return self.fp32_rate * self.architecture.compute
+        return rate * share / (2 if operation.dtype == "float32" else 1)
+
+    def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
+        itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
+        rate = self._peak(operation, on_matrix_units) * share
+        arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
+        bandwidth = self._bandwidth(operation)
+        # Matrix units want channels last, and frameworks keep them first: operands and result are reordered.
+        reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
+        around = max(
+            work.other_flops / (self.fp32_rate * self.architecture.compute),
+            (work.extra_bytes + reordered) / bandwidth,
+        )
+        seconds = max(arithmetic, operation.bytes / bandwidth) + around
+        return work.kernels * self.architecture.launch + ceil(seconds * 1e9) + self._bias_ns(operation)
+
+    def _bias_ns(self, operation: Operation) -> int:
+        """The kernel that adds a convolution's bias to its result."""
+        if not operation.added_bytes:
+            return 0
+        return self._other_ns(Operation(OperationKind.ELEMENTWISE, 0, operation.added_bytes, operation.results))
+
+    def _padding(self, product: GemmShape) -> float:
+        """How much longer a product takes because its sides do not fill the tiles it is computed in."""
+        half = self.parameters.halves
+        long, short = max(product.m, product.n), min(product.m, product.n)
+        depth = min(float(product.k), self.parameters.split_depth)
+        return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / depth)
+
+    def _idle(self, product: GemmShape) -> float:
+        """How much longer a product takes because its results do not fill the multiprocessors."""
+        parts = max(1.0, product.k / self.parameters.split_depth)
+        results = product.count * product.m * product.n * parts
+        return sqrt(1 + (self.parameters.halves.results * self.multiprocessors / results) ** 2)
+
+    def _bandwidth(self, operation: Operation) -> float:
+        shares = self.parameters.kinds[operation.kind]
+        share = shares.forward if operation.direction is Direction.FORWARD else shares.backward
+        if operation.kind is OperationKind.NORMALIZATION:
+            share *= self.architecture.normalization
+        return self.dram_bandwidth * self.architecture.memory * share
+
+    def _other_ns(self, operation: Operation) -> int:
+        in_flight = self.parameters.in_flight * self.multiprocessors
+        arithmetic = operation.flops / (self.fp32_rate * self.architecture.compute)
+        moved = (operation.bytes + in_flight) / self._bandwidth(operation)
+        return self.architecture.launch + ceil(max(arithmetic, moved) * 1e9)
+
+
+def time_model(
+    gpu: GpuSpec,
+    *,
+    tf32: Tf32 = Tf32.CONVOLUTIONS,
+    without: Iterable[str] = (),
+    workspace_limit: int = WORKSPACE_LIMIT,
+    parameters: Parameters | None = None,
+) -> TimeModel:
+    """The time model of a GPU.
+
+    tf32: which single-precision products use matrix units, where the GPU has such that take them.
+    without: algorithms that the library lacks, such as ``winograd`` before cuDNN 5.
+    workspace_limit: bytes; algorithms that need more are not used.
+    parameters: another table than the one that comes with simgpu.
+
+    Raises `InputError` naming everything that the GPU's description lacks, an architecture without parameters, and
+    algorithms that are not known or are all there are.
+
+    >>> time_model(GpuSpec("bare", memory=1))
+    Traceback (most recent call last):
+    simgpu.errors.InputError: bare: gpu.architecture: is not stated; ...
+    """
+    from simgpu.workloads.timemodel.parameters import load_parameters
+
+    table = parameters or load_parameters()
+    needed = ("architecture", "multiprocessors", "fp32_rate", "dram_bandwidth")
+    problems = [
+        Problem(gpu.name, f"gpu.{name}", "is not stated", "the time model needs it: add it to the node's file")
+        for name in needed
+        if getattr(gpu, name) is None
+    ]
+    if gpu.architecture is not None and gpu.architecture not in table.architectures:
+        what = f"the time model has no parameters for {gpu.architecture!r}"
+        problems.append(
+            Problem(gpu.name, "gpu.architecture", what, did_you_mean(gpu.architecture, table.architectures))
+        )
+    lacking = frozenset(without)
+    for name in sorted(lacking - set(table.algorithms)):
+        problems.append(Problem("", "without", f"{name!r} is not an algorithm", did_you_mean(name, table.algorithms)))
+    if "implicit_gemm" in lacking:
+        what = "'implicit_gemm' is the algorithm that always applies"
+        problems.append(Problem("", "without", what, "leave it in"))
+    if problems:
+        raise InputError(problems)
+    assert gpu.architecture is not None and gpu.multiprocessors is not None
+    assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
+    architecture = next(found for name, found in table.architectures.items() if name == gpu.architecture)
+    return TimeModel(
+        gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
+    )

@@ -1,0 +1,151 @@
+"""Traces that tell how their memory-entries compress and how kernels visit them, and nodes with compressed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from simgpu.graph.compressed import CompressedMemory
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, Granularity, LinkSpec, MetadataCacheSpec, NodeSpec
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Access, AccessOrder, CompressedSize, Trace
+from tests.compression.buddy.plain_memory import ENTRY, SIZES
+from tests.semantics.hand_made import GB, node
+from tests.semantics.random_traces import nodes
+
+#: All that a small program touches stays in it from the first iteration on.
+ENDLESS = MetadataCacheSpec(2**20, slices=1, ways=2**10, line=32, entries=64)
+
+
+def entries(size: int) -> int:
+    """How many entries a block of so many bytes has."""
+    return -(-size // ENTRY)
+
+
+def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSize]:
+    """A histogram as a trace tells it."""
+    told = zip(SIZES, counts, strict=True)
+    return [CompressedSize(block, epoch, "bpc", "plain", ENTRY, size, count) for size, count in told if count]
+
+
+def told(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
+    """A trace that tells these counts of these blocks, and these accesses."""
+    found = [row for block, counts in histograms.items() for row in rows(block, counts)]
+    made = replace(trace, compressibility=tuple(found), accesses=tuple(accesses))
+    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
+    return made
+
+
+def all_of(size: int, trace: Trace) -> Trace:
+    """A trace of whose blocks every entry has this size."""
+    counts = {b.id: [entries(b.bytes) * (each == size) for each in SIZES] for b in trace.blocks if b.bytes}
+    return told(trace, counts)
+
+
+def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
+    """Entries of every block in these shares, as nearly as they divide, the rest of them as small as any."""
+    found = {}
+    for each in trace.blocks:
+        if each.bytes:
+            whole, rest = divmod(entries(each.bytes), sum(counts))
+            found[each.id] = [whole * n for n in counts]
+            found[each.id][next(place for place, n in enumerate(counts) if n)] += rest
+    return told(trace, found)
+
+
+def grown(trace: Trace, times: int = 64) -> Trace:
+    """With blocks so many times as large, so that a few bytes become a few entries."""
+    return replace(trace, blocks=tuple(replace(b, bytes=b.bytes * times) for b in trace.blocks))
+
+
+def buddy_spec(**changed: object) -> BuddySpec:
+    """Everything free but bytes: no waits, and no metadata that has to be read."""
+    plain = BuddySpec(None, 3, ENDLESS, decompression_ns=0, memory_latency_ns=0, in_flight=1)
+    return replace(plain, **changed)  # type: ignore[arg-type]
+
+
+def with_buddy(on: NodeSpec, dram: int = 10 * GB, **changed: object) -> NodeSpec:
+    """The node with compressed memory."""
+    return replace(on, gpu=replace(on.gpu, dram_bandwidth=dram, buddy=buddy_spec(**changed)))
+
+
+def buddy_node(memory: int = 10**9, dram: int = 10 * GB, **changed: object) -> NodeSpec:
+    """Links of a byte a nanosecond, memory of ten."""
+    return with_buddy(node(memory), dram, **changed)
+
+
+def without_buddy(on: NodeSpec) -> NodeSpec:
+    return replace(on, gpu=replace(on.gpu, buddy=None))
+
+
+def buddy_of(node: NodeSpec) -> BuddySpec:
+    assert node.gpu.buddy is not None
+    return node.gpu.buddy
+
+
+def memory_of(graph: TaskGraph) -> CompressedMemory:
+    assert graph.compressed is not None
+    return graph.compressed
+
+
+@st.composite
+def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """Entries by size; mostly small ones, so that many targets come up."""
+    if count > 16:
+        weights = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 5]), min_size=8, max_size=8).filter(any))
+        shares = [count * weight // sum(weights) for weight in weights]
+        shares[draw(st.integers(0, 7))] += count - sum(shares)
+        return tuple(shares)
+    sizes = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3, 3, 4, 5, 6, 7]), min_size=count, max_size=count))
+    return tuple(sizes.count(each) for each in range(len(SIZES)))
+
+
+@st.composite
+def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses: bool = True) -> Trace:
+    """A trace with histograms of most blocks at one or two epochs, and some kernels that visit blocks otherwise."""
+    trace = draw(traces)
+    found: list[CompressedSize] = []
+    for block in trace.blocks:
+        if block.bytes and draw(st.integers(0, 3)):
+            for epoch in draw(st.sampled_from([(0,), (0,), (0, 3)])):
+                found += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
+    visits = []
+    sizes = {block.id: block.bytes for block in trace.blocks}
+    for kernel in trace.kernels if accesses else ():
+        for write, touched in ((False, kernel.reads), (True, kernel.writes)):
+            for name in dict.fromkeys(touched):
+                if sizes[name] and draw(st.integers(0, 2)) == 0:
+                    order, sectors = draw(st.sampled_from(AccessOrder)), draw(st.integers(1, 4))
+                    stride = draw(st.integers(2, 5)) if order is AccessOrder.STRIDED else 1
+                    first = 0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries(sizes[name]) - 1))
+                    count = draw(st.integers(1, 40))
+                    visits.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
+    made = replace(trace, compressibility=tuple(found), accesses=tuple(visits))
+    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
+    return made
+
+
+@st.composite
+def buddy_nodes(draw: st.DrawFn, **fixed: object) -> NodeSpec:
+    """Any small node with any compressed memory."""
+    on = draw(nodes())
+    rate = st.sampled_from([10**8, GB, GB, 3 * GB + 7])
+    own = LinkSpec("buddy", draw(rate), draw(rate), draw(st.sampled_from([0, 0, 5])), draw(st.sampled_from(Duplex)))
+    drawn: dict[str, object] = {
+        "link": draw(st.sampled_from([None, None, own])),
+        "cache": MetadataCacheSpec(
+            64, slices=draw(st.integers(1, 2)), ways=2, line=32, entries=draw(st.integers(1, 9))
+        ),
+        "decompression_ns": draw(st.integers(0, 20)),
+        "memory_latency_ns": draw(st.integers(0, 100)),
+        "in_flight": draw(st.sampled_from([32, 1000, 458752])),
+        "overlap": draw(st.sampled_from([0.0, 0.3, 1.0])),
+        "mode": draw(st.sampled_from([BuddyMode.CAPACITY] * 3 + [BuddyMode.BANDWIDTH_ONLY])),
+        "granularity": draw(st.sampled_from([Granularity.ALLOCATION] * 3 + [Granularity.PROGRAM])),
+        "threshold": draw(st.sampled_from([0.0, 0.3, 0.3, 1.0])),
+        "mostly_zero": draw(st.booleans()),
+    }
+    return with_buddy(on, draw(st.sampled_from([10**8, 10 * GB, 900 * GB])), **(drawn | fixed))

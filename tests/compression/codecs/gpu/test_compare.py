@@ -1,0 +1,87 @@
+"""Regressions beside each other, as CSWAP's figure 10: which is nearest, and by how much.
+
+The errors are those of samples of the fitted surface with 2% noise, which is assumed; the paper's are of its GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from simgpu import load_node
+from simgpu.compression.codecs.gpu.compare import ModelError, compare_models, mean_errors, relative_absolute_error
+from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.errors import MissingExtraError
+
+V100 = response_of(load_node("v100").gpu)
+
+
+@pytest.fixture(scope="module")
+def figure_10() -> tuple[ModelError, ...]:
+    return compare_models(V100)
+
+
+def test_the_error_is_that_of_the_paper() -> None:
+    measured = np.array([1.0, 3.0, 8.0])
+    assert relative_absolute_error(measured, measured) == 0
+    assert relative_absolute_error(np.full(3, 4.0), measured) == 1
+    assert relative_absolute_error(np.array([2.0, 3.0, 6.0]), measured) == 3 / 8
+
+
+def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, ...]) -> None:
+    models = {"linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"}
+    found = {(each.codec, each.direction, each.model) for each in figure_10}
+    assert found == {(c, d, m) for c in ("zvc", "rle", "csr", "lz4") for d in ("encode", "decode") for m in models}
+    assert len(figure_10) == len(found)
+
+
+def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelError, ...]) -> None:
+    for position in range(2):
+        means = {model: pair[position] for model, pair in mean_errors(figure_10).items()}
+        assert min(means, key=lambda model: means[model]) == "linear"
+        assert max(means, key=lambda model: means[model]) == "svm"
+
+
+def test_mean_errors_beside_the_papers(figure_10: tuple[ModelError, ...]) -> None:
+    """The paper has 3%, 56% less than Bayesian ridge and 80% less than the support vector machine."""
+    means = mean_errors(figure_10)
+    linear, ridge, svm = means["linear"], means["bayesian_ridge"], means["svm"]
+    assert linear == pytest.approx((0.043, 0.052), abs=0.001)
+    assert 1 - linear[1] / ridge[1] == pytest.approx(0.60, abs=0.02)
+    assert 1 - linear[1] / svm[1] == pytest.approx(0.79, abs=0.02)
+    assert means["decision_tree"] == pytest.approx((0.056, 0.069), abs=0.003)
+
+
+def test_it_is_the_sub_models_that_make_the_difference(figure_10: tuple[ModelError, ...]) -> None:
+    """One linear model over all sparsities does as Bayesian ridge does: neither has the product of bytes and zeros."""
+    means = mean_errors(figure_10)
+    assert means["linear_whole"] == pytest.approx(means["bayesian_ridge"], rel=0.01)
+    errors = [
+        mean_errors(compare_models(V100, ["zvc"], pieces=pieces, count=1500, noise=0))["linear"][0]
+        for pieces in (1, 2, 3, 6)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 5 * errors[-1]
+
+
+def test_denser_and_sparser_tensors_than_trained_on_are_harder(figure_10: tuple[ModelError, ...]) -> None:
+    means = mean_errors(figure_10)
+    assert all(near < far for near, far in means.values())
+
+
+def test_a_seed_gives_the_same_errors_again() -> None:
+    assert compare_models(V100, ["zvc"], seed=1, count=300) == compare_models(V100, ["zvc"], seed=1, count=300)
+    assert compare_models(V100, ["zvc"], seed=1, count=300) != compare_models(V100, ["zvc"], seed=2, count=300)
+
+
+def test_most_of_the_error_is_the_assumed_noise() -> None:
+    quiet, noisy = (mean_errors(compare_models(V100, ["zvc"], noise=noise))["linear"][0] for noise in (0.0, 0.02))
+    assert quiet < noisy / 2
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"comparing models of codec times needs scikit-learn"):
+        compare_models(V100)

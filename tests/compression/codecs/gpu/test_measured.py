@@ -1,0 +1,158 @@
+"""Samples of a device in place of fitted coefficients: the same questions, answered from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simgpu import load_node
+from simgpu.compression.codecs.gpu import fit
+from simgpu.compression.codecs.gpu.measured import MeasuredSurface
+from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.samples import CodecSample
+from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.table import RESPONSE, load_table
+from simgpu.compression.codecs.gpu.tensors import SparseTensor
+from simgpu.compression.codecs.gpu.timemodel import CodecTimeModel
+from simgpu.compression.codecs.gpu.tuner import LaunchTuner
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
+
+GPU = GpuSpec("bench", 1, reported_as=("NVIDIA Bench 1000",))
+HEADER = "codec,bytes,sparsity,grid,threads,encode_ns,decode_ns"
+V100 = response_of(load_node("v100").gpu)
+
+
+def linear_ns(size: int, sparsity: float, grid: int) -> int:
+    return size // 100 - round(1_000_000 * sparsity) + 5_000_000 + 10_000 * grid
+
+
+def written(path: Path, ns: Callable[[int, float, int], int] = linear_ns) -> Path:
+    """A response file that names samples of 27 tensors and settings beside it."""
+    rows = [
+        f"zvc,{size},{share},{grid},64,{ns(size, share, grid)},{2 * ns(size, share, grid)}"
+        for grid in (80, 160, 320)
+        for share in (0.0, 0.5, 1.0)
+        for size in (10**7, 10**8, 10**9)
+    ]
+    (path / "bench.csv").write_text("\n".join([HEADER, *rows]))
+    measured = "measured:\n  NVIDIA Bench 1000: bench.csv\n"
+    text = RESPONSE.read_text().replace("codecs:\n", f"{measured}codecs:\n", 1)
+    file = path / "response.yaml"
+    file.write_text(f"{text}  measured.NVIDIA Bench 1000: made up for a test\n")
+    return file
+
+
+def test_a_gpu_with_samples_is_answered_from_them(tmp_path: Path) -> None:
+    surface = response_of(GPU, written(tmp_path))
+    assert isinstance(surface, MeasuredSurface)
+    assert (surface.gpu, surface.basis, surface.codecs) == ("bench", "measured", ("zvc",))
+    assert surface.told == f"measured, 27 samples of {tmp_path / 'bench.csv'}"
+    for share in (0.0, 0.25, 0.9):
+        expected = linear_ns(123_456_700, share, 160)
+        assert surface.encode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(expected, abs=2)
+        assert surface.decode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(2 * expected, abs=2)
+
+
+def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() -> None:
+    samples = [
+        CodecSample("zvc", size, share, grid, threads, linear_ns(size, share, grid), linear_ns(size, share, grid))
+        for threads in (64, 128)
+        for grid in (1, 100, 4096)
+        for share in (0.2, 0.8)
+        for size in (10**8, 10**9)
+    ]
+    tuner = LaunchTuner(MeasuredSurface.of("bench", samples), "zvc", (SparseTensor(10**9, 0.5),))
+    found = tuner.grid_search()
+    assert found.setting == LaunchSetting(1, 64)
+    assert found.total_ns == tuner.at(found.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
+
+
+def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path)
+    monkeypatch.setattr(fit, "load_table", lambda: load_table(file))
+    (tmp_path / "again.yaml").write_text(fit.response_text())
+    assert load_table(tmp_path / "again.yaml") == load_table(file)
+
+
+def test_other_gpus_are_answered_as_before(tmp_path: Path) -> None:
+    other = response_of(load_node("v100").gpu, written(tmp_path))
+    assert other == V100
+
+
+def test_between_two_grids_times_follow_a_straight_line(tmp_path: Path) -> None:
+    surface = response_of(GPU, written(tmp_path))
+    at = [surface.encode_ns("zvc", 10**8, 0.5, grid, 64) for grid in (160, 200, 240, 280, 320)]
+    assert np.diff(at).tolist() == pytest.approx([400_000] * 4, abs=2)
+
+
+def test_at_a_measured_setting_it_is_the_time_model_between_the_measured_sparsities(tmp_path: Path) -> None:
+    written(tmp_path)
+    surface = MeasuredSurface.read("bench", tmp_path / "bench.csv")
+    model = surface.models["zvc"][64][80]
+    assert isinstance(model, CodecTimeModel)
+    assert [(part.low, part.high) for part in model.encode["zvc"]] == [(0.0, 0.5), (0.5, 1.0)]
+    assert model.predict_ns("zvc", 10**8, 0.3)[0] == surface.encode_ns("zvc", 10**8, 0.3, 80, 64)
+
+
+def test_arrays_give_the_same_nanosecond_as_numbers(tmp_path: Path) -> None:
+    surface = response_of(GPU, written(tmp_path))
+    sizes, grids = np.array([[10**7], [10**9]]), np.array([80, 100, 320])
+    times = surface.decode_times("zvc", sizes, 0.7, grids, 64)
+    assert times.tolist() == [
+        [surface.decode_ns("zvc", int(size), 0.7, int(grid), 64) for grid in grids] for size in sizes[:, 0]
+    ]
+
+
+def test_samples_of_the_fitted_surface_give_it_back_nearly(tmp_path: Path) -> None:
+    """What the product of bytes and zeros bends within a range of sparsities is all that differs."""
+    surface = response_of(
+        GPU, written(tmp_path, lambda size, share, grid: V100.encode_ns("zvc", size, share, grid, 64))
+    )
+    for grid in (80, 160, 320):
+        expected = V100.encode_ns("zvc", 5 * 10**8, 0.4, grid, 64)
+        assert surface.encode_ns("zvc", 5 * 10**8, 0.4, grid, 64) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("grid", "threads", "told"),
+    [
+        (
+            79,
+            64,
+            r"grid: \(79, 64\) is beyond what was measured of zvc on bench; grids 80 to 320 of 64 threads are known",
+        ),
+        (321, 64, r"\(321, 64\) is beyond"),
+        (80, 128, "no grid of 128 threads are known"),
+    ],
+)
+def test_settings_beyond_the_measured_ones_are_refused(tmp_path: Path, grid: int, threads: int, told: str) -> None:
+    surface = response_of(GPU, written(tmp_path))
+    with pytest.raises(InputError, match=told):
+        surface.encode_ns("zvc", 10**8, 0.5, grid, threads)
+    with pytest.raises(InputError, match="known: zvc"):
+        surface.encode_ns("lz4", 10**8, 0.5, 80, 64)
+
+
+def test_too_few_samples_of_a_setting_are_told_with_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    samples = tmp_path / "bench.csv"
+    rows = samples.read_text().splitlines()
+    samples.write_text("\n".join(rows[:3]))
+    with pytest.raises(
+        InputError, match=r"bench.csv: zvc at \(80, 64\): 1 sparsity was measured; measure at least two"
+    ):
+        response_of(GPU, file)
+    samples.write_text("\n".join([rows[0], rows[1], rows[4]]))
+    with pytest.raises(InputError, match=r"bench.csv: zvc at \(80, 64\): 2 samples of zvc are 0 to 0.5 sparse"):
+        response_of(GPU, file)
+
+
+def test_samples_that_are_not_there_are_told(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    (tmp_path / "bench.csv").unlink()
+    with pytest.raises(InputError, match=r"bench\.csv: no such file"):
+        response_of(GPU, file)

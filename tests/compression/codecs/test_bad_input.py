@@ -1,0 +1,60 @@
+"""What codecs refuse, in words that help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simgpu.compression.codecs.registry import codec_class, codec_names, make_codec
+from simgpu.errors import InputError
+
+by_codec = pytest.mark.parametrize("name", codec_names())
+
+
+def test_an_unknown_codec_is_told_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="'zcv'; did you mean 'zvc'\\? known: bpc, csr, lz4, rle, zlib, zvc"):
+        make_codec("zcv")
+
+
+@by_codec
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "uint32", "bool", "complex64", "U3", "object", "V4"])
+def test_a_dtype_that_codecs_do_not_take(name: str, dtype: str) -> None:
+    array = np.zeros(3, dtype)
+    for refuse in (make_codec(name).encode, make_codec(name).compressed_size):
+        with pytest.raises(InputError, match=r"dtype: codecs are not applicable to dtype .*codecs take float32"):
+            refuse(array)
+
+
+@by_codec
+@pytest.mark.parametrize("dtype", [">f4", ">f2", ">u2"])
+def test_bytes_in_another_order(name: str, dtype: str) -> None:
+    with pytest.raises(InputError, match="another byte order than this machine; convert it first"):
+        make_codec(name).compressed_size(np.zeros(3, dtype))
+
+
+@by_codec
+@pytest.mark.parametrize("window", [0, -4096, 2048, 4095, 6000, 36864, 131072, 4096.0, True, None])
+def test_a_window_that_cannot_be(name: str, window: Any) -> None:
+    with pytest.raises(InputError, match="are not a compression window; give a power of two from 4 KiB to 64 KiB"):
+        make_codec(name, window)
+
+
+def test_names_and_numbers_are_told_apart() -> None:
+    found = [codec_class(name) for name in codec_names()]
+    assert [codec.name for codec in found] == list(codec_names())
+    assert len({codec.number for codec in found}) == len(found)
+
+
+@pytest.mark.parametrize("name", ["zvc", "bpc"])
+def test_neither_libraries_nor_compilers_load_for_a_size(name: str) -> None:
+    program = (
+        "import sys, numpy as np; from simgpu.compression.codecs.registry import make_codec;"
+        f"make_codec('{name}').compressed_size(np.zeros(100, np.float32));"
+        "print(sorted({'numba', 'lz4', 'rich', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,128 @@
+"""Bytes of a trace's blocks in a codec: measured, from the share of zeros, or modelled, and which it was is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import simgpu
+from simgpu.compression.codecs.costs import NodeCosts
+from simgpu.compression.codecs.patterns import modelled_bytes
+from simgpu.compression.codecs.sizes import compressed_bytes
+from simgpu.errors import InputError
+from simgpu.trace.chain import chain
+from simgpu.trace.model import CompressedSize, Origin, SparsitySample, Trace
+
+SHAPE = (1, 4, 16, 16)
+
+
+def with_zeros(origin: Origin = Origin.MODELLED, modelled: str = "", dtype: str = "float32") -> Trace:
+    """Two feature maps, x1 with sparsity at two epochs and x2 without."""
+    trace = chain([5, 5], [7, 7], [4096, 4096])
+    blocks = tuple(replace(block, shape=SHAPE, dtype=dtype) for block in trace.blocks)
+    zeros = (SparsitySample("x1", 0, 0.5), SparsitySample("x1", 3, 0.7))
+    return replace(trace, blocks=blocks, sparsity=zeros, info=replace(trace.info, origin=origin, modelled=modelled))
+
+
+def costs(trace: Trace, epoch: int = 0, layout: str = "nchw") -> NodeCosts:
+    return NodeCosts(trace, simgpu.load_node("v100"), epoch, layout)
+
+
+def x1(trace: Trace, codec: str, epoch: int = 0, layout: str = "nchw") -> int:
+    return costs(trace, epoch, layout).encoded_bytes(trace.block_by_id["x1"], codec)
+
+
+@pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc", "chwn"])
+@pytest.mark.parametrize(("origin", "modelled"), [(Origin.MODELLED, ""), (Origin.RECORDED, "sparsity")])
+def test_sizes_are_modelled_where_sparsity_is(codec: str, layout: str, origin: Origin, modelled: str) -> None:
+    trace = with_zeros(origin, modelled)
+    assert x1(trace, codec, 0, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.5, layout)
+    assert x1(trace, codec, 3, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.7, layout)
+    found = costs(trace, 0, layout)
+    assert found.is_known(trace.block_by_id["x1"], codec)
+    assert found.is_modelled(trace.block_by_id["x1"], codec)
+    assert found.modelled_codecs == ("rle", "lz4", "zlib")
+
+
+@pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])
+@pytest.mark.parametrize("origin", [Origin.RECORDED, Origin.IMPORTED])
+def test_sizes_are_not_made_up_where_sparsity_was_measured(codec: str, origin: Origin) -> None:
+    trace = with_zeros(origin)
+    assert not costs(trace).is_known(trace.block_by_id["x1"], codec)
+    assert costs(trace).modelled_codecs == ()
+    with pytest.raises(InputError, match=f"does not tell how small 'x1' becomes in {codec}.*compressibility.csv"):
+        x1(trace, codec)
+
+
+def test_without_sparsity_nothing_is_known() -> None:
+    trace = with_zeros()
+    for codec in ("zvc", "csr", "rle", "lz4", "zlib"):
+        assert not costs(trace).is_known(trace.block_by_id["x2"], codec)
+        with pytest.raises(InputError, match="how small 'x2' becomes"):
+            costs(trace).encoded_bytes(trace.block_by_id["x2"], codec)
+
+
+def test_what_follows_from_sparsity_is_not_modelled() -> None:
+    trace = with_zeros()
+    for codec in ("zvc", "csr"):
+        assert x1(trace, codec) == compressed_bytes(4096, 4, codec, 0.5)
+        assert not costs(trace).is_modelled(trace.block_by_id["x1"], codec)
+
+
+def test_measured_sizes_win_and_are_not_called_modelled() -> None:
+    measured = CompressedSize("x1", 0, "zlib", "nchw", 4096, 1712, 1)
+    trace = replace(with_zeros(), compressibility=(measured,))
+    assert x1(trace, "zlib") == 1712
+    assert costs(trace).modelled_codecs == ("rle", "lz4")
+
+
+def test_two_bytes_are_modelled_as_such_and_eight_or_one_not_at_all() -> None:
+    assert x1(with_zeros(dtype="float16"), "rle") == modelled_bytes(4096, 2, SHAPE, "rle", 0.5)
+    for dtype in ("float64", "int8"):
+        trace = with_zeros(dtype=dtype)
+        assert not costs(trace).is_known(trace.block_by_id["x1"], "rle")
+        with pytest.raises(InputError, match="does not tell how small 'x1' becomes in rle"):
+            x1(trace, "rle")
+
+
+class TestEntriesOfMemory:
+    """Rows of BPC are of entries of 128 bytes, perhaps of more epochs than others; they tell of no other codec."""
+
+    ENTRIES = tuple(
+        CompressedSize("x1", epoch, "bpc", "plain", 128, size, entries)
+        for epoch, counts in ((0, (20, 12)), (5, (10, 22)))
+        for size, entries in zip((32, 128), counts, strict=True)
+    )
+
+    def recorded(self, *rows: CompressedSize) -> Trace:
+        return replace(with_zeros(Origin.RECORDED), sparsity=(), compressibility=(*self.ENTRIES, *rows))
+
+    def test_a_block_is_as_large_as_its_entries_together(self) -> None:
+        assert x1(self.recorded(), "bpc") == 20 * 32 + 12 * 128
+        assert x1(self.recorded(), "bpc", epoch=9) == 10 * 32 + 22 * 128
+
+    @pytest.mark.parametrize("codec", ["zvc", "csr", "rle", "lz4", "zlib"])
+    def test_no_other_codec_is_known_by_them(self, codec: str) -> None:
+        trace = self.recorded()
+        assert costs(trace).is_known(trace.block_by_id["x1"], "bpc")
+        assert not costs(trace).is_known(trace.block_by_id["x1"], codec)
+        assert costs(trace).sparsity(trace.block_by_id["x1"]) is None
+
+    def test_nor_are_they_known_by_others(self) -> None:
+        rows = (CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1),)
+        trace = replace(with_zeros(Origin.RECORDED), compressibility=rows)
+        assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")
+        with pytest.raises(InputError, match="does not tell how small 'x1' becomes in bpc"):
+            x1(trace, "bpc")
+
+    def test_later_ones_do_not_hide_what_was_measured_earlier(self) -> None:
+        trace = self.recorded(CompressedSize("x1", 0, "zvc", "plain", 4096, 2176, 1))
+        assert x1(trace, "zvc", epoch=9) == 2176
+        assert costs(trace, 9).sparsity(trace.block_by_id["x1"]) == 0.5
+        assert x1(trace, "bpc", epoch=9) == 10 * 32 + 22 * 128
+
+    def test_they_are_never_modelled(self) -> None:
+        trace = with_zeros()
+        assert not costs(trace).is_known(trace.block_by_id["x1"], "bpc")

@@ -1,0 +1,102 @@
+"""Modelled memory-entries of sparse feature maps: the shipped table, and what traces get by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+import simgpu
+from simgpu.compression.codecs.entry_pattern_table import SIDES, SPARSITY, shares_of_side
+from simgpu.compression.codecs.entry_patterns import entry_shares, load_entry_patterns, with_sparse_entries
+from simgpu.trace.check import check_trace
+from simgpu.trace.entries import entries_of, histograms
+from simgpu.trace.model import BlockKind, SparsitySample, Trace
+from simgpu.workloads.compressibility.generator import with_compressibility
+from simgpu.workloads.compressibility.roles import roles_of
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.sparsity.generator import with_sparsity
+
+
+@pytest.fixture(scope="module")
+def alexnet() -> Trace:
+    trace = build_trace("alexnet", batch=16, gpu=simgpu.load_node("buddy-gpu").gpu)
+    return with_sparse_entries(with_sparsity(with_compressibility(trace), epochs=3))
+
+
+def test_the_shipped_table_is_what_made_up_maps_show() -> None:
+    known = load_entry_patterns()
+    assert list(known.sparsity) == list(SPARSITY)
+    assert known.sides == SIDES
+    for side in (7, 28):
+        assert known.shares[SIDES.index(side)] == shares_of_side(side)
+
+
+def test_at_the_points_of_the_table_shares_are_its_own() -> None:
+    known = load_entry_patterns()
+    for place, side in enumerate(known.sides):
+        shares = entry_shares(known.sparsity[7], (2, 3, side, side))
+        assert shares == pytest.approx(known.shares[place][7])
+
+
+def test_between_the_points_they_lie_between() -> None:
+    low, high = entry_shares(0.6, (1, 1, 14, 14)), entry_shares(0.7, (1, 1, 14, 14))
+    between = entry_shares(0.65, (1, 1, 14, 14))
+    assert between == pytest.approx([(a + b) / 2 for a, b in zip(low, high, strict=True)])
+    assert sum(between) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(8, 64, 28, 28), (8, 64, 7, 7), (64, 4096), None])
+def test_more_zeros_leave_fewer_entries_that_do_not_compress(shape: tuple[int, ...] | None) -> None:
+    raw = [entry_shares(zeros / 20, shape)[-1] for zeros in range(8, 21)]
+    assert raw[-1] == 0
+    assert all(later <= earlier for earlier, later in pairwise(raw))
+
+
+def test_a_trace_gets_valid_histograms_for_what_is_sparse(alexnet: Trace) -> None:
+    assert check_trace(alexnet) == []
+    blocks = alexnet.block_by_id
+    found = histograms(alexnet.compressibility)
+    for sample in alexnet.sparsity:
+        histogram = found[sample.block, sample.epoch]
+        assert sum(histogram.values()) == entries_of(blocks[sample.block])
+        zeros = entry_shares(sample.sparsity, blocks[sample.block].shape)[0]
+        assert histogram.get(0, 0) == pytest.approx(zeros * entries_of(blocks[sample.block]), rel=1e-3, abs=1)
+
+
+def test_gradients_through_a_relu_have_the_zeros_of_its_result(alexnet: Trace) -> None:
+    roles, found = roles_of(alexnet), histograms(alexnet.compressibility)
+    masked = [
+        block
+        for block in alexnet.blocks
+        if block.kind is BlockKind.GRADIENT and roles.get(block.id, "").startswith("gradient.relu")
+    ]
+    assert masked
+    for block in masked:
+        writer = next(kernel for kernel in reversed(alexnet.kernels) if block.id in kernel.writes)
+        (saved,) = [
+            name for name in writer.reads if (name, 0) in found and name != block.id and name in sparse(alexnet)
+        ]
+        zeros, whole = found[block.id, 2].get(0, 0), entries_of(block)
+        assert zeros / whole == pytest.approx(
+            found[saved, 2].get(0, 0) / entries_of(alexnet.block_by_id[saved]), abs=1e-2
+        )
+
+
+def sparse(trace: Trace) -> set[str]:
+    return {sample.block for sample in trace.sparsity}
+
+
+def test_other_blocks_keep_what_they_had(alexnet: Trace) -> None:
+    before = with_compressibility(replace(alexnet, compressibility=()))
+    kept = [row for row in before.compressibility if alexnet.block_by_id[row.block].kind is BlockKind.WEIGHT]
+    assert set(kept) <= set(alexnet.compressibility)
+
+
+def test_a_trace_without_sparsity_stays_as_it_is() -> None:
+    trace = with_compressibility(build_trace("alexnet", batch=2, gpu=simgpu.load_node("buddy-gpu").gpu))
+    assert with_sparse_entries(trace).compressibility == trace.compressibility
+    told = replace(trace, sparsity=(SparsitySample(trace.kernels[0].writes[0], 4, 1.0),))
+    rows = [row for row in with_sparse_entries(told).compressibility if row.block == told.sparsity[0].block]
+    assert [(row.epoch, row.bytes) for row in rows] == [(4, 0)]

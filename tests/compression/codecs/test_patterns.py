@@ -1,0 +1,314 @@
+"""Modelled sizes: the made-up maps behind them, the table, and what is looked up in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.pattern_fit import (
+    SIDES,
+    SPARSITY,
+    main,
+    measured_sizes,
+    misfit,
+    residuals,
+    sizes_of,
+    versions,
+)
+from simgpu.compression.codecs.pattern_maps import Pattern, field_of
+from simgpu.compression.codecs.patterns import FORMAT_OF, MODELLED, load_patterns, modelled_bytes
+from simgpu.compression.codecs.registry import make_codec
+from simgpu.compression.codecs.sizes import compressed_bytes
+from simgpu.errors import InputError
+from simgpu.workloads.modelled import build_trace
+from simgpu.workloads.sparsity.generator import with_sparsity
+
+DATA = Path(__file__).parent / "data" / "feature_maps.npz"
+CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
+MIB = 2**20
+
+#: The networks of cDMA and the batches of its table II.
+CDMA = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}
+
+by_codec = pytest.mark.parametrize("codec", MODELLED)
+by_layout = pytest.mark.parametrize("layout", LAYOUTS)
+by_itemsize = pytest.mark.parametrize("itemsize", FORMAT_OF)
+by_side = pytest.mark.parametrize("side", [2, 7, 13, 28, 55, 112, 224, 300])
+
+
+def plane(side: int) -> tuple[int, int, int, int]:
+    return 16, 32, side, side
+
+
+@cache
+def recorded() -> dict[str, np.ndarray]:
+    with np.load(DATA) as stored:
+        return dict(stored)
+
+
+@cache
+def shipped() -> Pattern:
+    return Pattern(**load_patterns().pattern.model_dump())
+
+
+@pytest.fixture
+def same_libraries() -> None:
+    made_by = load_patterns().made_by
+    if versions() != made_by:
+        pytest.skip(f"other versions of the libraries make other bytes: {versions()}, the table is of {made_by}")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, str, str], float]:
+    """Residuals of the shipped pattern."""
+    return residuals(shipped(), recorded(), sizes_of(recorded()))
+
+
+@pytest.fixture(scope="module")
+def ratios() -> dict[str, dict[str, float]]:
+    """Ratios of each network by codec and layout."""
+    return {name: network_ratios(name, batch) for name, batch in CDMA.items()}
+
+
+class TestMadeUpMaps:
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    @pytest.mark.parametrize("sparsity", [0.0, 0.013, 0.5, 0.999, 1.0])
+    def test_they_have_as_many_zeros_as_are_asked_for(self, dtype: str, sparsity: float) -> None:
+        maps = field_of(shipped(), (3, 5, 9, 11), 9, seed=1).maps(sparsity, dtype)
+        assert maps.dtype == dtype
+        assert maps.size - np.count_nonzero(maps) == round(maps.size * sparsity)
+        assert not np.signbit(maps).any() and np.isfinite(maps).all()
+
+    def test_zvc_makes_of_them_what_its_closed_form_tells(self) -> None:
+        for sparsity in SPARSITY:
+            maps = field_of(shipped(), (4, 8, 13, 13), 13, seed=2).maps(sparsity)
+            told = compressed_bytes(maps.nbytes, 4, "zvc", sparsity)
+            assert make_codec("zvc").compressed_size(maps) == told
+
+    def test_more_zeros_leave_the_others_where_they_are(self) -> None:
+        field = field_of(shipped(), (2, 8, 14, 14), 14, seed=3)
+        fewer, more = (field.maps(share) == 0 for share in (0.4, 0.6))
+        assert (more | fewer).sum() == more.sum() > fewer.sum()
+
+    def test_zeros_lie_together_in_planes_and_channels(self) -> None:
+        zero = field_of(shipped(), (16, 64, 28, 28), 28, seed=4).maps(0.6) == 0
+        apart = zero[:, :, 1:] != zero[:, :, :-1]
+        anywhere = 2 * 0.6 * 0.4
+        assert apart.mean() < anywhere / 4
+        by_channel = zero.mean(axis=(0, 2, 3))
+        assert by_channel.max() > 0.95 and by_channel.min() < 0.2
+
+    def test_the_same_seed_gives_the_same_maps(self) -> None:
+        one, again, other = (field_of(shipped(), (2, 4, 8, 8), 8, seed).maps(0.5) for seed in (5, 5, 6))
+        assert np.array_equal(one, again)
+        assert not np.array_equal(one, other)
+
+    def test_mantissas_use_all_their_bits_and_magnitudes_spread_as_real_ones_do(self) -> None:
+        """The gain is chosen for the latter: logarithms of the values of all layers."""
+        made = {
+            name: field_of(shipped(), array.shape, array.shape[3], 0).maps(float(np.mean(array == 0)))
+            for name, array in recorded().items()
+        }
+        for name, array in made.items():
+            values = array[array > 0].view(np.uint32)
+            assert np.bitwise_or.reduce(values) & 0x7FFFFF == 0x7FFFFF, name
+        real, modelled = (
+            np.mean([np.log(array[array > 0]).std() for array in maps.values()]) for maps in (recorded(), made)
+        )
+        assert modelled == pytest.approx(real, rel=0.05)
+
+
+class TestFit:
+    """To the maps of a real network; what stands in the table is what comes out again."""
+
+    @pytest.mark.usefixtures("same_libraries")
+    def test_the_residuals_are_those_that_are_told(self, found: dict[tuple[str, str, str], float]) -> None:
+        told = load_patterns().residuals
+        assert set(found) == {
+            (layer, codec, layout) for layer in recorded() for codec in MODELLED for layout in LAYOUTS
+        }
+        for (layer, codec, layout), residual in found.items():
+            assert told[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
+
+    def test_it_is_as_good_as_it_is_told(self) -> None:
+        told = [
+            (layout, residual)
+            for layer in load_patterns().residuals.values()
+            for codec in layer.values()
+            for layout, residual in codec.items()
+        ]
+        in_nchw = [residual for layout, residual in told if layout == "nchw"]
+        assert sqrt(sum(residual**2 for residual in in_nchw) / len(in_nchw)) < 0.02
+        assert sqrt(sum(residual**2 for _, residual in told) / len(told)) < 0.04
+        assert max(map(abs, in_nchw)) < 0.05
+        assert max(abs(residual) for _, residual in told) < 0.16
+
+    @pytest.mark.parametrize("number", ["channels", "length"])
+    def test_no_number_is_better_a_fifth_away(self, number: str, found: dict[tuple[str, str, str], float]) -> None:
+        best, real = misfit(found, recorded()), sizes_of(recorded())
+        for factor in (0.8, 1.25):
+            other = replace(shipped(), **{number: getattr(shipped(), number) * factor})
+            assert misfit(residuals(other, recorded(), real), recorded()) > best
+
+    @pytest.mark.usefixtures("same_libraries")
+    @pytest.mark.parametrize("side", [1, 7])
+    @by_itemsize
+    def test_the_table_comes_out_again(self, side: int, itemsize: int) -> None:
+        sizes, found = load_patterns().sizes[FORMAT_OF[itemsize]], measured_sizes(shipped(), side, itemsize)  # type: ignore[index]
+        place = SIDES.index(side)
+        assert found == {c: {layout: sizes[c][layout][place] for layout in LAYOUTS} for c in MODELLED}  # type: ignore[index]
+
+    def test_a_bad_file_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        np.savez(tmp_path / "flat.npz", relu=np.zeros((2, 3), np.float32))
+        (tmp_path / "text.npz").write_text("no archive")
+        for name, what in (
+            ("flat", "relu: float32 of shape (2, 3)"),
+            ("text", "is damaged or was cut off: File is not a zip file"),
+            ("none", "no such file"),
+        ):
+            assert main([str(tmp_path / f"{name}.npz"), "-o", str(tmp_path / "out.yaml")]) == 2
+            assert what in capsys.readouterr().err
+        assert not (tmp_path / "out.yaml").exists()
+
+
+class TestLookUp:
+    @by_codec
+    @by_layout
+    @by_itemsize
+    @by_side
+    def test_zeros_alone_take_nearly_nothing(self, codec: str, layout: str, itemsize: int, side: int) -> None:
+        assert modelled_bytes(MIB, itemsize, plane(side), codec, 1.0, layout) < MIB / 100
+
+    @by_codec
+    @by_layout
+    @by_itemsize
+    @by_side
+    def test_no_zeros_take_at_most_two_bytes_a_window_more(
+        self, codec: str, layout: str, itemsize: int, side: int
+    ) -> None:
+        for size in (1, 4095, 4097, MIB, 10**10 + 1):
+            assert modelled_bytes(size, itemsize, plane(side), codec, 0.0, layout) <= size + 2 * ceil(size / 4096)
+
+    @given(st.data())
+    def test_more_zeros_never_take_more(self, data: st.DataObject) -> None:
+        codec, layout = data.draw(st.sampled_from(MODELLED)), data.draw(st.sampled_from(list(LAYOUTS)))
+        side, itemsize = data.draw(st.integers(1, 512)), data.draw(st.sampled_from(list(FORMAT_OF)))
+        size = data.draw(st.integers(0, 10**11))
+        fewer, more = sorted(data.draw(st.tuples(*[st.floats(0, 1)] * 2)))
+        taken = [modelled_bytes(size, itemsize, plane(side), codec, share, layout) for share in (fewer, more)]
+        assert taken[0] >= taken[1]
+
+    @pytest.mark.parametrize("side", [7, 13, 28, 55, 112, 224, 300])
+    @pytest.mark.parametrize("sparsity", [0.3, 0.4, 0.5, 0.6, 0.7])
+    def test_what_cdma_says_of_layouts_and_codecs(self, side: int, sparsity: float) -> None:
+        """All do best in NCHW, and RLE is the worst of the three, but that it comes level with ZVC in NCHW where planes
+        are large, and passes it where nearly all is zero, for masks of zeros cost ZVC a 32nd."""
+        sizes = {
+            (codec, layout): modelled_bytes(MIB, 4, plane(side), codec, sparsity, layout)
+            for codec in MODELLED
+            for layout in LAYOUTS
+        }
+        for codec in MODELLED:
+            assert sizes[codec, "nchw"] == min(sizes[codec, layout] for layout in LAYOUTS)
+        zvc = compressed_bytes(MIB, 4, "zvc", sparsity)
+        for layout in LAYOUTS:
+            level = 0.97 if layout == "nchw" and side > 13 else 1.0
+            assert sizes["rle", layout] > max(level * zvc, sizes["zlib", layout])
+        assert modelled_bytes(MIB, 4, plane(28), "rle", 0.95) < compressed_bytes(MIB, 4, "zvc", 0.95)
+
+    def test_only_planes_have_neighbours(self) -> None:
+        flat = modelled_bytes(MIB, 4, (64, 4096), "rle", 0.6)
+        assert flat == modelled_bytes(MIB, 4, None, "rle", 0.6) == modelled_bytes(MIB, 4, (64, 4096, 1, 1), "rle", 0.6)
+        assert flat > modelled_bytes(MIB, 4, plane(7), "rle", 0.6)
+
+    @by_codec
+    def test_between_its_points_it_lies_between_them(self, codec: str) -> None:
+        at = {side: modelled_bytes(MIB, 4, plane(side), codec, 0.6) for side in (7, 10, 14)}
+        assert at[7] > at[10] > at[14]
+        assert modelled_bytes(MIB, 4, (1, 1, 5, 20), codec, 0.6) == at[10], (
+            "planes that are not square go by their area"
+        )
+        below, middle, above = (modelled_bytes(MIB, 4, plane(7), codec, share) for share in (0.5, 0.55, 0.6))
+        assert middle == pytest.approx((below + above) / 2, abs=1)
+
+    @by_codec
+    @by_layout
+    def test_at_its_points_it_is_what_the_table_tells(self, codec: str, layout: str) -> None:
+        for side, told in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
+            found = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
+            assert found == [ceil(10 * size) for size in told]
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"codec": "zvc"}, "the size in zvc is not modelled.*follows from the share of zeros"),
+            ({"codec": "bpc"}, "the size in bpc is not modelled; measure it .compressibility.csv.; modelled: rle, lz4"),
+            ({"codec": "zlip"}, "unknown codec 'zlip'.*did you mean 'zlib'"),
+            ({"itemsize": 1}, "sizes of elements of 1 bytes are not modelled"),
+            ({"sparsity": 1.1}, "1.1 is not a share of zeros"),
+            ({"sparsity": float("nan")}, "nan is not a share of zeros"),
+            ({"layout": "nchv"}, "unknown layout 'nchv'.*did you mean 'nchw'"),
+        ],
+    )
+    def test_bad_input_is_told(self, changed: dict[str, Any], message: str) -> None:
+        given = {"block_bytes": MIB, "itemsize": 4, "shape": plane(7), "codec": "rle", "sparsity": 0.5} | changed
+        with pytest.raises(InputError, match=message):
+            modelled_bytes(**given)
+
+
+class TestAgainstThePaper:
+    """Figure 11 of cDMA: ratios over all layers of six networks, from sparsity that is itself modelled. Nothing here
+    was fitted to it."""
+
+    def test_orders_of_codecs_and_layouts(self, ratios: dict[str, dict[str, float]]) -> None:
+        for name, ratio in ratios.items():
+            assert ratio["zlib nhwc"] < ratio["zvc"] < ratio["zlib nchw"], name
+            for codec in ("rle", "zlib"):
+                assert ratio[f"{codec} nchw"] > max(ratio[f"{codec} nhwc"], ratio[f"{codec} chwn"]), name
+            for layout in LAYOUTS:
+                assert ratio[f"rle {layout}"] < ratio[f"zlib {layout}"], name
+                assert ratio[f"rle {layout}"] < ratio["zvc"] * (1.02 if layout == "nchw" else 1), name
+
+    def test_means_are_near_those_published(self, ratios: dict[str, dict[str, float]]) -> None:
+        if not CLAIMS.exists():
+            pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+        rows = {row["id"]: row.get("value") for row in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["cdma"]}
+        mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
+        assert mean["zvc"] == pytest.approx(rows["cdma.ratio.zvc"][0], rel=0.04)
+        assert mean["zlib nchw"] == pytest.approx(rows["cdma.ratio.zlib"], rel=0.03)
+        assert mean["rle nchw"] < mean["zvc"]
+
+    def test_what_differs_from_the_paper(self, ratios: dict[str, dict[str, float]]) -> None:
+        """One pattern for all networks gives zlib the same lead everywhere: GoogLeNet's 30% is missed, and so is that
+        other networks gain less; in CHWN zlib stays ahead of ZVC; RLE is not the worst in NCHW in two of them."""
+        leads = [ratio["zlib nchw"] / ratio["zvc"] for ratio in ratios.values()]
+        assert 1.1 < min(leads) < max(leads) < 1.14
+        assert [name for name, ratio in ratios.items() if ratio["rle nchw"] > ratio["zvc"]] == ["vgg16", "squeezenet"]
+        assert all(ratio["zlib chwn"] > ratio["zvc"] for ratio in ratios.values())
+
+
+def network_ratios(name: str, batch: int) -> dict[str, float]:
+    """Bytes before over bytes after, over all feature maps with zeros and along a training of 51 epochs."""
+    gpu = simgpu.load_node("titan-x-maxwell").gpu
+    trace = with_sparsity(build_trace(name, batch=batch, gpu=gpu), 51)
+    table, before, after = trace.block_by_id, 0, dict.fromkeys(["zvc"], 0)
+    for sample in trace.sparsity:
+        block = table[sample.block]
+        before += block.bytes
+        after["zvc"] += compressed_bytes(block.bytes, 4, "zvc", sample.sparsity)
+        for codec in ("rle", "zlib"):
+            for layout in LAYOUTS:
+                size = modelled_bytes(block.bytes, 4, block.shape, codec, sample.sparsity, layout)
+                after[f"{codec} {layout}"] = after.get(f"{codec} {layout}", 0) + size
+    return {key: before / size for key, size in after.items()}

@@ -1,0 +1,478 @@
+"""Studies: what a good one becomes, and every mistake of every file it leads to told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simgpu.cli.schema import json_schema
+from simgpu.errors import InputError
+from simgpu.experiments.scenarios.catalogue import shipped_scenarios, shipped_studies
+from simgpu.experiments.scenarios.load import load_scenario
+from simgpu.experiments.scenarios.load_study import load_study
+from simgpu.experiments.scenarios.model import PolicyChoice
+from simgpu.experiments.scenarios.study import Published
+from simgpu.graph.replicate import Exchange
+from simgpu.io.shipped import shipped_names
+from simgpu.program.data_parallel import DataParallel
+from simgpu.trace.chain import chain
+from simgpu.trace.folder import write_trace
+from simgpu.trace.stats import trace_stats
+
+GOOD = """\
+schema: simgpu.study/1
+node: v100
+overrides: {node.gpu.memory: 8 GiB, node.link.d2h_bandwidth: 10 GB/s}
+traces:
+  chain: chain
+  AlexNet: {zoo: alexnet, batch: 16, epochs: 3}
+runs:
+  vDNN: {policy: {vdnn: {mode: conv}}}
+  small: {policy: vdnn, overrides: {node.gpu.memory: 4 GiB}}
+  other: {policy: none, node: titan-xp}
+  oracle: {policy: ideal}
+baseline: vDNN
+epochs: [0, 2]
+published:
+  - {run: small, value: 1.2, source: section 1}
+  - run: other
+    over: oracle
+    of: max
+    without: [chain]
+    measure: time_saved
+    value: 0.3
+    source: figure 2
+    note: it is said so
+"""
+
+
+#: Budgets, several GPUs, and numbers of other things than throughput.
+BUDGETS = """\
+schema: simgpu.study/1
+node: k40-x4
+traces:
+  AlexNet: {zoo: alexnet, batch: 32, framework: fused}
+  VGG-11: {zoo: vgg11, batch: 16, framework: fused}
+runs:
+  ideal: {policy: ideal}
+  moDNN:
+    policy: modnn
+    budget: 2 GB
+    for_trace: {VGG-11: {budget: 3 GB, policy: {modnn: {sub_batch: 4}}}}
+  sweep: {policy: modnn, budgets: [1 GB, 2 GB]}
+  vDNN+: {policy: vdnn+, budgets: [2 GB, 1 GB, 4 GB]}
+  four: {policy: modnn, data_parallel: {gpus: 4, exchange: host, cores: 2}}
+baseline: [ideal, vDNN+]
+tables: [time_added, moved]
+published:
+  - {run: moDNN, measure: time_added, value: 0.03, source: figure 10}
+  - {run: sweep, over: vDNN+, value: 1.26, source: figure 12}
+  - {run: sweep 2 GB, over: moDNN, of: VGG-11, measure: bytes_moved, value: 4, source: figure 11}
+  - {run: four, measure: largest_power, value: 0.5, source: figure 15}
+  - {memory: bound, value: 59, source: figure 9}
+  - {memory: algorithms, measure: memory_saved, value: 0.15, source: figure 13}
+"""
+
+
+#: Sweeps of batches.
+BATCHES = """\
+schema: simgpu.study/1
+node: v100
+traces:
+  VGG: {zoo: vgg11, input: cifar10, batches: [16, 8]}
+  chain: {trace: chain, batches: [1, 2]}
+  AlexNet: {zoo: alexnet, batch: 16}
+runs:
+  none: {policy: none}
+  vDNN:
+    policy: vdnn
+    for_trace: {VGG 8: {budget: 2 GB}, VGG: {policy: {vdnn: {mode: conv}}, budget: 1 GB}}
+baseline: none
+tables: [samples_per_s, breakdown]
+published:
+  - {run: vDNN, of: VGG, measure: largest_batch, value: 16, source: figure 6}
+  - {run: vDNN, of: VGG 8, measure: overlap, value: 1, source: figure 7}
+  - {run: vDNN, of: max, without: [chain, VGG 8], value: 2, source: figure 6}
+"""
+
+
+def study_file(folder: Path, text: str = GOOD) -> Path:
+    if not (folder / "chain").exists():
+        write_trace(chain([5, 7], [10, 14], [100, 200]), folder / "chain")
+    path = folder / "try.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems_of(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load_study(path, overrides)
+    return [str(problem).replace(str(path.parent) + "/", "") for problem in caught.value.problems]
+
+
+def test_what_is_loaded(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path))
+    assert (study.name, study.baseline, study.epochs, study.iterations, study.seed) == ("try", ("vDNN",), (0, 2), 3, 0)
+    assert [(label, trace.name) for label, trace in study.traces.items()] == [
+        ("chain", "chain"),
+        ("AlexNet", "alexnet-b16-v100"),
+    ]
+    assert [(run.label, run.policy) for run in study.runs] == [
+        ("vDNN", PolicyChoice("vdnn", {"mode": "conv"})),
+        ("small", PolicyChoice("vdnn", {})),
+        ("other", PolicyChoice("none", {})),
+        ("oracle", PolicyChoice("ideal", {})),
+    ]
+    assert study.published == (
+        Published("small", "vDNN", "mean", 1.2, "throughput", "section 1"),
+        Published("other", "oracle", "max", 0.3, "time_saved", "figure 2", ("chain",), "it is said so"),
+    )
+
+
+def test_changes_of_the_node_hold_for_all_runs_and_those_of_a_run_win(tmp_path: Path) -> None:
+    gib, path = 2**30, study_file(tmp_path)
+
+    def memory(overrides: dict[str, object]) -> list[int]:
+        return [run.node.budget // gib for run in load_study(path, overrides).runs]
+
+    assert memory({}) == [8, 4, 8, 8]
+    assert memory({"node.gpu.memory": "2 GiB"}) == [2, 2, 2, 2]
+    nodes = [run.node for run in load_study(path).runs]
+    assert [node.gpu.name for node in nodes] == ["Tesla V100 PCIe", "Tesla V100 PCIe", "Titan Xp", "Tesla V100 PCIe"]
+    assert {node.link.d2h_bandwidth for node in nodes} == {10**10}
+
+
+def test_one_baseline_needs_no_list_and_several_are_kept_in_order(tmp_path: Path) -> None:
+    text = GOOD.replace("baseline: vDNN", "baseline: [oracle, vDNN]")
+    study = load_study(study_file(tmp_path, text))
+    assert study.baseline == ("oracle", "vDNN")
+    assert study.published[0].over == "oracle"
+
+
+def test_any_value_can_be_changed(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"epochs": [1], "runs.small.policy": "none", "traces.AlexNet.batch": 8}
+    study = load_study(study_file(tmp_path), changes)
+    assert study.epochs == (1,)
+    assert study.runs[1].policy == PolicyChoice("none", {})
+    assert study.traces["AlexNet"].info.batch == 8
+
+
+def test_a_trace_or_run_that_is_null_is_left_out_with_what_is_published_of_it(tmp_path: Path) -> None:
+    path = study_file(tmp_path)
+    study = load_study(path, {"traces.chain": None, "runs.small": None})
+    assert list(study.traces) == ["AlexNet"]
+    assert [run.label for run in study.runs] == ["vDNN", "other", "oracle"]
+    assert [(row.run, row.without) for row in study.published] == [("other", ())]
+    assert not load_study(path, {"traces.AlexNet": None, "runs.small": None}).published
+    assert study.notes == ("Left out: chain, small. Means are of the rest, also where a paper's are of all.",)
+
+
+def test_what_differs_on_a_trace_that_is_left_out_goes_with_it(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS), {"traces.VGG-11": None})
+    assert list(study.traces) == ["AlexNet"]
+    assert all(row.of != "VGG-11" for row in study.published)
+
+
+def test_not_everything_can_be_left_out(tmp_path: Path) -> None:
+    found = problems_of(study_file(tmp_path), {"traces.chain": None, "traces.AlexNet": None})
+    assert any("traces.chain" in problem for problem in found)
+    (problem,) = problems_of(study_file(tmp_path), {"runs.vDNN": None})
+    assert "vDNN" in problem
+
+
+def test_it_shows_itself_on_one_screen(tmp_path: Path) -> None:
+    lines = repr(load_study(study_file(tmp_path))).splitlines()
+    assert lines[0].split() == ["study", "try"]
+    assert "origin      modelled, not recorded, for Tesla V100 PCIe, by simgpu zoo 0.1.0, sparsity too" in lines
+    assert any(line.startswith("run         epochs 0, 2, weighted equally") for line in lines)
+
+
+def test_a_sweep_becomes_a_run_for_each_budget(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    assert [(run.label, run.sweep, run.budget) for run in study.runs] == [
+        ("ideal", "", None),
+        ("moDNN", "", 2 * 10**9),
+        ("sweep 1 GB", "sweep", 10**9),
+        ("sweep 2 GB", "sweep", 2 * 10**9),
+        ("vDNN+ 2 GB", "vDNN+", 2 * 10**9),
+        ("vDNN+ 1 GB", "vDNN+", 10**9),
+        ("vDNN+ 4 GB", "vDNN+", 4 * 10**9),
+        ("four", "", None),
+    ]
+    sweep = study.members("sweep")
+    assert [run.at for run in sweep] == ["1 GB", "2 GB"]
+    partners = [study.compared(run, "vDNN+") for run in sweep]
+    assert [partner and partner.label for partner in partners] == ["vDNN+ 1 GB", "vDNN+ 2 GB"]
+    assert study.compared(study.members("four")[0], "vDNN+") is None
+    assert study.compared(sweep[0], "ideal") == study.runs[0]
+
+
+def test_a_run_may_differ_on_a_trace_and_train_on_several_gpus(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    (run,), (four,) = study.members("moDNN"), study.members("four")
+    assert run.on("AlexNet") == (PolicyChoice("modnn", {}), 2 * 10**9)
+    assert run.on("VGG-11") == (PolicyChoice("modnn", {"sub_batch": 4}), 3 * 10**9)
+    assert four.data_parallel == DataParallel(4, Exchange.HOST, 2)
+
+
+def test_a_published_number_is_of_two_runs_of_one_or_of_memory(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BUDGETS))
+    assert study.tables == ("time_added", "moved")
+    assert [(row.run, row.over, row.measure, row.memory) for row in study.published] == [
+        ("moDNN", "ideal", "time_added", None),
+        ("sweep", "vDNN+", "throughput", None),
+        ("sweep 2 GB", "moDNN", "bytes_moved", None),
+        ("four", "", "largest_power", None),
+        ("", "", "memory", "bound"),
+        ("", "", "memory_saved", "algorithms"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("    budget: 2 GB", "    budget: 13 GiB", "line 10, runs.moDNN.budget: 13 GiB is more than the 12 GiB that"),
+        ("    budget: 2 GB", "    budget: 2", "line 10, runs.moDNN.budget: 2 has no unit"),
+        ("[1 GB, 2 GB]", "[1 GB, 20 GB]", "line 12, runs.sweep.budgets[1]: 20 GB is more than the 12 GiB"),
+        ("[1 GB, 2 GB]", "[1 GB, 1 GB]", "line 12, runs.sweep.budgets: two runs have the same label"),
+        ("[1 GB, 2 GB]}", "[1 GB], budget: 2 GB}", "line 12, runs.sweep: a run has a budget or a sweep of budgets"),
+        (
+            "[1 GB, 2 GB]}",
+            "[1 GB, 2 GB], for_trace: {AlexNet: {budget: 1 GB}}}",
+            "line 12, runs.sweep: a sweep has its own budgets on every trace",
+        ),
+        ("{VGG-11: {b", "{VGG11: {b", "line 11, runs.moDNN.for_trace.VGG11: there is no trace 'VGG11'; did you mean"),
+        ("budget: 3 GB", "budget: 30 GB", "line 11, runs.moDNN.for_trace.VGG-11.budget: 30 GB is more than the"),
+        ("sub_batch: 4", "sub_bach: 4", "line 11, runs.moDNN.for_trace.VGG-11.policy.modnn.sub_bach: policy 'modnn'"),
+        (
+            "{budget: 3 GB, policy: {modnn: {sub_batch: 4}}}",
+            "{}",
+            "line 11, runs.moDNN.for_trace.VGG-11: changes nothing",
+        ),
+        ("gpus: 4", "gpus: 5", "line 14, runs.four.data_parallel.gpus: node k40-x4 has 4 GPUs, not 5"),
+        ("cores: 2", "cores: 21", "line 14, runs.four.data_parallel.cores: the host of node k40-x4 has 20 cores"),
+        ("batch: 16", "batch: 18", "line 14, runs.four.data_parallel.gpus: a batch of 18 cannot be divided evenly"),
+        ("exchange: host", "exchange: hots", "line 14, runs.four.data_parallel.exchange: 'hots' is not one of"),
+        ("[time_added, moved]", "[time_lost]", "line 16, tables[0]: 'time_lost' is not one of the choices"),
+        ("[time_added, moved]", "[]", "line 16, tables: [] is too short"),
+        ("run: sweep 2", "run: sweep 3", "line 20, published[2].run: there is no run 'sweep 3 GB'; did you mean"),
+        ("[2 GB, 1 GB, 4 GB]", "[1 GB]", "line 19, published[1].run: 'vDNN+' is a sweep, and has no run for every"),
+        ("run: four, measure", "run: four, over: ideal, measure", "line 21, published[3]: largest_power is not told"),
+        ("memory: bound", "memory: bond", "line 22, published[4].memory: 'bond' is not one of the choices"),
+        ("memory: bound", "memory: bound, run: four", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "of: mean", "line 22, published[4]: is of a run or of an amount of memory"),
+        ("memory: bound", "memory: bound, over: four", "line 22, published[4]: memory is not told over another run"),
+        ("memory: bound", "memory: bound, measure: time", "line 22, published[4]: time is not told of an amount of"),
+        ("memory: bound", "run: four, measure: memory", "line 22, published[4]: memory is not told of a run"),
+        ("value: 0.15", "value: 15", "line 23, published[5]: value 15 is no share: write 20% as 0.2"),
+    ],
+)
+def test_a_mistake_about_budgets_gpus_and_measures_is_told_at_its_place(
+    old: str, new: str, expected: str, tmp_path: Path
+) -> None:
+    assert BUDGETS.count(old) == 1
+    told = problems_of(study_file(tmp_path, BUDGETS.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
+    assert len(told) == len(set(told))
+
+
+def test_a_sweep_becomes_a_trace_for_each_batch(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BATCHES))
+    assert [(label, trace.info.batch, trace.name) for label, trace in study.traces.items()] == [
+        ("VGG 16", 16, "vgg11-cifar10-b16-v100"),
+        ("VGG 8", 8, "vgg11-cifar10-b8-v100"),
+        ("chain 1", 1, "chain"),
+        ("chain 2", 2, "chain"),
+        ("AlexNet", 16, "alexnet-b16-v100"),
+    ]
+    assert study.sweeps == {"VGG": ("VGG 16", "VGG 8"), "chain": ("chain 1", "chain 2")}
+    assert study.networks == {**study.sweeps, "AlexNet": ("AlexNet",)}
+    assert [study.network(trace) for trace in ("VGG 8", "AlexNet")] == ["VGG", "AlexNet"]
+    assert [kernel.duration_ns for kernel in study.traces["chain 2"].kernels] == [10, 14, 28, 20]
+
+
+def test_what_differs_on_one_batch_wins_over_what_differs_on_the_sweep(tmp_path: Path) -> None:
+    (_, run) = load_study(study_file(tmp_path, BATCHES)).runs
+    conv = PolicyChoice("vdnn", {"mode": "conv"})
+    assert run.on("VGG 16") == (conv, 10**9)
+    assert run.on("VGG 8") == (conv, 2 * 10**9)
+    assert run.on("chain 1") == (PolicyChoice("vdnn", {}), None)
+
+
+def test_a_sweep_that_is_null_is_left_out_with_what_is_said_of_its_batches(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, BATCHES), {"traces.VGG": None})
+    assert list(study.traces) == ["chain 1", "chain 2", "AlexNet"]
+    assert [(row.of, row.without) for row in study.published] == [("max", ("chain",))]
+    assert study.runs[1].changed == {}
+    assert study.notes == ("Left out: VGG. Means are of the rest, also where a paper's are of all.",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[16, 8]", "[16, 0]", "line 4, traces.VGG.batches[1]: 0 is too small; write at least 1"),
+        ("[16, 8]", "[]", "line 4, traces.VGG.batches: [] is too short"),
+        ("[16, 8]", "[16, 8, 16]", "line 4, traces.VGG.batches: 16 stands there twice: give each batch once"),
+        ("[16, 8]", "16", "line 4, traces.VGG.batches: 16 is not a list"),
+        ("batches: [16, 8]", "batch: 4, batches: [16, 8]", "line 4, traces.VGG.batch: unknown key; did you mean"),
+        ("vgg11", "vgg12", "line 4, traces.VGG.zoo: 'vgg12' is not in the zoo; did you mean"),
+        ("trace: chain, ", "trace: chian, ", "line 5, traces.chain.trace: no shipped trace is called 'chian'"),
+        ("trace: chain, ", "trace: chain, zoo: vgg11, ", "line 5, traces.chain.zoo: unknown key"),
+        ("{trace: chain, batches: [1, 2]}", "{trace: chain}", "line 5, traces.chain.batches: is missing; add it"),
+        ("  AlexNet:", "  VGG 8:", "line 6, traces.VGG 8: is also what 'VGG' has at that batch"),
+        ("{VGG 8: {", "{VGG 9: {", "line 11, runs.vDNN.for_trace.VGG 9: there is no trace 'VGG 9'; did you mean"),
+        ("[samples_per_s, br", "[samples, br", "line 13, tables[0]: 'samples' is not one of the choices"),
+        (
+            "of: VGG,",
+            "of: VGG 8,",
+            "line 15, published[0].of: there is no sweep of batches 'VGG 8'; did you mean 'VGG'",
+        ),
+        ("of: VGG 8,", "of: VGG 9,", "line 16, published[1].of: there is no trace 'VGG 9'; did you mean"),
+        ("overlap, value: 1,", "overlap, value: 57,", "line 16, published[1]: value 57 is no share: write 20% as 0.2"),
+        ("overlap,", "overlap, over: none,", "line 16, published[1]: overlap is not told over another run: drop over"),
+        ("[chain, VGG 8]", "[chain, VGG, AlexNet]", "line 17, published[2].without: leaves no trace"),
+        ("[chain, VGG 8]", "[chain, VGG 16, VGG 8, AlexNet]", "line 17, published[2].without: leaves no trace"),
+    ],
+)
+def test_a_mistake_about_batches_is_told_once_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+    assert BATCHES.count(old) == 1
+    told = problems_of(study_file(tmp_path, BATCHES.replace(old, new)))
+    assert [line.startswith(f"try.yaml: {expected}") for line in told].count(True) == 1, told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("baseline: vDNN", "baseline: vDN", "line 12, baseline: there is no run 'vDN'; did you mean 'vDNN'?"),
+        ("baseline: vDNN", "baseline: []", "line 12, baseline: [] is too short"),
+        ("epochs: [0, 2]", "epochs: [-1]", "line 13, epochs[0]: -1 is too small; write at least 0"),
+        ("epochs: [0, 2]", "epochs: 2", "line 13, epochs: 2 is not a list"),
+        ("node: v100", "node: v10", "line 2, node: no shipped node is called 'v10'"),
+        ("  chain: chain", "  mean: chain", "line 5, traces.mean: 'mean' stands for all traces together"),
+        ("  chain: chain", "  chain: chian", "line 5, traces.chain: no shipped trace is called 'chian'"),
+        ("  chain: chain", "  chain: 5", "line 5, traces.chain: 5 is not a text, nor a mapping"),
+        ("batch: 16", "batch: 0", "line 6, traces.AlexNet.batch: 0 is too small"),
+        ("policy: none", "policy: nune", "line 10, runs.other.policy: unknown policy 'nune'; did you mean 'none'?"),
+        ("{mode: conv}", "{mod: conv}", "line 8, runs.vDNN.policy.vdnn.mod: policy 'vdnn' has no such parameter"),
+        ("policy: none", "polcy: none", "line 10, runs.other.polcy: unknown key; did you mean 'policy'?"),
+        ("{policy: none, node: titan-xp}", "none", "line 10, runs.other: 'none' is not a mapping"),
+        (
+            "titan-xp",
+            "titanxp",
+            "line 10, runs.other.node: no shipped node is called 'titanxp'; did you mean 'titan-xp",
+        ),
+        ("memory: 4 GiB", "memory: 4", "line 9, runs.small.overrides.node.gpu.memory: 4 has no unit"),
+        ("memory: 4 GiB", "memry: 4 GiB", "line 9, runs.small.overrides.node.gpu.memry: unknown key"),
+        ("node.gpu.memory: 4", "gpu.memory: 4", "line 9, runs.small.overrides.gpu.memory: is not of the node"),
+        ("memory: 8 GiB", "memory: -8 GiB", "line 3, overrides.node.gpu.memory: '-8 GiB' is negative"),
+        ("run: small", "run: smal", "line 15, published[0].run: there is no run 'smal'; did you mean 'small'?"),
+        ("run: small", "run: vDNN", "line 15, published[0].run: 'vDNN' is compared with itself"),
+        (
+            "over: oracle",
+            "over: orcale",
+            "line 17, published[1].over: there is no run 'orcale'; did you mean 'oracle'?",
+        ),
+        ("of: max", "of: median", "line 18, published[1].of: there is no trace 'median'; did you mean 'mean'?"),
+        ("of: max", "of: AlexNet", "line 19, published[1].without: 'AlexNet' is one trace, of which none can be left"),
+        ("[chain]", "[chan]", "line 19, published[1].without[0]: there is no trace 'chan'; did you mean 'chain'?"),
+        ("[chain]", "[chain, AlexNet]", "line 19, published[1].without: leaves no trace"),
+        ("time_saved", "time_lost", "line 20, published[1].measure: 'time_lost' is not one of the choices"),
+        ("value: 0.3", "value: some", "line 21, published[1].value: 'some' should be a valid number"),
+        ("    source: figure 2\n", "", "line 16, published[1].source: is missing; add it"),
+        ("epochs: [0, 2]", "epoch: 2", "line 13, epoch: unknown key; did you mean 'epochs'?"),
+    ],
+)
+def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: str, tmp_path: Path) -> None:
+    told = problems_of(study_file(tmp_path, GOOD.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told
+    assert len(told) == len(set(told))
+
+
+def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("v100", "v10").replace("policy: none", "policy: nune").replace("run: small", "run: smal")
+    told = problems_of(study_file(tmp_path, text), {"traces.AlexNet.zoo": "alexnett", "seed": -1})
+    places = [line.split(": ")[1] for line in told]
+    assert places == ["seed", "line 2, node", "line 10, runs.other.policy"]
+    told = problems_of(study_file(tmp_path, GOOD.replace("run: small", "run: smal")), {"traces.AlexNet.zoo": "alex"})
+    assert [line.split(": ")[1] for line in told] == ["traces.AlexNet.zoo", "line 15, published[0].run"]
+
+
+def test_a_study_is_no_scenario_and_the_message_names_the_command() -> None:
+    with pytest.raises(InputError, match=r"cswap-6a\.yaml: schema: is a study, not a scenario; use: simgpu study csw"):
+        load_scenario("cswap-6a")
+    with pytest.raises(InputError, match=r"quickstart\.yaml: schema: is a scenario, not a study; use: simgpu run qui"):
+        load_study("quickstart")
+    with pytest.raises(InputError, match="no shipped scenario or study is called 'cswap-6e'; did you mean 'cswap-6"):
+        load_study("cswap-6e")
+
+
+def test_what_ships_is_a_scenario_or_a_study() -> None:
+    assert sorted([*shipped_scenarios(), *shipped_studies()]) == list(shipped_names("scenarios"))
+
+
+#: Studies of figures whose numbers the paper does not print.
+FIGURES_WITHOUT_NUMBERS = ("buddy-5b", "buddy-13a")
+
+
+@pytest.mark.parametrize("name", shipped_studies())
+def test_shipped_studies_load_and_name_themselves(name: str) -> None:
+    study = load_study(name)
+    assert study.name == name
+    assert study.description
+    assert study.paper
+    assert study.published or name in FIGURES_WITHOUT_NUMBERS
+
+
+def test_the_json_schema_knows_its_parts() -> None:
+    schema = json_schema("study")
+    assert schema["required"] == ["schema", "node", "traces", "runs", "baseline"]
+    assert schema["additionalProperties"] is False
+    name, modelled, *sweeps = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
+    assert (name["type"], modelled["required"]) == ("string", ["zoo", "batch"])
+    assert [sweep["required"] for sweep in sweeps] == [["zoo", "batches"], ["trace", "batches"]]
+    run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
+    assert "cswap" in run["policy"]["anyOf"][0]["enum"]
+    (measures, _) = published["measure"]["anyOf"]
+    assert {"throughput", "time_saved", "time_added", "bytes_moved", "memory"} <= set(measures["enum"])
+    assert {"overlap", "swapping", "largest_batch", "best_throughput"} <= set(measures["enum"])
+    assert schema["properties"]["tables"]["items"]["enum"][:2] == ["throughput", "time"]
+    assert {"budget", "budgets", "data_parallel", "for_trace"} <= set(run)
+
+
+OVERSUBSCRIBED = """\
+schema: simgpu.study/1
+node: laptop-2gb
+traces: {VGG: vgg11-cifar-cpu, ResNet: resnet20-cifar-cpu}
+runs:
+  all: {policy: none}
+  less: {policy: vdnn, oversubscription: [0%, 0.1, 50%]}
+baseline: all
+"""
+
+
+def test_oversubscription_is_a_sweep_of_the_peak_of_each_trace(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, OVERSUBSCRIBED))
+    assert [run.label for run in study.runs] == ["all", "less 0%", "less 0.1", "less 50%"]
+    assert [run.label for run in study.members("less")] == ["less 0%", "less 0.1", "less 50%"]
+    for label, trace in study.traces.items():
+        peak = trace_stats(trace).peak_recorded
+        assert peak is not None
+        budgets = [run.on(label)[1] for run in study.runs]
+        assert budgets == [None, peak.bytes, -(-peak.bytes * 10 // 11), -(-peak.bytes * 2 // 3)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("50%]", "150%]", "line 6, runs.less.oversubscription[2]: '150%' is not a share"),
+        ("50%]", "0%]", "line 6, runs.less.oversubscription: two runs have the same label"),
+        ("[0%, 0.1, 50%]", "[0%], budget: 1 GB", "line 6, runs.less: a run has budgets or shares of oversubscription"),
+        ("node: laptop-2gb", "node: laptop-2gb\noverrides: {node.gpu.memory: 40 MB}", "line 7, runs.less.oversubsc"),
+    ],
+)
+def test_a_mistake_about_oversubscription_is_told_at_its_place(
+    old: str, new: str, expected: str, tmp_path: Path
+) -> None:
+    told = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))
+    assert any(line.startswith(f"try.yaml: {expected}") for line in told), told

@@ -1,0 +1,236 @@
+"""Damaged and unfit PyTorch profiles: each is refused with a message that names the place and the remedy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.importers import Told, import_trace
+from tests.importers.kineto_files import Profile, small_run, tensor, write
+
+
+def refusal(path, **told):
+    with pytest.raises(InputError) as error:
+        import_trace(path, Told(**told))
+    return str(error.value)
+
+
+def changed(tmp_path, **fields):
+    """The small profile with its second kernel changed; a value None takes the field away."""
+    profile, _ = small_run(with_memory=False)
+    event = [event for event in profile.events if event.get("cat") == "kernel"][1]
+    for key, value in fields.items():
+        place = event if key in event else event["args"]
+        if value is None:
+            del place[key]
+        else:
+            place[key] = value
+    return profile.write(tmp_path / "net.json")
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.99])
+def test_truncated_json(tmp_path, part):
+    text = small_run()[0].text()
+    path = write(tmp_path / "net.json", text[: int(len(text) * part)])
+    told = refusal(path)
+    assert "item " in told and "of traceEvents: the JSON ends too early: the file is cut off; record it again" in told
+
+
+def test_truncated_gzip(tmp_path):
+    profile, _ = small_run()
+    profile.events *= 100
+    whole = gzip.compress(profile.text().encode(), compresslevel=0)
+    path = tmp_path / "net.json.gz"
+    for part, place in ((0.1, "before its first item"), (0.9, "of traceEvents")):
+        path.write_bytes(whole[: int(len(whole) * part)])
+        told = refusal(path)
+        assert f"{place}: the gzip file is cut off; record it again" in told
+
+
+def test_damaged_gzip(tmp_path):
+    whole = bytearray(gzip.compress(small_run()[0].text().encode() + b" " * 200_000, compresslevel=0))
+    whole[-8:-4] = b"\0\0\0\0"  # the checksum
+    path = tmp_path / "net.json.gz"
+    path.write_bytes(bytes(whole))
+    assert "the gzip file is damaged (CRC check failed" in refusal(path)
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "inf"])
+def test_numbers_that_json_does_not_know(tmp_path, word):
+    text = small_run()[0].text().replace('"dur": 10.5', f'"dur": {word}')
+    told = refusal(write(tmp_path / "net.json", text))
+    assert "is not JSON" in told and "JSON knows no NaN and no Infinity" in told
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "net.json"
+    path.write_bytes(small_run()[0].text().encode().replace(b"clamp", b"\xff\xfe"))
+    assert "is not JSON (lexical error: invalid bytes in UTF8 string.)" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"dur": "long"}, "its dur is 'long', not a number of microseconds"),
+        ({"dur": True}, "its dur is True, not a number of microseconds"),
+        ({"dur": None}, "has no dur"),
+        ({"dur": -1}, "its dur is -1, less than nothing"),
+        ({"dur": -0.001}, "its dur is -0.001, less than nothing"),
+        ({"ts": "noon"}, "its ts is 'noon', not a number of microseconds"),
+        ({"ts": 1e30}, "its ts is 1E+30 microseconds, beyond any clock"),
+        ({"correlation": None}, "has no correlation; export it with torch.profiler, which writes it"),
+        ({"correlation": "x"}, "its correlation is 'x', not a whole number"),
+        ({"device": None}, "has no device"),
+    ],
+)
+def test_a_kernel_that_cannot_be_read(tmp_path, fields, what):
+    told = refusal(changed(tmp_path, **fields))
+    assert f"net.json: event 11 (gemm): {what}" in told
+
+
+def test_a_profile_without_kernels(tmp_path):
+    profile, _ = small_run()
+    profile.events = [event for event in profile.events if event.get("cat") != "kernel"]
+    assert "has no GPU kernels; record with ProfilerActivity.CUDA" in refusal(profile.write(tmp_path / "net.json"))
+
+
+def test_a_profile_without_events(tmp_path):
+    assert "has no GPU kernels" in refusal(Profile().write(tmp_path / "net.json"))
+
+
+def test_kernels_of_two_gpus(tmp_path):
+    told = refusal(changed(tmp_path, device=1))
+    assert "has kernels of several GPUs (0, 1); a trace is one GPU: record each rank by itself" in told
+
+
+def test_a_kernel_that_ends_before_the_one_before_it_on_its_stream(tmp_path):
+    profile = Profile()
+    profile.kernel(1, 100, 50.5, name="long")
+    profile.kernel(2, 110, 20, name="short")
+    told = refusal(profile.write(tmp_path / "net.json"), batch=1)
+    assert "event 4 (short): overlaps event 2 (long) on stream 7: the second ends 20.5 us before it" in told
+    assert "record each process and GPU by itself" in told
+
+
+def test_kernels_that_overlap_on_one_stream_all_the_time(tmp_path):
+    profile = Profile()
+    for number in range(10):
+        profile.kernel(number, 100 + 10 * number, 15, name=f"k{number}")
+    told = refusal(profile.write(tmp_path / "net.json"), batch=1)
+    assert "overlaps event 2 (k0) on stream 7: kernels of the stream overlap by 45 us in all" in told
+
+
+def test_a_tail_that_overlaps_is_kept_and_told(tmp_path):
+    profile = Profile()
+    profile.kernel(1, 100, 100.5)
+    profile.kernel(2, 198.25, 10)
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    assert [kernel.duration_ns for kernel in trace.kernels] == [100_500, 10_000]
+    assert "overlap on their own stream, counted twice: 2.25 us" in trace.info.notes
+
+
+def test_overlap_on_several_streams_is_what_streams_are_for(tmp_path):
+    profile = Profile()
+    profile.kernel(1, 100, 50.5, stream=1)
+    profile.kernel(2, 110, 20, stream=2)
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    assert [kernel.stream for kernel in trace.kernels] == [0, 1]
+
+
+@pytest.mark.parametrize(("version", "what"), [(2, "has schemaVersion 2, known is 1"), ("x", "has schemaVersion 'x'")])
+def test_another_version_of_the_profile(tmp_path, version, what):
+    profile, _ = small_run()
+    profile.head["schemaVersion"] = version
+    assert what in refusal(profile.write(tmp_path / "net.json"))
+
+
+def test_memory_allocated_twice(tmp_path):
+    profile, _ = small_run()
+    profile.memory(60, 4000, 512, 4096)
+    told = refusal(profile.write(tmp_path / "net.json"))
+    assert "allocates address 4000, which was allocated before and not freed" in told
+
+
+def joined(tmp_path, profile, recorded):
+    return refusal(profile.write(tmp_path / "net.json"), execution_trace=recorded.write(tmp_path / "graph.json"))
+
+
+def test_an_execution_trace_of_another_run(tmp_path):
+    profile, recorded = small_run()
+    for node in recorded.nodes:
+        node["attrs"][0]["value"] += 100
+    told = joined(tmp_path, profile, recorded)
+    assert "graph.json: does not join net.json: of 4 operators that launched kernels, 0 are in it" in told
+    assert "give the execution trace of the same run and the same iteration" in told
+
+
+def test_an_execution_trace_that_lacks_an_operator(tmp_path):
+    profile, recorded = small_run()
+    del recorded.nodes[1]
+    assert "of 4 operators that launched kernels, 3 are in it" in joined(tmp_path, profile, recorded)
+
+
+@pytest.mark.parametrize("schema", ["0.9", "2.0.0", "1.7.1"])
+def test_another_schema_of_the_execution_trace(tmp_path, schema):
+    profile, recorded = small_run()
+    recorded.schema = schema
+    assert f"graph.json: schema: has schema '{schema}'; known are 1.0 and 1.1" in joined(tmp_path, profile, recorded)
+
+
+def test_an_execution_trace_alone(tmp_path):
+    told = refusal(small_run()[1].write(tmp_path / "graph.json"))
+    assert "has no times; import the profile of the same run and add this file to it" in told
+    assert "--execution-trace" in told
+
+
+def test_a_profile_given_as_execution_trace(tmp_path):
+    path = small_run()[0].write(tmp_path / "net.json")
+    assert "is not a PyTorch execution trace" in refusal(path, execution_trace=path)
+
+
+def test_an_execution_trace_that_is_not_there(tmp_path):
+    path = small_run()[0].write(tmp_path / "net.json")
+    told = refusal(path, execution_trace=tmp_path / "none.json")
+    assert "none.json: no such file" in told
+
+
+def test_an_execution_trace_of_several_gpus(tmp_path):
+    profile, recorded = small_run()
+    recorded.node("aten::relu", 99, [tensor(50, 51, 4, device="cuda:1")], [])
+    assert "graph.json: has tensors on several GPUs (cuda:0, cuda:1)" in joined(tmp_path, profile, recorded)
+
+
+def test_a_node_that_cannot_be_read(tmp_path):
+    profile, recorded = small_run()
+    del recorded.nodes[1]["inputs"]
+    assert "graph.json: item 2 of nodes: cannot be read (KeyError: 'inputs')" in joined(tmp_path, profile, recorded)
+
+
+def test_a_truncated_execution_trace(tmp_path):
+    profile, recorded = small_run()
+    whole = recorded.write(tmp_path / "graph.json").read_text()
+    graph = write(tmp_path / "graph.json", whole[:-40])
+    told = refusal(profile.write(tmp_path / "net.json"), execution_trace=graph)
+    assert "graph.json: item 4 of nodes: the JSON ends too early" in told
+
+
+def test_an_execution_trace_for_a_format_that_takes_none(tmp_path):
+    log = tmp_path / "net-b4.log"
+    log.write_text(json.dumps({"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}) + "\n")
+    told = refusal(log, execution_trace=tmp_path / "graph.json")
+    assert "is a DTR log; an execution trace goes with a PyTorch profile" in told
+    assert "the number of an iteration goes with a PyTorch profile" in refusal(log, iteration=3)
+
+
+def test_a_recording_that_marks_no_iterations(tmp_path):
+    path = small_run()[0].write(tmp_path / "net.json")
+    assert "marks no iterations, so there is no iteration 3" in refusal(path, iteration=3)
+
+
+def test_a_profile_without_operators_cannot_be_joined(tmp_path):
+    profile, recorded = small_run()
+    profile.events = [event for event in profile.events if event.get("cat") != "cpu_op"]
+    assert "does not say which operators launched the kernels" in joined(tmp_path, profile, recorded)

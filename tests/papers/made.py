@@ -1,0 +1,131 @@
+"""A paper that nobody wrote, with a claim of every sort, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simgpu.papers.checks.found import rule
+from simgpu.papers.claims import Claim, Paper
+from simgpu.papers.claims_file import PaperFile
+from simgpu.papers.outcome import ClaimOutcome, Experiment, PartOutcome, Reproduction, Step
+from simgpu.papers.verdicts import Judgement, Simulated, Verdict, judge
+
+#: A name that a page must not take for anything but text.
+NASTY = "</script><b>&amp; 'bold'"
+FILE: dict[str, Any] = {
+    "schema": "simgpu.claims/1",
+    "paper": "MADE",
+    "source": "Nobody et al., Journal of Hand-made Claims 2020",
+    "claims": {
+        "speed": {
+            "where": "V-A, fig 6",
+            "states": "How many times as fast training is as with everything swapped",
+            "parts": [
+                {"name": "mean", "value": 1.25, "from": "speeds.mean"},
+                {"name": "best", "value": 2.0, "from": "speeds.best"},
+            ],
+            "causes": ["link"],
+        },
+        "rates.a_very_long_name.of_a_claim.that_takes_room": {
+            "where": "IV",
+            "states": "What the link reaches",
+            "unit": "GB/s",
+            "fit": "the node's bandwidth out, to this very number",
+            "parts": [{"value": 11.7, "from": "speeds.link", "timed": True}],
+            "quick": True,
+        },
+        "rule": {
+            "where": "eq 3",
+            "states": f"When a prefetch must start {NASTY}",
+            "kind": "rule",
+            "parts": [{"from": "rules.prefetch"}],
+        },
+        "broken": {
+            "where": "eq 4",
+            "states": "When it may end",
+            "kind": "rule",
+            "parts": [
+                {"name": "a rule", "from": "rules.end"},
+                {"name": "a bound", "value": 3, "is": "at_most", "from": "rules.least"},
+            ],
+        },
+        "layers": {
+            "where": "fig 8",
+            "states": "Layers that are never compressed",
+            "parts": [{"value": ["MAX1", "MAX2", "ReLU7", "ReLU8"], "from": "rules.layers"}],
+        },
+        "opinion": {
+            "where": "VI",
+            "states": "How many readers agree",
+            "inferred": True,
+            "parts": [{"value": 0.9, "cannot": "a simulator meets no readers"}],
+        },
+        "half": {
+            "where": "VI",
+            "states": "A time, and another that nobody can know",
+            "unit": "ms",
+            "parts": [
+                {"name": "known", "value": 100, "from": "speeds.time", "note": "read off a picture"},
+                {"name": "unknown", "value": 7, "cannot": "only its sum with others is told"},
+            ],
+        },
+        "missing": {"where": "VII", "states": "Something that breaks", "parts": [{"value": 1, "from": "speeds.none"}]},
+    },
+    "assumptions": {
+        "link": {
+            "says": "The link is taken to be 12 GB/s in both directions. At the 16 GB/s of the data sheet the best "
+            "case comes to what is published, and the mean nearly so.",
+            "steps": {"14 GB/s": {"check": {"rate": 14}}, "16 GB/s": {"check": {"rate": 16}}},
+        }
+    },
+    "figures": [
+        {"title": "Speed by network", "check": "speeds.bars"},
+        {"title": "Speed by rate", "check": "speeds.lines"},
+        {"title": "Who is compressed when", "check": "rules.cells"},
+    ],
+}
+VALUES: dict[str, list[Simulated]] = {
+    "speed": [1.43, 1.2],
+    "rates.a_very_long_name.of_a_claim.that_takes_room": [11.7],
+    "rule": [rule(True, "2000 random schedules, against the equation")],
+    "broken": [rule(False, "window 7 ends after 12 ns, not 11"), 2.5],
+    "layers": [["MAX1", "MAX2", "ReLU8", "ReLU9"]],
+    "half": [118.0],
+}
+#: Of the parts of ``speed`` by the step of the experiment.
+MOVED = {"14 GB/s": [1.35, 1.6], "16 GB/s": [1.28, 1.96]}
+
+
+def made_paper(**changes: Any) -> Paper:
+    """The paper; changes: to its file."""
+    file = PaperFile.model_validate(FILE | changes)
+    return Paper("made", file.paper, file.source, {}, file.claims, file.assumptions, tuple(file.figures))
+
+
+def made(paper: Paper | None = None, values: Mapping[str, list[Simulated]] = VALUES) -> Reproduction:
+    """What came of its claims, as if it had been run with its causes."""
+    return Reproduction(tuple(_outcome(claim, values) for claim in (paper or made_paper()).claims))
+
+
+def _outcome(claim: Claim, values: Mapping[str, list[Simulated]]) -> ClaimOutcome:
+    name = claim.id.removeprefix("made.")
+    if name == "missing":
+        failed = Judgement(Verdict.FAILED, told="ValueError: there is nothing to divide by")
+        return ClaimOutcome(claim, (PartOutcome(claim.parts[0], None, failed),))
+    found = [*values.get(name, []), *[None] * len(claim.parts)]
+    parts = _parts(claim, found)
+    experiments = tuple(
+        Experiment(cause, claim.paper.assumptions[cause], tuple(_step(claim, label) for label in MOVED))
+        for cause in claim.section.causes
+    )
+    return ClaimOutcome(claim, parts, experiments)
+
+
+def _step(claim: Claim, label: str) -> Step:
+    values: list[Simulated | None] = [*MOVED[label]]
+    return Step(label, {part.part.name: part for part in _parts(claim, values)})
+
+
+def _parts(claim: Claim, values: list[Simulated | None]) -> tuple[PartOutcome, ...]:
+    return tuple(PartOutcome(part, value, judge(part, value)) for part, value in zip(claim.parts, values, strict=False))

@@ -1,0 +1,123 @@
+"""The list of claims is the papers': as many, with the same values, and each is simulated or says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from simgpu.errors import InputError
+from simgpu.papers.answers import tasks_of
+from simgpu.papers.claims import PAPERS, Claim, load_papers, select
+from simgpu.papers.tasks import Cell, Check, Memory, checks, outlined
+from tests.experiments.claims import CLAIMS
+
+ALL = select([])
+IDS = [claim.id for claim in ALL]
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The numbers of a published value one by one; a list of names is one thing."""
+    if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        for each in value:
+            yield from flat(each)
+    elif value is not None:
+        yield value
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, dict[str, Any]]:
+    """By id, a row of the list of the papers' claims."""
+    if not CLAIMS.exists():
+        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+    document = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    return {row["id"]: row for rows in document.values() if isinstance(rows, list) for row in rows}
+
+
+def test_there_are_116_claims_of_five_papers() -> None:
+    assert [paper.key for paper in load_papers()] == list(PAPERS)
+    assert len(ALL) == len(set(IDS)) == 116
+
+
+def test_every_claim_is_in_the_list_and_the_other_way_round(listed: dict[str, dict[str, Any]]) -> None:
+    assert sorted(IDS) == sorted(listed)
+
+
+@pytest.mark.parametrize("claim", ALL, ids=IDS)
+def test_values_and_kind_are_those_that_are_listed(claim: Claim, listed: dict[str, dict[str, Any]]) -> None:
+    row = listed[claim.id]
+    ours = [each for part in claim.parts for each in flat(part.value)]
+    if "value" in row:
+        assert [str(each) if isinstance(each, str | list) else float(each) for each in ours] == [
+            str(each) if isinstance(each, str | list) else float(each) for each in flat(row["value"])
+        ]
+    else:
+        # Some numbers are listed as text alone.
+        assert all(str(each) in row["setup"] for each in ours)
+    assert claim.kind == (row["how"] if row["how"] in ("rule", "order") else "number")
+    assert claim.section.inferred == row.get("inferred", False)
+    assert claim.section.unit == row.get("unit", "")
+    bounded = "bound" in row["how"] if isinstance(row["how"], list) else row["how"] == "bound"
+    assert not bounded or any(part.held in ("at_most", "at_least") for part in claim.parts)
+
+
+@pytest.mark.parametrize("claim", ALL, ids=IDS)
+def test_what_a_claim_needs_exists(claim: Claim) -> None:
+    for part in claim.parts:
+        assert len(claim.parts) == 1 or part.name
+        needed = list(tasks_of(claim, part))
+        assert bool(needed) != bool(part.cannot)
+        for task in needed:
+            if isinstance(task, Check):
+                assert task.name in checks(task.paper)
+            else:
+                assert isinstance(task, Cell | Memory)
+                assert task.trace in outlined(task.study, task.changes).traces
+
+
+@pytest.mark.parametrize("claim", [claim for claim in ALL if claim.kind == "rule"], ids=lambda claim: claim.id)
+def test_rules_hold_exactly_or_are_broken(claim: Claim) -> None:
+    """Nothing that a design prescribes is told to be nearly followed."""
+    for part in claim.parts:
+        assert part.cannot or part.held in ("exactly", "holds", "at_most", "at_least") or part.value is None
+
+
+def test_parts_of_a_claim_have_names_of_their_own() -> None:
+    for claim in ALL:
+        names = [part.name for part in claim.parts]
+        assert len(names) == len(set(names))
+
+
+def test_what_studies_leave_out_exists() -> None:
+    for claim in ALL:
+        for part in claim.parts:
+            if part.from_ is None or isinstance(part.from_, str):
+                continue
+            labels = {
+                label
+                for name in part.from_.study
+                for study in [outlined(name, "{}")]
+                for label in (*study.traces, *study.networks)
+            }
+            assert labels.issuperset(part.from_.without)
+
+
+def test_claims_are_chosen_by_paper_by_beginning_and_by_id() -> None:
+    assert len(select(["cdma"])) == 20
+    assert [claim.id for claim in select(["cdma.dram", "cdma.gain"])] == [
+        "cdma.gain.maxwell",
+        "cdma.gain.pascal",
+        "cdma.gain.zlib",
+        "cdma.dram",
+    ]
+    assert all(claim.section.quick for claim in select([], quick=True))
+
+
+def test_all_unknown_names_are_told_together() -> None:
+    with pytest.raises(InputError) as caught:
+        select(["cdmo", "cdma.gains", "home"])
+    first, second = str(caught.value).splitlines()
+    assert first == "no paper or claim is called 'cdmo'; did you mean 'cdma'? known: buddy, cdma, cswap, home, modnn"
+    assert second.startswith("no paper or claim is called 'cdma.gains'; did you mean 'cdma.gain.")

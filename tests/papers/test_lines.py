@@ -1,0 +1,158 @@
+"""Claims in columns of a terminal: all numbers, no line too wide, no word broken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu.papers.claims_file import PartSection
+from simgpu.papers.lines import claim_lines, experiment_lines, reproduction_text, says_lines, table_lines
+from simgpu.papers.outcome import PartOutcome, Reproduction
+from simgpu.papers.page.told import papers_told
+from simgpu.papers.tables import summary
+from simgpu.papers.verdicts import Verdict, judge
+from tests.papers.made import made, made_paper
+
+FOUND = made()
+
+
+def texts(found: Reproduction = FOUND, *, every: bool = False) -> list[str]:
+    return [line.whole for line in claim_lines(found.claims, every=every)]
+
+
+def row_of(label: str) -> list[str]:
+    (line,) = (line for line in texts() if line.split("  ")[0].strip() == label or line.strip().startswith(f"{label} "))
+    return line.split()
+
+
+def test_a_claim_of_several_parts_has_a_row_of_its_own_and_one_for_each() -> None:
+    lines = texts()
+    at = next(number for number, line in enumerate(lines) if line.startswith("made.speed"))
+    assert lines[at].split() == ["made.speed", "off"]
+    assert lines[at + 1].split() == ["mean", "1.25", "1.43", "1.14", "within", "25%", "(+14.4%)"]
+    assert lines[at + 2].split() == ["best", "2", "1.2", "0.6", "off", "(-40.0%)"]
+
+
+def test_what_was_fitted_is_marked_and_units_are_told_once() -> None:
+    lines = texts()
+    long = "made.rates.a_very_long_name.of_a_claim.that_takes_room*, GB/s"
+    at = lines.index(long)
+    assert lines[at + 1].split() == ["11.7", "11.7", "1", "within", "10%"]
+
+
+def test_sets_stand_below_their_row() -> None:
+    lines = texts()
+    at = next(number for number, line in enumerate(lines) if line.startswith("made.layers"))
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "paper: MAX1, MAX2, ReLU7, ReLU8",
+        "here: MAX1, MAX2, ReLU8, ReLU9",
+        "only here: ReLU9; only published: ReLU7",
+    ]
+
+
+def test_what_does_not_hold_is_not_simulated_or_broke_says_why() -> None:
+    text = "\n".join(texts())
+    for why in ("window 7 ends after 12 ns, not 11", "a simulator meets no readers", "there is nothing to divide by"):
+        assert why in text
+    assert "2000 random schedules" not in text, "of what holds only all of a claim tells more"
+    assert "2000 random schedules" in "\n".join(texts(every=True))
+    assert "note: read off a picture" in "\n".join(texts(every=True))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_asked_and_no_word_is_broken(width: int) -> None:
+    lines = [line.whole for line in claim_lines(FOUND.claims, width, every=True)]
+    assert max(map(len, lines)) <= width
+    words = set(" ".join(lines).split())
+    assert {"made.rates.a_very_long_name.of_a_claim.that_takes_room*,", "MAX1,", "(+14.4%)"} <= words
+
+
+def test_an_experiment_is_a_row_a_step_between_what_is_and_what_is_published() -> None:
+    speed = FOUND["made.speed"]
+    rows = [line.whole.split() for line in experiment_lines(speed, speed.experiments[0])]
+    assert rows == [
+        ["made.speed", "mean", "best"],
+        ["as", "it", "is", "1.43", "1.2", "off"],
+        ["14", "GB/s", "1.35", "1.6", "within", "25%"],
+        ["16", "GB/s", "1.28", "1.96", "within", "10%"],
+        ["paper", "1.25", "2"],
+    ]
+    says = " ".join(line.whole.strip() for line in says_lines(speed.experiments[0]))
+    assert says == speed.experiments[0].assumption.says
+
+
+def test_an_experiment_with_more_parts_than_have_room_is_divided() -> None:
+    speed = FOUND["made.speed"]
+    lines = [line.whole for line in experiment_lines(speed, speed.experiments[0], 30)]
+    assert max(map(len, lines)) <= 30
+    assert [line.split()[-1] for line in lines if "made.speed" in line] == ["mean", "best"]
+
+
+def test_verdicts_are_the_ends_of_lines_to_be_coloured() -> None:
+    for line in claim_lines(FOUND.claims):
+        assert line.verdict is None or line.ending.startswith(str(line.verdict))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(*[st.text("abc ", max_size=30).map(str.strip)] * 3), min_size=1),
+    st.integers(75, 120),
+)
+def test_a_table_has_every_cell_whatever_its_width(rows: list[tuple[str, str, str]], width: int) -> None:
+    lines = table_lines(("what", "number", "said"), rows, width)
+    assert re.sub(r"\s", "", "".join(line.whole for line in lines)) == "whatnumbersaid" + re.sub(
+        r"\s", "", "".join("".join(row) for row in rows)
+    )
+
+
+def test_the_summary_counts_every_claim_once_and_fits_apart() -> None:
+    headings, rows, below = summary(FOUND)
+    assert [len(row) for row in rows] == [len(headings)] * 2
+    assert headings[-1] == "not simulated"
+    assert below.startswith("Numbers and rules one by one")
+    assert rows == [
+        ("MADE", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
+        ("  fitted", "1", "", "1", "", "", "", ""),
+    ]
+
+
+def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:
+    simulated = [each for each in FOUND.claims if each.verdict not in (Verdict.CANNOT, Verdict.FAILED)]
+    headings, rows, _ = summary(Reproduction(tuple(simulated)))
+    assert headings[-1] == "broken"
+    assert {len(row) for row in rows} == {len(headings)}
+
+
+def test_several_papers_are_counted_together_too() -> None:
+    other = made(made_paper(paper="OTHER"))
+    rows = summary(Reproduction((*FOUND.claims, *other.claims))).rows
+    assert [row[0] for row in rows] == ["MADE", "  fitted", "OTHER", "  fitted", "all papers", "  fitted"]
+
+
+def test_a_reproduction_prints_as_its_claims_and_the_summary() -> None:
+    text = reproduction_text(FOUND)
+    assert repr(FOUND) == text
+    assert "made.half, ms" in text and "1 + 1 failed" in text
+    assert max(map(len, text.splitlines())) <= 84
+
+
+def test_a_notebook_shows_every_part_and_the_summary() -> None:
+    html = FOUND._repr_html_()
+    assert html.count("<tr>") == 2 + sum(len(each.parts) for each in FOUND.claims) + len(summary(FOUND).rows)
+    assert "(fit)" in html and "1 + 1 failed" in html
+
+
+def test_a_note_of_parts_that_follow_each_other_is_told_once() -> None:
+    noted = [{"name": name, "value": 1.0, "from": f"c.{name}", "note": "once"} for name in ("one", "two")]
+    other = {"name": "three", "value": 1.0, "from": "c.three", "note": "another"}
+    parts = tuple(PartOutcome(part, 1.0, judge(part, 1.0)) for part in map(PartSection.model_validate, [*noted, other]))
+    told = [
+        line.whole.strip() for line in claim_lines([replace(FOUND.claims[0], parts=parts, experiments=())], every=True)
+    ]
+    assert [line for line in told if line.startswith("note")] == ["note: once", "note: another"]
+    (paper,) = papers_told(Reproduction((replace(FOUND.claims[0], parts=parts, experiments=()),)))
+    assert [part.note for part in paper.claims[0].parts] == ["", "once", "another"]

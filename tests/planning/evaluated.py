@@ -1,0 +1,109 @@
+"""Random placements by the evaluator and by the machine, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.encodings import Encoding
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import Duplex
+from simgpu.machine.run import Run, run_program
+from simgpu.planning.columns import DRAINED
+from simgpu.planning.evaluator import Costs, Evaluator
+from simgpu.planning.options import Action, Decisions, Option
+from simgpu.policies.placing import program_of
+from simgpu.program.instructions import Program
+from simgpu.program.verify import verify
+from tests.semantics.random_traces import DrawnCosts, nodes
+from tests.semantics.random_training import SIZES, TIMES, trainings
+
+
+@dataclass(frozen=True)
+class Case:
+    """A vector to be evaluated, and to be run."""
+
+    evaluator: Evaluator
+    vector: tuple[int, ...]
+
+    @cached_property
+    def costs(self) -> Costs:
+        return self.evaluator.costs([self.vector])
+
+    def within(self, budget: int) -> Case:
+        return replace(self, evaluator=replace(self.evaluator, budget=budget))
+
+    @cached_property
+    def program(self) -> Program:
+        """The program that carries the vector out; where fetches drain depends on times, so the evaluator tells."""
+        of = self.evaluator
+        drained = of.details(self.vector)[:, DRAINED].astype(bool).tolist() if of.drain else None
+        return program_of(of.graph, of.decisions, self.vector, early=of.early, drained=drained)
+
+    def run(self, iterations: int = 2) -> Run | None:
+        """The program on the machine; None where it runs out of memory."""
+        of = self.evaluator
+        verify(self.program, of.graph)
+        try:
+            return run_program(self.program, of.graph, of.node, budget=of.budget, iterations=iterations)
+        except OutOfMemoryError:
+            return None
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, slow: bool = False) -> Case:
+    """Training on any node of which the closed form can say everything, any options, memory for all.
+
+    slow: copies out take longer than kernels, and few feature maps stay.
+    """
+    graph = TaskGraph.of(draw(trainings()))
+    costs = DrawnCosts({block.id: (draw(SIZES), draw(TIMES), draw(TIMES)) for block in graph.blocks})
+    graph = replace(graph, costs=costs)
+    node = draw(nodes(Duplex.FULL))
+    node = replace(node, gpu=replace(node.gpu, copy_engines=2))
+    if slow:
+        node = replace(node, link=replace(node.link, d2h_bandwidth=draw(st.sampled_from([10**8, 5 * 10**8, 10**9]))))
+    plain = Decisions.of(graph)
+    decisions = plain.with_options(
+        [
+            Option(Action.SWAP, draw(st.integers(0, 4)), draw(st.sampled_from([None, Encoding(each.block, "drawn")])))
+            for _ in range(draw(st.integers(0, 2)))
+        ]
+        for each in plain.maps
+    )
+    evaluator = Evaluator(
+        graph, node, 10**12, decisions, early=draw(st.booleans()), drain=draw(st.booleans()), threads=1
+    )
+    kept = draw(st.sampled_from([0, 1] if slow else [0, 0, 1, 4]))
+    vector = tuple(draw(st.sampled_from([*[0] * kept, *range(1, count)])) for count in decisions.choices)
+    return Case(evaluator, vector)
+
+
+@st.composite
+def tight_cases(draw: st.DrawFn) -> Case:
+    """The same with a budget from what suffices if everybody waits for all copies out, or a byte less, to the peak."""
+    case = draw(cases(slow=True))
+    least, peak = least_budget(case), int(case.costs.peak[0])
+    assume(least < peak or draw(st.integers(0, 9)) == 0)
+    budgets = [least, least, least, least + draw(st.integers(1, 100)), peak - 1, draw(st.integers(least, peak))]
+    budget = max(least, min(draw(st.sampled_from(budgets)), peak))
+    return case.within(max(budget - (draw(st.integers(0, 9)) == 0), 0))
+
+
+def least_budget(case: Case) -> int:
+    """The bytes that the worst moment lacks where there are none, and so everybody waits for all copies out."""
+    return int(case.within(0).costs.short[0])
+
+
+def iteration_ns(run: Run) -> int:
+    """The last iteration's time."""
+    start, end = run.timeline.window(-1)
+    return end - start
+
+
+def peak_of(run: Run) -> int:
+    return int(run.timeline.device_memory.used.max(initial=0))

@@ -1,0 +1,146 @@
+"""Descent by exchanges of one and of two entries."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError
+from simgpu.planning.search import exchange
+from simgpu.planning.search.exchange import descend, shuffled_pairs
+from tests.planning.search.costs import Recording, choices, one, rugged, seeds, separable
+
+Vector = tuple[int, ...]
+
+
+def differing(vector: Vector, options: list[int], places: tuple[int, ...]) -> Iterator[Vector]:
+    """Every vector that differs from one in each of some places and nowhere else."""
+    for entries in itertools.product(*(range(options[place]) for place in places)):
+        if all(vector[place] != entry for place, entry in zip(places, entries, strict=True)):
+            other = list(vector)
+            for place, entry in zip(places, entries, strict=True):
+                other[place] = entry
+            yield tuple(other)
+
+
+@st.composite
+def starts(draw: st.DrawFn) -> tuple[list[int], Vector]:
+    options = draw(choices())
+    return options, tuple(draw(st.integers(0, count - 1)) for count in options)
+
+
+@given(starts(), seeds, st.sampled_from([5, 1000, 2**40]), st.booleans())
+def test_it_ends_where_no_neighbour_is_cheaper(
+    given_start: tuple[list[int], Vector], seed: int, values: int, paired: bool
+) -> None:
+    options, start = given_start
+    score = rugged(seed, values)
+    pairs = shuffled_pairs(len(options), seed) if paired else []
+    recording = Recording(score)
+    found = descend(start, options, recording, pairs)
+    assert found.local_optimum
+    assert found.pair_optimum
+    assert found.cost == one(score, found.best) <= one(score, start)
+    assert found.evaluations == recording.asked
+    assert (found.moves == 0) == (found.best == start)
+    for places in [*((place,) for place in range(len(options))), *pairs]:
+        assert all(one(score, other) >= found.cost for other in differing(found.best, options, places))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pairs_that_do_not_go_into_one_batch_are_tried_again_after_every_move_and_so_are_single_entries(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BATCH", 50)
+    score = rugged(seed)
+    options = [3] * 9
+    pairs = shuffled_pairs(9, seed)
+    recording = Recording(score)
+    found = descend((0,) * 9, options, recording, pairs)
+    assert max(map(len, recording.batches)) <= 50
+    assert found.pair_optimum
+    for places in [*((place,) for place in range(9)), *pairs]:
+        assert all(one(score, other) > found.cost for other in differing(found.best, options, places))
+
+
+@given(starts(), seeds)
+def test_every_batch_is_the_whole_neighbourhood_of_single_entries(
+    given_start: tuple[list[int], Vector], seed: int
+) -> None:
+    options, start = given_start
+    score = rugged(seed)
+    recording = Recording(score)
+    descend(start, options, recording)
+    vector = start
+    for batch in recording.batches[1:]:
+        neighbours = [other for place in range(len(options)) for other in differing(vector, options, (place,))]
+        assert sorted(map(tuple, batch.tolist())) == sorted(neighbours)
+        vector = min(neighbours, key=lambda other: one(score, other))
+
+
+@given(starts(), seeds, st.integers(1, 200))
+def test_a_limit_is_kept_and_what_it_left_open_is_said(
+    given_start: tuple[list[int], Vector], seed: int, limit: int
+) -> None:
+    options, start = given_start
+    score = rugged(seed)
+    pairs = shuffled_pairs(len(options), seed)
+    recording = Recording(score)
+    found = descend(start, options, recording, pairs, limit)
+    assert recording.asked == found.evaluations <= limit
+    assert found.cost == one(score, found.best) <= one(score, start)
+    free = descend(start, options, score, pairs)
+    if limit >= free.evaluations:
+        assert found == free
+    if not found.pair_optimum:
+        assert limit < free.evaluations
+    if found.local_optimum:
+        singles = [other for place in range(len(options)) for other in differing(found.best, options, (place,))]
+        assert all(one(score, other) >= found.cost for other in singles)
+
+
+def test_two_entries_go_where_one_alone_cannot() -> None:
+    def both_or_none(vectors: np.ndarray) -> np.ndarray:
+        return 10 * abs(vectors[:, 0] - vectors[:, 2]) - vectors[:, 2]
+
+    stuck = descend((0, 0, 0), [2, 2, 2], both_or_none)
+    assert (stuck.best, stuck.moves, stuck.local_optimum) == ((0, 0, 0), 0, True)
+    assert descend((0, 0, 0), [2, 2, 2], both_or_none, [(0, 1)]).best == (0, 0, 0)
+    assert descend((0, 0, 0), [2, 2, 2], both_or_none, [(0, 2)]).best == (1, 0, 1)
+
+
+def test_many_pairs_are_scored_in_several_batches() -> None:
+    recording = Recording(rugged(1))
+    found = descend((0,) * 60, [3] * 60, recording, shuffled_pairs(60, 0))
+    assert found.pair_optimum
+    assert max(map(len, recording.batches)) <= 4096 < 4 * 60 * 59 / 2
+
+
+def test_a_sum_over_positions_is_minimised_one_entry_after_the_other() -> None:
+    table = np.random.default_rng(0).permutation(60).reshape(20, 3)
+    found = descend((0,) * 20, [3] * 20, separable(table))
+    assert found.best == tuple(table.argmin(axis=1).tolist())
+    assert found.moves == np.count_nonzero(table.argmin(axis=1))
+
+
+def test_shuffled_pairs_are_all_pairs_in_an_order_of_their_seed() -> None:
+    first = shuffled_pairs(12, seed=1)
+    assert sorted(first) == list(itertools.combinations(range(12), 2))
+    assert first == shuffled_pairs(12, seed=1)
+    assert first != shuffled_pairs(12, seed=2)
+
+
+def test_all_mistakes_are_told_together() -> None:
+    with pytest.raises(InputError) as error:
+        descend((0, 2), [2, 2], rugged(0), [(0, 0), (0, 1), (1, 2)], limit=0)
+    assert str(error.value).splitlines() == [
+        "start: vector 0, position 1 has option 2 of 2; options count from 0",
+        "pairs: (0, 0) is no pair of two of 2 positions; positions count from 0",
+        "pairs: (1, 2) is no pair of two of 2 positions; positions count from 0",
+        "limit: 0 vectors; allow at least 1, the start",
+    ]

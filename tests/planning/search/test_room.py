@@ -1,0 +1,40 @@
+"""What searches may know: numbers and errors, and nothing of what is searched for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import simgpu.planning.search
+
+ROOM = Path(simgpu.planning.search.__file__).parent
+MODULES = sorted(ROOM.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_a_search_needs_numpy_and_the_errors_only(path: Path) -> None:
+    imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    imported |= {
+        name.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    allowed = re.compile(r"numpy(\..*)?|simgpu\.errors|simgpu\.planning\.search\..*")
+    assert not [
+        name
+        for name in imported
+        if name and not allowed.fullmatch(name) and name.split(".")[0] not in sys.stdlib_module_names
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_a_search_has_no_word_for_what_it_is_used_for(path: Path) -> None:
+    words = re.compile(
+        r"\b(gpus?|tensors?|kernels?|memory|swap\w*|recompute\w*|layers?|bytes|blocks?)\b", re.IGNORECASE
+    )
+    assert not [line for line in path.read_text().splitlines() if words.search(line.replace("to the byte", ""))]

@@ -1,0 +1,182 @@
+"""No placement is faster than the bound, and where the bound says that none fits, none does."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import MissingExtraError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.planning.bound import Bound, least_peak, lower_bound, quick_bound
+from simgpu.planning.bound_program import Program, Solved, Unit
+from simgpu.planning.evaluator import Costs, Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.trace.chain import chain
+from simgpu.units import format_bytes
+from tests.planning.evaluated import cases
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=150)
+
+
+def all_costs(evaluator: Evaluator) -> Costs:
+    """Of every vector there is."""
+    return evaluator.costs(list(itertools.product(*map(range, evaluator.decisions.choices))))
+
+
+def best_ns(evaluator: Evaluator) -> int | None:
+    """The time of the fastest vector that fits; None where none fits."""
+    costs = all_costs(evaluator)
+    return int(costs.time_ns[costs.short == 0].min()) if (costs.short == 0).any() else None
+
+
+@st.composite
+def small(draw: st.DrawFn) -> Evaluator:
+    """An evaluator of which every vector can be tried, with a budget from what barely suffices to what is ample."""
+    case = draw(cases(slow=draw(st.booleans())))
+    vectors = int(np.prod(case.evaluator.decisions.choices))
+    assume(1 < vectors <= 2500)
+    costs = all_costs(case.within(0).evaluator)
+    least, most = int(costs.short.min()), int(costs.peak.max())
+    budgets = [
+        least // 2,
+        least,
+        least,
+        least + 1,
+        (least + most) // 2,
+        (3 * least + most) // 4,
+        most,
+        draw(st.integers(0, most)),
+    ]
+    return case.within(draw(st.sampled_from(budgets))).evaluator
+
+
+def chained(bandwidth: int, budget: int) -> Evaluator:
+    graph = TaskGraph.of(chain([5, 7, 9, 4, 8], [10, 14, 18, 9, 11], [100, 200, 300, 150, 250]))
+    node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", bandwidth, bandwidth))
+    return Evaluator(graph, node, budget, Decisions.of(graph))
+
+
+def test_no_placement_of_random_training_is_faster_and_none_fits_where_the_bound_says_so():
+    seen: Counter[str] = Counter()
+
+    @many
+    @given(small())
+    def check(evaluator: Evaluator) -> None:
+        found, best = lower_bound(evaluator.tables), best_ns(evaluator)
+        assert quick_bound(evaluator.tables).ns <= found.ns
+        seen["does not fit"] += not found.fits
+        if best is None:
+            return
+        assert found.fits
+        assert found.compute_ns <= found.ns <= best
+        seen["fits"] += 1
+        seen["more than the kernels"] += found.ns > found.compute_ns
+        seen["sharp"] += found.ns == best > found.compute_ns
+
+    check()
+    assert seen["does not fit"] > 0, seen
+    assert seen["more than the kernels"] > 10, seen
+    assert seen["sharp"] > 0, seen
+
+
+@many
+@given(small())
+def test_every_placement_holds_the_least_peak(evaluator: Evaluator):
+    costs = all_costs(evaluator)
+    assert least_peak(evaluator.tables)[0] <= costs.peak.min()
+
+
+@pytest.mark.parametrize("bandwidth", [10**9, 3 * 10**9, 10**10])
+def test_on_a_chain_the_bound_is_below_the_best_at_every_budget_and_never_rises_with_memory(bandwidth: int):
+    bounds = []
+    least, _ = least_peak(chained(bandwidth, 10**4).tables)
+    for budget in range(least, 1101, 25):
+        evaluator = chained(bandwidth, budget)
+        found, best = lower_bound(evaluator.tables), best_ns(evaluator)
+        assert best is None or found.ns <= best
+        bounds.append(found.ns)
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > bounds[-1]
+
+
+def test_where_nothing_needs_to_leave_the_bound_is_the_best():
+    evaluator = chained(10**9, 10**4)
+    found = lower_bound(evaluator.tables)
+    assert found.ns == best_ns(evaluator) == found.compute_ns == evaluator.graph.ideal_ns()
+    assert found.pressure == ()
+
+
+def test_below_the_least_peak_nothing_fits_and_the_kernel_is_named():
+    least, kernel = least_peak(chained(10**9, 10**4).tables)
+    evaluator = chained(10**9, least - 1)
+    found = lower_bound(evaluator.tables)
+    assert not found.fits
+    assert found.kernel == kernel
+    assert f"a kernel needs {format_bytes(least)}" in found.how
+    assert best_ns(evaluator) is None
+
+
+def test_a_faster_link_never_raises_the_bound():
+    bounds = [lower_bound(chained(bandwidth, 800).tables).ns for bandwidth in (10**9, 2 * 10**9, 10**10, 10**11)]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
+    """Minimise t >= 10 - 7 x, t >= 4 x within t <= 100, x <= 1: at x = 10/11, t = 40/11."""
+    program = Program()
+    t, x = program.variable(0, 100, Unit.NS), program.variable()
+    program.row({t: 1, x: 7}, 10)
+    program.row({t: 1, x: -4}, 0)
+    found = program.solve()
+    assert found is not None
+    assert Fraction(40, 11) - Fraction(1, 10**9) < program.proven(found) <= Fraction(40, 11)
+    for first, second in itertools.product([-1.0, 0.0, 0.2, 0.5, 3.0], repeat=2):
+        assert program.proven(Solved(np.zeros(2), np.array([first, second]))) <= Fraction(40, 11)
+
+
+@many
+@given(st.data())
+def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: st.DataObject):
+    """Checked by points, without the duality that the proof rests on."""
+    numbers = st.integers(-20, 20)
+    program = Program()
+    for _ in range(3):
+        program.variable(0, data.draw(st.integers(1, 5)))
+    points = list(itertools.product(*(range(high + 1) for high in program.upper)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        program.row(dict(enumerate(data.draw(st.tuples(numbers, numbers, numbers)))), data.draw(numbers), Unit.PART)
+    kept = [p for p in points if all(sum(a * p[j] for j, a in row.items()) >= least for row, least, _ in program.rows)]
+    assume(kept)
+    drawn = data.draw(st.lists(st.floats(-1, 3), min_size=len(program.rows), max_size=len(program.rows)))
+    solved = program.solve()
+    assert solved is not None
+    for multipliers in (np.array(drawn), solved.multipliers):
+        assert program.proven(Solved(np.zeros(3), multipliers)) <= min(p[0] for p in kept)
+
+
+def test_without_scipy_the_linear_program_names_the_extra_and_the_quick_bound_still_holds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    evaluator = chained(10**9, 800)
+    expected = quick_bound(evaluator.tables)
+    for name in ("scipy", "scipy.optimize", "scipy.sparse"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match="calibrate"):
+        lower_bound(evaluator.tables)
+    assert quick_bound(evaluator.tables).ns == expected.ns <= best_ns(evaluator)
+
+
+def test_a_bound_belongs_to_its_budget():
+    evaluator = chained(10**9, 800)
+    tight: Bound = lower_bound(evaluator.tables)
+    ample: Bound = lower_bound(replace(evaluator, budget=10**4).tables)
+    assert tight.ns > ample.ns

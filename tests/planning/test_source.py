@@ -1,0 +1,88 @@
+"""Compiled or as it is, one vector or many, on one thread or several: the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning import clocks
+from simgpu.planning.columns import FOUND
+from simgpu.planning.compiled import evaluate_all, is_compiled
+from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.planning.options import Decisions
+from simgpu.planning.tables import scratch_for
+from simgpu.trace.chain import chain
+from tests.planning.evaluated import Case, tight_cases
+from tests.semantics.hand_made import node
+
+many = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
+FOUR = TaskGraph.of(chain([5, 7, 9, 9, 4], [10, 14, 18, 18, 9], [100, 200, 300, 400, 50]))
+
+
+def several(data: st.DataObject, case: Case) -> np.ndarray:
+    choices = case.evaluator.decisions.choices
+    row = st.tuples(*(st.integers(0, count - 1) for count in choices))
+    rows = data.draw(st.lists(row, min_size=1, max_size=20))
+    return np.array(rows, np.int8).reshape(len(rows), len(choices))
+
+
+@pytest.mark.skipif(not is_compiled(), reason="numba, which compiles it, is not installed")
+@many
+@given(st.data(), tight_cases())
+def test_the_source_as_it_is_gives_what_the_compiled_one_gives(data: st.DataObject, case: Case):
+    tables, vectors = case.evaluator.tables, several(data, case)
+    found = []
+    for evaluate in (clocks.evaluate_all, evaluate_all()):
+        out = np.zeros((len(vectors), len(FOUND)), np.int64)
+        scratch = scratch_for(tables, 1000)
+        evaluate(tables, scratch, vectors, out)
+        found.append((out.tobytes(), scratch.fates.tobytes()))
+    assert found[0] == found[1]
+
+
+@many
+@given(st.data(), tight_cases())
+def test_one_vector_after_another_costs_what_each_costs_alone(data: st.DataObject, case: Case):
+    vectors = several(data, case)
+    together = astuple(case.evaluator.costs(vectors))
+    alone = [astuple(case.evaluator.costs(vectors[i : i + 1])) for i in range(len(vectors))]
+    assert [column.tolist() for column in together] == [[one[c][0] for one in alone] for c in range(len(together))]
+
+
+def test_threads_share_the_vectors_and_change_nothing():
+    decisions = Decisions.of(FOUR)
+    rng = np.random.default_rng(0)
+    vectors = rng.integers(0, 3, (1000, len(decisions.maps)), dtype=np.int8)
+    evaluators = [Evaluator(FOUR, node(900), 900, decisions, threads=threads) for threads in (1, 2, 7)]
+    columns = [[column.tobytes() for column in astuple(each.costs(vectors))] for each in evaluators]
+    assert columns[0] == columns[1] == columns[2]
+
+
+def test_no_vectors_cost_nothing_and_a_graph_without_feature_maps_has_one_vector():
+    decisions = Decisions.of(FOUR)
+    assert Evaluator(FOUR, node(), 10**6, decisions).costs(np.zeros((0, len(decisions.maps)))).time_ns.tolist() == []
+    short = TaskGraph.of(chain([5], [7], [100]))
+    costs = Evaluator(short, node(), 10**6, Decisions.of(short)).costs(np.zeros((1, 0)))
+    assert (costs.time_ns.tolist(), costs.peak.tolist()) == ([12], [100])
+
+
+@pytest.mark.parametrize("vectors", [[[0, 0]], [[0, 0, 3]], [[0, 0, -1]], [0, 0, 0], [[0, 0, 256]]])
+def test_what_is_no_vector_of_this_graph_is_refused(vectors: list[object]):
+    evaluator = Evaluator(FOUR, node(), 10**6, Decisions.of(FOUR))
+    assert len(evaluator.decisions.maps) == 3
+    with pytest.raises((ValueError, OverflowError)):
+        evaluator.costs(vectors)
+
+
+def test_what_does_not_fit_scores_worse_than_all_that_does_and_by_the_bytes_it_lacks():
+    decisions = Decisions.of(FOUR)
+    evaluator = Evaluator(FOUR, node(), 10**6, decisions)
+    vectors = np.array([[0] * 3, [1] * 3], np.int8)
+    peak = int(evaluator.costs(vectors).peak[0])
+    less = [replace(evaluator, budget=budget).score(vectors)[0] for budget in (peak, peak - 1, peak - 2)]
+    assert less == [FOUR.ideal_ns(), DOES_NOT_FIT + 1, DOES_NOT_FIT + 2]

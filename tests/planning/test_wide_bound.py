@@ -1,0 +1,136 @@
+"""No program of the whole batch is faster than the wide bound, and where it says that nothing fits, nothing does."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.compare import compare
+from simgpu.experiments.least_time import least_time, least_times
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.planning.options import Decisions
+from simgpu.planning.wide_bound import wide_bound
+from simgpu.policies.joint.least_times import NOT_BOUNDED, is_bounded, moves_feature_maps_alone
+from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement, Swap
+from simgpu.simulation.run import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import BlockKind, Trace
+from simgpu.trace.stats import trace_stats
+from tests.semantics.hand_made import BACKWARD, block, graph, kernel
+from tests.semantics.random_training import trainings
+
+POLICIES = {
+    "none": {},
+    "vdnn": {},
+    "modnn": {},
+    "superneurons": {},
+    "capuchin": {"version": "published"},
+    "home": {"particles": 10, "iterations": 3},
+    "joint": {"evaluations": 200, "bound": False},
+    "async_offload": {},
+    "checkpoint": {},
+    "save_on_cpu": {},
+    "um": {},
+}
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Trace:
+    count = draw(st.integers(4, 9))
+    times, sizes = st.lists(st.integers(1, 100), min_size=count, max_size=count), st.integers(50, 300)
+    return chain(draw(times), draw(times), draw(st.lists(sizes, min_size=count, max_size=count)))
+
+
+def test_no_policy_beats_its_bound_nor_fits_where_nothing_does() -> None:
+    """Every policy on random training, in budgets from a byte under what a kernel needs to what all of it needs."""
+    seen: Counter[str] = Counter()
+
+    @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+    @given(st.one_of(chains(), trainings(max_layers=6)), st.integers(0, 7), st.sampled_from([10**9, 10**10]))
+    def check(trace: Trace, step: int, rate: int) -> None:
+        tasks = TaskGraph.of(trace)
+        least = max(sum(tasks.sizes[b] for b in {*tasks.reads[k], *tasks.writes[k]}) for k in range(len(tasks.kernels)))
+        peak = trace_stats(trace).peak_needed
+        budget = max(least - 1 + step * max((peak.bytes if peak else 0) - least + 1, 0) // 6, 1)
+        node = NodeSpec("drawn", GpuSpec("gpu", 10**12), LinkSpec("pcie", rate, rate))
+        try:
+            bounds = least_times(trace, node, budget=budget)
+        except OutOfMemoryError:
+            bounds = None
+        except InputError:
+            return
+        for policy, parameters in POLICIES.items():
+            try:
+                result = simulate(trace, node, policy, parameters=parameters, budget=budget, iterations=2)
+            except (InputError, OutOfMemoryError):
+                continue
+            if not is_bounded(result.program):
+                seen["not bounded"] += 1
+                continue
+            assert bounds is not None, f"{policy} fits where the bound says that nothing does"
+            bound = bounds.of(result.program)
+            assert bound is not None
+            assert result.iteration_ns >= bound.ns, policy
+            seen["narrow" if bound is bounds.of_feature_maps else "wide"] += 1
+            seen["more than the kernels"] += bound.ns > bound.compute_ns
+            seen["wide, more than the kernels"] += bounds.of_all.ns > bound.compute_ns
+
+    check()
+    assert min(seen["narrow"], seen["wide"], seen["more than the kernels"]) > 0, seen
+
+
+def test_where_no_placement_of_feature_maps_fits_both_callers_have_the_bound_of_all_programs() -> None:
+    """`joint` adopts a program that moves more than feature maps; if these alone leave, a kernel needs 300 bytes."""
+    trace = chain([5] * 8, [10] * 8, [100] * 8)
+    node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**9, 10**9))
+    bounds = least_times(trace, node, budget=250)
+    assert (bounds.of_feature_maps.fits, bounds.of_all.fits) == (False, True)
+    assert least_time(trace, node, budget=250) == bounds.of_all
+    compared = compare(trace, node, ["joint", "ideal"], budget=250, bound=True)
+    assert compared.bounds is not None
+    why = "no placement of feature maps alone fits (a kernel needs 300 B"
+    assert why in compared.bound_note and NOT_BOUNDED in compared.bound_note
+    assert any(why in note for note in compared.results["joint"].notes)
+    over = [row[compared.headings.index("over least")] for row in compared.rows()]
+    taken = compared.results["joint"].iteration_ns
+    assert over == [f"{taken / bounds.of_all.ns - 1:.1%}", "-"]
+    assert taken >= bounds.of_all.ns
+
+
+def test_a_chain_takes_what_the_fastest_mix_of_copies_and_recomputation_takes() -> None:
+    """x2 and x3 live while F4 runs, 300 bytes in 200. Copies take 2000 ns each, of which 250 ns pass beside kernels
+    between F1's end and B3's start while the kernels take 400; making 100 bytes again takes 50 ns. With t over 400:
+    100 (250 + t) / 2000 + 100 t / 50 = 100 rounds up to 100 at t = 43, since each part is rounded up."""
+    tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
+    node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
+    assert wide_bound(tasks, node, 200).ns == 443
+    assert wide_bound(tasks, node, 400).ns == 400
+
+
+def test_a_kernels_own_blocks_decide_whether_anything_fits() -> None:
+    tasks = TaskGraph.of(chain([50] * 4, [50] * 4, [100] * 4))
+    node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
+    assert wide_bound(tasks, node, 200).fits
+    found = wide_bound(tasks, node, 199)
+    assert (found.fits, found.least_peak, found.kernel) == (False, 200, 0)
+
+
+def test_a_program_that_moves_a_gradient_does_not_keep_to_feature_maps() -> None:
+    tasks = graph(
+        [
+            kernel("F", 50, "", "y"),
+            kernel("B1", 10, "y", "g", phase=BACKWARD),
+            kernel("B2", 60, "", "h", phase=BACKWARD),
+            kernel("B3", 60, "g h", "i", phase=BACKWARD),
+        ],
+        [block("y", 10), *(block(name, 10, kind=BlockKind.GRADIENT) for name in "ghi")],
+    )
+    moved = lower(tasks, Placement((Swap(tasks.block("g"), 1, 3, 3),)))
+    decisions, count = Decisions.of(tasks), len(tasks.blocks)
+    assert not moves_feature_maps_alone(moved, decisions, count)
+    assert moves_feature_maps_alone(lower(tasks, Placement()), decisions, count)

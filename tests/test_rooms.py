@@ -1,0 +1,43 @@
+"""The order of rooms in `pyproject.toml` holds, and SimPy is used in the machine alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "simgpu"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+#: These commands report how far the time model can be trusted.
+COMMANDS_OF_THE_FIT = {Path("cli/zoo_validate.py"), Path("cli/zoo_build.py")}
+
+
+def test_imports_follow_the_order_of_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=None)
+    assert status == 0, capsys.readouterr().out
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_simpy_is_used_in_the_machine_alone() -> None:
+    users = {path for path in MODULES if "simpy" in {name.split(".")[0] for name in imports_of(path)}}
+    assert users and all(path.is_relative_to(PACKAGE / "machine") for path in users)
+
+
+def test_only_commands_of_the_zoo_know_how_the_time_model_was_fitted() -> None:
+    for path in MODULES:
+        module = path.relative_to(PACKAGE)
+        knows = any(name.startswith("simgpu.workloads.calibration") for name in imports_of(path))
+        assert not knows or module.is_relative_to("workloads/calibration") or module in COMMANDS_OF_THE_FIT, module

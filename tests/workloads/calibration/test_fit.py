@@ -1,0 +1,50 @@
+"""The fit: it finds what made the measurements, and the shipped parameters are what it finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simgpu.hardware.nodes import load_node
+from simgpu.workloads.calibration.fit import START, Problem, calibrate, written
+from simgpu.workloads.calibration.samples import Use
+from simgpu.workloads.calibration.validation import Validation
+from simgpu.workloads.timemodel.parameters import PARAMETERS, load_parameters
+from tests.workloads.calibration.made_up import product_sample
+
+
+def test_the_shipped_table_stands_as_the_fit_writes_it() -> None:
+    assert written(load_parameters()) == PARAMETERS.read_text()
+
+
+def test_the_table_before_the_fit_is_a_table() -> None:
+    assert load_parameters(START).architectures.keys() == load_parameters().architectures.keys()
+
+
+def test_the_parameters_are_those_that_the_fit_finds(compared: Validation) -> None:
+    """From the shipped values a step of least squares has nothing left to gain, and from the first guesses much."""
+    problem = Problem([row.sample for row in compared.rows if row.sample.fitted], load_parameters(START))
+
+    def cost_and_gain(logs: np.ndarray) -> tuple[float, float]:
+        residuals, free = problem.residuals(logs), logs < problem.bounds[1] - 2e-3
+        slopes = problem.jacobian(logs)[:, free]
+        step = np.linalg.lstsq(slopes, -residuals, rcond=None)[0]
+        cost = float(residuals @ residuals)
+        return cost, 1 - float(np.sum((residuals + slopes @ step) ** 2)) / cost
+
+    fitted, gain = cost_and_gain(problem.logs(load_parameters()))
+    guessed, more = cost_and_gain(problem.start)
+    assert gain < 0.01 < 0.2 < more
+    assert fitted < guessed / 2
+
+
+def test_a_fit_finds_the_share_that_made_the_measurement() -> None:
+    pytest.importorskip("scipy")
+    gpu, truth = load_node("v100").gpu, load_parameters(START)
+    volta = truth.architectures["volta"].model_copy(update={"compute": 0.6})
+    changed = truth.model_copy(update={"architectures": {**truth.architectures, "volta": volta}})
+    measured = product_sample(gpu, 1).modelled_ns(changed)
+    slower = product_sample(gpu, 100 * measured, Use.HELD_OUT)
+    found = calibrate([product_sample(gpu, measured)] * 20 + [slower])
+    assert product_sample(gpu, measured).modelled_ns(found) == pytest.approx(measured, rel=0.01)
+    assert found.architectures["hopper"] == truth.architectures["hopper"]

@@ -1,0 +1,106 @@
+"""Traces of solvers: valid, counted from the algorithm, histograms scaled exactly; shipped ones are what is built."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from simgpu.compression.codecs.entries import ENTRY_SIZES, histogram, size_classes
+from simgpu.experiments.scenarios.load import load_trace
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.check import check_trace
+from simgpu.trace.entries import histograms
+from simgpu.trace.model import AccessOrder, Origin, Trace
+from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
+from simgpu.workloads.solvers.tracing import NODE, solver_trace
+
+each = pytest.mark.parametrize("name", SOLVERS)
+
+
+def bare(name: str) -> Trace:
+    return solver_trace(solver_of(name), [])
+
+
+def moved(trace: Trace, kernel: str) -> int:
+    """Bytes of a kernel as its blocks and accesses tell them."""
+    told = {(each.kernel, each.block, each.write): each.entries * each.sectors * 32 for each in trace.accesses}
+    usual = {block.id: -(-block.bytes // 128) * 128 for block in trace.blocks}
+    found = next(each for each in trace.kernels if each.id == kernel)
+    pairs = [*((block, False) for block in found.reads), *((block, True) for block in found.writes)]
+    return sum(told.get((kernel, block, write), usual[block]) for block, write in pairs)
+
+
+@each
+def test_it_is_valid_and_says_that_it_is_modelled(name: str) -> None:
+    trace = bare(name)
+    assert check_trace(trace) == []
+    assert trace.info.origin is Origin.MODELLED
+    for told in (
+        SOLVERS[name].like,
+        "none of whose code is here",
+        "Durations are modelled",
+        "Compressibility is measured",
+    ):
+        assert told in trace.info.notes
+
+
+@each
+def test_dram_bytes_are_those_of_the_accesses(name: str) -> None:
+    trace = bare(name)
+    for kernel in trace.kernels:
+        assert kernel.dram_bytes == moved(trace, kernel.id)
+
+
+@each
+def test_no_kernel_is_faster_than_memory_and_arithmetic_allow(name: str) -> None:
+    trace, gpu = bare(name), load_node(NODE).gpu
+    assert gpu.dram_bandwidth and gpu.fp32_rate
+    for kernel in trace.kernels:
+        assert kernel.duration_ns / 1e9 > (kernel.dram_bytes or 0) / gpu.dram_bandwidth
+        assert kernel.duration_ns / 1e9 > (kernel.flops or 0) / gpu.fp32_rate
+
+
+@each
+def test_a_kernel_that_changes_what_it_reads_is_not_pure(name: str) -> None:
+    for kernel in bare(name).kernels:
+        assert kernel.pure is (not set(kernel.reads) & set(kernel.writes))
+
+
+def test_accesses_are_of_the_kinds_that_the_paper_names() -> None:
+    """CG gathers at random, a sector each; seismic strides by planes (Buddy Compression, section 4.2)."""
+    gather = next(access for access in bare("cg").accesses if access.order is AccessOrder.RANDOM)
+    assert (gather.block, gather.sectors, gather.write) == ("p", 1, False)
+    assert {access.order for access in bare("seismic").accesses} == {AccessOrder.STRIDED}
+    assert {access.stride for access in bare("seismic").accesses} == {288 * 288 * 4 // 128}
+    pulled = [access for access in bare("lbm").accesses if not access.write]
+    assert all(access.sectors < 4 for access in pulled)
+    assert bare("ep").accesses == ()
+
+
+def test_histograms_are_scaled_to_the_reference_by_largest_remainder() -> None:
+    trace = solver_trace(solver_of("ep"), [{"tally0": {0: 1, 32: 1, 128: 1}}, {"tally0": {128: 5}}])
+    entries = 26_443_776 * 8 // 128
+    assert histograms(trace.compressibility) == {
+        ("tally0", 0): {0: entries // 3, 32: entries // 3, 128: entries // 3},
+        ("tally0", 1): {128: entries},
+    }
+
+
+@each
+def test_the_one_that_ships_is_what_is_built(name: str) -> None:
+    shipped, now = load_trace(f"hpc-{name}"), bare(name)
+    assert (shipped.kernels, shipped.blocks, shipped.accesses) == (now.kernels, now.blocks, now.accesses)
+
+
+@each
+def test_its_compressibility_is_what_the_run_has(name: str) -> None:
+    """Last bits of logarithms and sines may differ on another processor, and with them a few entries."""
+    shipped = histograms(load_trace(f"hpc-{name}").compressibility)
+    for epoch, state in enumerate(solver_of(name).snapshots()):
+        for array, values in state.items():
+            counts = histogram(size_classes(values))
+            told = Counter(shipped[array, epoch])
+            for size, count in zip(ENTRY_SIZES, counts, strict=True):
+                share = count / sum(counts)
+                assert told[size] / sum(told.values()) == pytest.approx(share, abs=0.01)

@@ -1,0 +1,147 @@
+"""How modelled zeros pass from operator to operator, on traces small enough to follow by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError
+from simgpu.trace.chain import chain
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
+from simgpu.workloads.sparsity.profile import EMPTIEST, Curve, load_profile, profile_names
+
+
+def network(*steps: tuple[str, str, str, int]) -> Trace:
+    """A forward pass of steps (operator, blocks read, block written, its bytes)."""
+    blocks = {"x": Block("x", 1024, BlockKind.INPUT, persistent=True)}
+    kernels = []
+    for number, (op, reads, result, size) in enumerate(steps):
+        blocks.setdefault(result, Block(result, size, BlockKind.FEATURE_MAP))
+        kernels.append(Kernel(f"k{number}", op, Phase.FORWARD, 10, tuple(reads.split()), (result,), layer=result))
+    info = TraceInfo("by hand", 1, "none", "float32", Origin.MODELLED, "a test")
+    return Trace(info, tuple(kernels), tuple(blocks.values()))
+
+
+def last_epoch(trace: Trace, epochs: int = 2) -> dict[str, float]:
+    made = with_sparsity(trace, epochs)
+    assert check_trace(made) == []
+    return {sample.block: sample.sparsity for sample in made.sparsity if sample.epoch == epochs - 1}
+
+
+def test_only_a_relu_makes_zeros() -> None:
+    found = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 64)))
+    assert found == {"b": 0.5}
+
+
+def test_an_in_place_relu_leaves_its_zeros_in_the_block_of_the_convolution() -> None:
+    assert last_epoch(network(("conv2d", "x", "a", 64), ("relu_", "a", "a", 64))) == {"a": 0.5}
+
+
+@pytest.mark.parametrize("op", ["gelu", "tanh", "sigmoid", "prelu_like_things"])
+def test_other_activations_are_dense(op: str) -> None:
+    with pytest.raises(InputError, match="there is no ReLU in forward"):
+        with_sparsity(network(("linear", "x", "a", 64), (op, "a", "b", 64)), 2)
+
+
+@pytest.mark.parametrize(("size", "values"), [(16, 4), (64, 1), (8, 8)])
+def test_a_pool_is_zero_where_its_whole_window_is(size: int, values: int) -> None:
+    found = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
+    clustered = load_profile("general").pool_clustering
+    assert found["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
+    assert found["p"] <= found["b"], "pooling never makes a map sparser"
+
+
+def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> None:
+    found = last_epoch(
+        network(
+            ("conv2d", "x", "a", 64),
+            ("relu", "a", "b", 64),
+            ("dropout", "b", "d", 64),
+            ("aten::clone", "d", "e", 64),
+            ("local_response_norm", "e", "n", 64),
+        )
+    )
+    assert (found["d"], found["e"], found["n"]) == (0.75, 0.75, 0.75)
+
+
+def test_a_concatenation_has_the_mean_of_its_parts_by_size() -> None:
+    found = last_epoch(
+        network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 192), ("cat", "b c", "d", 256))
+    )
+    assert found["d"] == 0.125
+
+
+def test_a_normalization_and_a_sum_are_dense() -> None:
+    found = last_epoch(
+        network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("batch_norm", "b", "c", 64), ("add", "b c", "d", 64))
+    )
+    assert found == {"b": 0.5}
+
+
+def test_a_relu_behind_a_linear_layer_is_the_sparsest() -> None:
+    found = last_epoch(
+        network(
+            ("conv2d", "x", "a", 64), ("relu_", "a", "a", 64), ("conv2d", "a", "b", 64), ("relu_", "b", "b", 64),
+            ("linear", "b", "c", 64), ("relu_", "c", "c", 64),
+        )
+    )  # fmt: skip
+    assert found["a"] < found["b"] < found["c"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
+    profile = load_profile(name)
+    told = {key for key, _ in profile if key not in ("schema_", "networks", "sources", "layers", "depths")}
+    told |= {f"layers.{layer}" for layer in profile.layers} | {f"depths.{model}" for model in profile.depths}
+    assert told <= set(profile.sources)
+    assert set(profile.sources) <= told
+
+
+@pytest.mark.parametrize("turn_at", [0.0, 0.2, 1.0])
+def test_a_curve_starts_turns_and_ends_where_it_says(turn_at: float) -> None:
+    curve = Curve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
+    assert curve.at(turn_at) == 0.8
+    if turn_at > 0:
+        assert curve.at(0) == 0.5
+    if turn_at < 1:
+        assert curve.at(1) == pytest.approx(0.6)
+    samples = [curve.at(step / 50) for step in range(51)]
+    assert all(0.5 <= value <= 0.8 for value in samples)
+
+
+def test_one_epoch_is_the_begin_of_training() -> None:
+    made = with_sparsity(simgpu.load_trace("vgg11-cifar-cpu"), 1)
+    assert {sample.epoch for sample in made.sparsity} == {0}
+    assert all(0 <= sample.sparsity <= EMPTIEST for sample in made.sparsity)
+
+
+def test_modelled_rows_replace_measured_ones_and_the_notes_say_so() -> None:
+    trace = simgpu.load_trace("resnet20-cifar-cpu")
+    assert trace.sparsity
+    made = with_sparsity(trace, 4)
+    assert made.info.notes.endswith("Sparsity is modelled (profile general, 4 epochs).")
+    assert made.info.provenance == f"{trace.info.provenance}, its sparsity modelled", "every result shows it"
+    assert {sample.epoch for sample in made.sparsity} == {0, 1, 2, 3}
+    assert replace(made, sparsity=(), info=trace.info) == replace(trace, sparsity=())
+
+
+def test_the_mean_weighs_by_bytes() -> None:
+    trace = network(("conv2d", "x", "a", 300), ("relu_", "a", "a", 300), ("max_pool2d", "a", "p", 100))
+    made = with_sparsity(trace, 1)
+    shares = {sample.block: sample.sparsity for sample in made.sparsity}
+    assert mean_sparsity(made) == pytest.approx((300 * shares["a"] + 100 * shares["p"]) / 400)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 1.5])
+def test_a_wrong_number_of_epochs_is_refused(epochs: int) -> None:
+    with pytest.raises(InputError, match="is not a number of epochs"):
+        with_sparsity(chain([1], [1], [8], op="relu"), epochs)
+
+
+def test_an_unknown_profile_is_named_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="did you mean 'vgg16'"):
+        with_sparsity(chain([1], [1], [8], op="relu"), 2, profile="vgg61")

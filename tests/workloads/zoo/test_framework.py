@@ -1,0 +1,128 @@
+"""Memory as other frameworks hold it, and PyTorch before 1.10, beside PyTorch's of today."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import BlockKind, Trace
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.modelled import build_trace
+
+V100 = simgpu.load_node("v100").gpu
+NETWORKS = ("alexnet", "vgg16", "googlenet", "squeezenet", "resnet18", "densenet121", "inception-v3")
+
+
+def built(name: str, framework: str, batch: int = 8) -> Trace:
+    return build_trace(name, batch=batch, gpu=V100, framework=framework)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_is_a_sound_trace_that_needs_less_memory(name: str) -> None:
+    ours, theirs = built(name, "pytorch"), built(name, "cudnn")
+    assert check_trace(theirs) == []
+    assert _peak(theirs) <= _peak(ours)
+    for policy in ("none", "vdnn"):
+        result = simgpu.simulate(theirs, simgpu.load_node("v100"), policy)
+        assert result.metrics.breakdown.compute == theirs.compute_ns
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pooling_keeps_no_indices_but_its_result(name: str) -> None:
+    trace = built(name, "cudnn")
+    assert not [block.id for block in trace.blocks if "indices" in block.id]
+    pools = [kernel for kernel in trace.kernels if kernel.op == "max_pool2d_backward"]
+    made = {kernel.writes[0]: kernel.reads[0] for kernel in trace.kernels if kernel.op == "max_pool2d"}
+    assert len(pools) == len(made) > 0
+    for kernel in pools:
+        assert any(made.get(name) in kernel.reads for name in kernel.reads), "a result and the input that it is from"
+
+
+def test_the_gradient_of_a_relu_in_place_is_in_place() -> None:
+    trace = built("vgg16", "cudnn")
+    relus = [kernel for kernel in trace.kernels if kernel.op == "threshold_backward_"]
+    assert len(relus) == 15
+    assert all(kernel.writes[0] in kernel.reads for kernel in relus)
+
+
+def test_a_gradient_that_another_layer_needs_is_not_rewritten() -> None:
+    """The gradient of a sum goes to both of its branches in one block."""
+    trace = built("resnet18", "cudnn")
+    kind = {block.id: block.kind for block in trace.blocks}
+    for number, kernel in enumerate(trace.kernels):
+        if kernel.op == "threshold_backward_":
+            before = [k for k in trace.kernels[:number] if kernel.writes[0] in k.writes]
+            assert before and kind[kernel.writes[0]] is BlockKind.GRADIENT
+    ops = Counter(kernel.op for kernel in trace.kernels if kernel.op.startswith("threshold_backward"))
+    assert ops["threshold_backward_"] > 0
+
+
+def test_nothing_but_these_layers_differs() -> None:
+    ours, theirs = built("vgg16", "pytorch"), built("vgg16", "cudnn")
+    assert len(ours.kernels) == len(theirs.kernels)
+    for one, other in zip(ours.kernels, theirs.kernels, strict=True):
+        if "pool" not in one.op and "threshold" not in one.op:
+            assert (one.op, one.phase, one.layer, one.duration_ns, one.flops) == (
+                other.op,
+                other.phase,
+                other.layer,
+                other.duration_ns,
+                other.flops,
+            )
+    assert "call cuDNN for all" in theirs.info.notes
+    assert replace(theirs.info, notes="") == replace(ours.info, notes="")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_before_1_10_a_relu_is_a_layer_whose_input_is_held_until_its_backward(name: str) -> None:
+    trace = built(name, "pytorch-1.5")
+    assert check_trace(trace) == []
+    relus = [kernel for kernel in trace.kernels if kernel.op == "relu"]
+    backward = {kernel.reads[1]: kernel for kernel in trace.kernels if kernel.op == "threshold_backward"}
+    in_place = [kernel for kernel in built(name, "pytorch").kernels if kernel.op == "relu_"]
+    assert len(relus) == len(in_place) > 0
+    assert not [kernel for kernel in trace.kernels if kernel.op == "relu_"]
+    for kernel in relus:
+        assert kernel.reads != kernel.writes
+        assert backward[kernel.reads[0]].layer == kernel.layer
+        assert kernel.layer != next(each.layer for each in trace.kernels if kernel.reads[0] in each.writes)
+
+
+def test_before_1_10_a_normalized_convolution_leaves_three_feature_maps() -> None:
+    """Its own result for the normalization, that one's for the ReLU, and the ReLU's for whoever reads it."""
+    held = {}
+    for framework in ("pytorch", "pytorch-1.5"):
+        trace = build_trace("vgg16", batch=8, gpu=V100, framework=framework, batch_norm=True)
+        size = next(block.bytes for block in trace.blocks if block.id == "conv2_2")
+        ends = {kernel.id: kernel.phase for kernel in trace.kernels}
+        held[framework] = [
+            block.id
+            for block in trace.blocks
+            if block.layer
+            and block.layer.endswith("2_2")
+            and block.bytes == size
+            and ends.get(block.release or "") == "backward"
+            and block.kind is BlockKind.FEATURE_MAP
+        ]
+    assert held == {"pytorch": ["conv2_2", "norm2_2"], "pytorch-1.5": ["conv2_2", "norm2_2", "relu2_2"]}
+
+
+def test_of_a_network_without_relus_the_version_changes_nothing() -> None:
+    ours, theirs = built("bert-base", "pytorch"), built("bert-base", "pytorch-1.5")
+    assert (ours.kernels, ours.blocks) == (theirs.kernels, theirs.blocks)
+
+
+def test_an_unknown_framework_is_refused() -> None:
+    with pytest.raises(InputError, match="did you mean 'cudnn'"):
+        built("vgg16", "cudn")
+
+
+def _peak(trace: Trace) -> int:
+    peak = trace_stats(trace).peak_recorded
+    assert peak is not None
+    return peak.bytes

@@ -1,0 +1,111 @@
+"""The networks that stand for HOME's: fitted to the largest batches of its table 2, as traces/README.md tells."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simgpu.experiments.max_batch import max_batch
+from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.io.shipped import find
+
+CLAIMS = Path(__file__).parents[4] / "shared" / "claims.yaml"
+
+_CIFAR = {"input": "cifar10"}
+_APART = {"framework": "pytorch-1.5"}
+_NORMALIZED: dict[str, Any] = {"variant": {"batch_norm": True}}
+
+#: By the names of the table, in its order: the chosen form first, then others that are published.
+FORMS: dict[str, tuple[dict[str, Any], ...]] = {
+    "MobileNet": ({"zoo": "mobilenet", **_CIFAR, **_APART}, {"zoo": "mobilenet", **_CIFAR}, {"zoo": "mobilenet"}),
+    "Plain20": (
+        {"zoo": "plain20", **_APART, "variant": {"width": 4}},
+        {"zoo": "plain20", **_APART},
+        *({"zoo": "plain20", "variant": {"width": width}} for width in (1, 2, 4, 8)),
+        {"zoo": "plain20", **_APART, "variant": {"width": 8}},
+    ),
+    "SqueezeNet": (
+        {"zoo": "squeezenet", **_CIFAR, **_APART, **_NORMALIZED},
+        {"zoo": "squeezenet", **_CIFAR, **_NORMALIZED},
+        {"zoo": "squeezenet", **_CIFAR, **_APART},
+        {"zoo": "squeezenet", **_CIFAR},
+        {"zoo": "squeezenet"},
+        {"zoo": "squeezenet1.1"},
+    ),
+    "VGG16": (
+        {"zoo": "vgg16", **_CIFAR, **_APART, **_NORMALIZED},
+        {"zoo": "vgg16", **_CIFAR, **_NORMALIZED},
+        {"zoo": "vgg16", **_CIFAR, **_APART},
+        {"zoo": "vgg16", **_CIFAR},
+    ),
+    "ResNet": (
+        {"zoo": "resnet20", **_APART, "variant": {"width": 4}},
+        {"zoo": "resnet20", **_APART},
+        *({"zoo": f"resnet{depth}", **_CIFAR, **_APART} for depth in (18, 34, 50)),
+    ),
+    "InceptionV3": (
+        {"zoo": "inception-v3"},
+        {"zoo": "inception-v3", **_APART},
+        {"zoo": "inception-v3", **_CIFAR},
+        {"zoo": "inception-v3", **_CIFAR, **_APART},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, int]:
+    if not CLAIMS.exists():
+        pytest.skip("the papers' claims are not beside the repository (../shared/claims.yaml)")
+    claims = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))["home"]
+    values = next(claim["value"] for claim in claims if claim["id"] == "home.max_batch.pytorch")
+    return dict(zip(FORMS, values, strict=True))
+
+
+def written(form: dict[str, Any]) -> str:
+    """As a file has it, in one line, its words in one order."""
+    words = {key: form[key] for key in ("zoo", "input", "framework", "variant") if key in form}
+    return yaml.safe_dump(words, default_flow_style=True, sort_keys=False, width=200).strip()
+
+
+@cache
+def plain(text: str, budget: str) -> int:
+    """The largest batch of a form without any memory policy."""
+    values = {"trace": {**yaml.safe_load(text), "batch": 32}, "node": "2080ti", "policies": "none", "budget": budget}
+    (found,) = max_batch(make_scenario(values, "these tests"))
+    return found.batch or 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_is_the_form_whose_plain_batch_comes_nearest(name: str, published: dict[str, int]) -> None:
+    """As a ratio, with the paper's 11 GB."""
+
+    def distance(form: dict[str, Any]) -> float:
+        return abs(log(plain(written(form), "11 GB") / published[name]))
+
+    chosen, *others = FORMS[name]
+    assert all(distance(chosen) < distance(other) for other in others)
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells of the README's table by network."""
+    readme = (find("traces", "vgg16-b128-v100").parent / "README.md").read_text(encoding="utf-8")
+    lines = [line.strip("|").split("|") for line in readme.splitlines() if "| `{zoo: " in line]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_readme_tells_the_settings_and_by_how_much_they_miss(name: str) -> None:
+    settings, table, *ours = rows()[name]
+    assert settings == f"`{written(FORMS[name][0])}`"
+    for budget, cell in zip(("11 GB", "11 GiB"), ours, strict=True):
+        batch = plain(written(FORMS[name][0]), budget)
+        assert cell == f"{batch} ({batch / int(table) - 1:+.0%})"
+
+
+def test_the_readme_has_the_numbers_of_the_table(published: dict[str, int]) -> None:
+    assert {name: int(cells[1]) for name, cells in rows().items()} == published

@@ -1,0 +1,80 @@
+"""The lowering against PyTorch itself: the same networks, traced under fake tensors, need the same bytes and time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+from simgpu.hardware.nodes import load_node
+from simgpu.recorder import record
+from simgpu.trace.model import BlockKind, Phase, Trace
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.catalogue import Value, build
+from simgpu.workloads.modelled import trace_of
+from tests.workloads.zoo.networks import lowered
+from tests.workloads.zoo.torch_networks import workload
+
+BATCH = 4
+#: Networks with every kind of layer but local response norm (PyTorch makes it of eight smaller kernels), long
+#: short-term memory (a fused kernel that exists on a GPU alone) and crops of transposed convolutions.
+NETWORKS: dict[str, dict[str, Value]] = {
+    "alexnet": {"grouped": False},
+    "vgg11": {},
+    "googlenet": {"batch_norm": True},
+    "squeezenet1.1": {},
+    "mobilenet": {},
+    "densenet121": {},
+    "resnet50": {},
+    "resnet20": {},
+    "unet": {},
+    "bert-base": {},
+    "vit-base": {},
+}
+
+
+@cache
+def followed(name: str) -> Trace:
+    network = build(name, **NETWORKS[name])
+    return record(lambda: workload(network, BATCH), batch=BATCH, gpu="v100", hold_output=True)
+
+
+def without_workspace(trace: Trace) -> Trace:
+    blocks = (replace(block, bytes=0) if block.kind is BlockKind.WORKSPACE else block for block in trace.blocks)
+    return replace(trace, blocks=tuple(blocks))
+
+
+#: A linear layer gives its input's gradient as a view, into which PyTorch adds no other; the lowering does, and so its
+#: peak is 2.1% too small.
+SUMMED_INTO_VIEWS = pytest.mark.xfail(reason="gradients are added into views, which PyTorch does not", strict=True)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SUMMED_INTO_VIEWS) if name == "bert-base" else name for name in NETWORKS]
+)
+def test_peaks_and_sizes_are_those_of_pytorch(name: str) -> None:
+    theirs = trace_stats(without_workspace(followed(name)))
+    ours = trace_stats(lowered(build(name, **NETWORKS[name]), BATCH))
+    assert ours.peak_recorded is not None and theirs.peak_recorded is not None
+    assert ours.peak_needed is not None and theirs.peak_needed is not None
+    assert ours.peak_recorded.bytes == theirs.peak_recorded.bytes
+    assert ours.peak_needed.bytes == theirs.peak_needed.bytes
+    size = [{kind.kind: kind.bytes for kind in stats.kinds} for stats in (ours, theirs)]
+    for kind in (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.FEATURE_MAP):
+        assert size[0][kind] == size[1][kind], kind
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_phase_takes_the_time_of_pytorchs_operators(name: str) -> None:
+    """Within 1%: permutes of attention copy in backward too (+0.9%); PyTorch crops each side apart (U-Net, -0.8%)."""
+    network = build(name, **NETWORKS[name])
+    ours = trace_of(network, batch=BATCH, gpu=load_node("v100").gpu)
+    for phase in Phase:
+        mine, theirs = (
+            sum(kernel.duration_ns for kernel in trace.kernels if kernel.phase is phase)
+            for trace in (ours, followed(name))
+        )
+        assert mine == pytest.approx(theirs, rel=0.01), phase
