@@ -10,11 +10,10 @@ import click
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
 from simgpu.compression.buddy.sources import read_trace_and_entries
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.io.shipped import find
-from simgpu.trace.folder import other_files
+from simgpu.trace.folder import load_trace, other_files
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time

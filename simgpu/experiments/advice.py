@@ -195,7 +195,8 @@ def _in_micro_batches(result: Result) -> str:
 def _in_words(result: Result) -> str:
     """The policy as a scenario names it.
 
-    >>> from simgpu.experiments.scenarios.load import load_scenario, load_trace
+    >>> from simgpu.experiments.scenarios.load import load_scenario
+    >>> from simgpu.trace.folder import load_trace
     >>> scenario = load_scenario("quickstart")
     >>> _in_words(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
     'vdnn: {mode: conv}'

@@ -1,4 +1,4 @@
-"""Writing a file or a folder whole or not at all."""
+"""Atomic writes: a file or folder appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Foreign = Callable[[Path], str]
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_file(path: str | Path) -> Iterator[Path]:
     """A sibling path to write to, which takes the place of `path` when the block ends well and else vanishes.
 
     Readers see the old file or the complete new one, never a part. `InputError` names the path when the
@@ -26,7 +26,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "result.txt"
-    >>> with whole_file(target) as part:
+    >>> with atomic_file(target) as part:
     ...     _ = part.write_text("done")
     >>> target.read_text(), [entry.name for entry in target.parent.iterdir()]
     ('done', ['result.txt'])
@@ -44,7 +44,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
+def atomic_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
     """An empty sibling folder to fill, which takes the place of `path` when the block ends well and else vanishes.
 
     What stood there before goes only once the new folder stands, and comes back if that fails. Missing parents are
@@ -53,7 +53,7 @@ def whole_folder(path: str | Path, foreign: Foreign) -> Iterator[Path]:
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "results"
-    >>> with whole_folder(target, foreign=lambda folder: "") as part:
+    >>> with atomic_folder(target, foreign=lambda folder: "") as part:
     ...     _ = (part / "a.txt").write_text("done")
     >>> [entry.name for entry in target.iterdir()], [entry.name for entry in target.parent.iterdir()]
     (['a.txt'], ['results'])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 
 
 def write_fitted(
@@ -28,7 +28,7 @@ def write_fitted(
     given = parser.parse_args(arguments)
     try:
         table = fitted(given.source)
-        with whole_file(given.output) as part:
+        with atomic_file(given.output) as part:
             part.write_bytes(table.encode())
     except (InputError, MissingExtraError) as error:
         for line in str(error).splitlines():

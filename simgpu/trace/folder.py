@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
+from simgpu.io.shipped import find
 from simgpu.trace.check import Place, check_trace
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.header import FILE, header_text, read_header
@@ -42,6 +43,14 @@ _ENDINGS = (".csv", ".yaml", ".yml", ".npz")
 #: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.0 to 9.3
 #: on the shipped traces of over 10 KB, which tests hold to it; more where the rows are short.
 MEMORY_FACTOR = 8
+
+
+def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
+    """A trace by its shipped name or its folder; a relative path starts at `base`, or at the current folder.
+
+    Raises `InputError` with every problem of the folder's files.
+    """
+    return read_trace(find("traces", name_or_path, base))
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -164,7 +173,7 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
     problems = check_trace(trace)
     if problems:
         raise InputError(problems)
-    with whole_folder(folder, strangers) as part:
+    with atomic_folder(folder, strangers) as part:
         _write_files(trace, part)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.io.shipped import shipped_folder
 from simgpu.simulation.run import simulate
+from simgpu.trace.folder import load_trace
 from simgpu.units import parse_bandwidth
 
 README = shipped_folder("configs") / "README.md"
