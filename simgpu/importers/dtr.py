@@ -35,7 +35,7 @@ from simgpu.importers.provenance import Told
 from simgpu.importers.quantities import shown, whole
 from simgpu.io.text_files import text_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _TOOL = "DTR prototype log"
 

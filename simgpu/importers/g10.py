@@ -35,7 +35,7 @@ from simgpu.importers.quantities import nanoseconds, shown, whole
 from simgpu.io.input_files import first_bytes
 from simgpu.io.text_files import read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 from simgpu.units import format_bytes
 
 _TOOL = "G10 simulator files"

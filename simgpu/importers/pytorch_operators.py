@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")

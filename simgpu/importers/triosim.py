@@ -24,7 +24,7 @@ from simgpu.importers.storages import Memory, Operator, Resolved, Tensor, resolv
 from simgpu.io.input_files import first_bytes
 from simgpu.io.text_files import read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _TOOL = "TrioSim recording"
 _TRACE_COLUMNS = (

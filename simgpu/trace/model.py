@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from statistics import median
 from types import MappingProxyType
@@ -336,22 +336,20 @@ class Trace:
         return MappingProxyType({block.id: block for block in self.blocks})
 
     def kernel_frame(self) -> pd.DataFrame:
-        """One row a kernel by id, in execution order, with the fields of `Kernel`; missing where not recorded."""
-        from simgpu.trace.frames import kernel_frame
-
-        return kernel_frame(self)
+        """One row per kernel, indexed by id, in execution order, with the fields of `Kernel`; NA where not recorded."""
+        return _frame(Kernel, self.kernels)
 
     def block_frame(self) -> pd.DataFrame:
-        """One row a block by id, with the fields of `Block`; missing where not recorded."""
-        from simgpu.trace.frames import block_frame
-
-        return block_frame(self)
+        """One row per block, indexed by id, with the fields of `Block`; NA where not recorded."""
+        return _frame(Block, self.blocks)
 
     def sparsity_frame(self) -> pd.DataFrame:
-        """Share of zeros, 0 to 1: one row an epoch, one column a block, in the trace's order."""
-        from simgpu.trace.frames import sparsity_frame
+        """Share of zeros, 0 to 1: one row per epoch, one column per block, in the trace's order."""
+        import pandas as pd
 
-        return sparsity_frame(self)
+        table = pd.DataFrame([asdict(sample) for sample in self.sparsity], columns=["block", "epoch", "sparsity"])
+        order = dict.fromkeys(table["block"])
+        return table.pivot(index="epoch", columns="block", values="sparsity").reindex(columns=list(order))
 
     @property
     def summary(self) -> str:
@@ -381,3 +379,13 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _frame(kind: type[Kernel] | type[Block], rows: Sequence[Kernel] | Sequence[Block]) -> pd.DataFrame:
+    """One column per field, enums as plain strings; integers stay integers where some are missing."""
+    import pandas as pd
+
+    names = [each.name for each in fields(kind)]
+    cells = ([getattr(row, name) for name in names] for row in rows)
+    plain = [[str(cell) if isinstance(cell, StrEnum) else cell for cell in row] for row in cells]
+    return pd.DataFrame(plain, columns=names, dtype=object).convert_dtypes().set_index("id")

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from simgpu.io import codestate
-from simgpu.io.codestate import COMMON, code_behind
+from simgpu.io.codestate import COMMON, PACKAGE, code_behind
 from simgpu.policies.registry import _BUILT_IN, policy_class
-from tests.test_floors import MODULES, PACKAGE
 
 #: What libraries are called where they are imported.
 LIBRARIES = {"sklearn": "scikit-learn", "bayes_opt": "bayesian-optimization", "numba": "numba", "scipy": "scipy"}
-PATHS = {".".join(("simgpu", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
+PATHS = {".".join(("simgpu", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 from tests.trace.small import SMALL
 
 
