@@ -15,7 +15,8 @@ from simgpu.io.atomic import atomic_folder
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
 from simgpu.io.shipped import find
-from simgpu.trace.check import Place, check_trace
+from simgpu.trace.check import check_trace
+from simgpu.trace.check_order import Place
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
