@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Set
 
 from simgpu.errors import Problem
-from simgpu.trace.check_order import Place, Problems, check_order, check_saved
-from simgpu.trace.columns import LARGEST
+from simgpu.trace.check_order import check_order, check_saved
 from simgpu.trace.entries import entries_of
 from simgpu.trace.model import (
     RELEASED_AT_END,
@@ -26,6 +22,7 @@ from simgpu.trace.model import (
     Trace,
     TraceInfo,
 )
+from simgpu.trace.row_checks import Place, Problems, Row, is_count, is_text, rows_of
 
 
 def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
@@ -41,13 +38,11 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     trace: kernels[0].reads: kernel 'k0' names block 'x', which has no row; add it to the blocks
     """
     problems = Problems(at or _own_places(trace))
-    _check_info(_Row(problems, "info", -1, trace.info))
+    _check_info(Row(problems, "info", -1, trace.info))
     _check_kernels(trace.kernels, problems)
     _check_blocks(trace, problems)
     _check_tables(trace, problems)
     check_order(trace, problems)
-    for row in _rows(problems, "saved", trace.saved):
-        row.counts("bytes")
     check_saved(trace, problems)
     return problems.problems
 
@@ -62,77 +57,13 @@ def _own_places(trace: Trace) -> Place:
     return at
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and value.isprintable() and value == value.strip()
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One row of a table, with the checks that need nothing but its own values."""
-
-    problems: Problems
-    table: str
-    index: int
-    values: Any
-
-    def add(self, column: str, what: str, remedy: str) -> None:
-        self.problems.add(self.table, self.index, column, what, remedy)
-
-    def texts(self, *columns: str, optional: bool = False) -> None:
-        """optional: None stands for unknown."""
-        for column in columns:
-            value = getattr(self.values, column)
-            if _is_text(value) or (optional and value is None):
-                continue
-            what = f"{value!r} is not a name" if value or optional else "it is blank"
-            remedy = "give a printable text without spaces around it"
-            self.add(column, what, f"{remedy}, or None where unknown" if optional else remedy)
-
-    def counts(self, *columns: str, optional: bool = False) -> None:
-        """optional: None stands for unknown."""
-        for column in columns:
-            value = getattr(self.values, column)
-            if _is_count(value) or (optional and value is None):
-                continue
-            what = f"{value!r} is not a whole number"
-            if type(value) is int:
-                what = f"{value} is negative" if value < 0 else f"{value} is too large"
-            self.add(column, what, f"give an int from 0 to {LARGEST}")
-
-    def positive(self, *columns: str) -> None:
-        for column in columns:
-            if getattr(self.values, column) == 0:
-                self.add(column, "0 is not possible here", "give a whole number >= 1")
-
-    def member(self, column: str, words: type[StrEnum]) -> None:
-        value = getattr(self.values, column)
-        if not isinstance(value, words):
-            what = f"{value!r} is not a member of {words.__name__}"
-            self.add(column, what, f"give one of {words.__name__}'s members")
-
-    def known(self, column: str, known: Set[str]) -> None:
-        """The kernel or block that a column names; not checked where there are none at all, which is one mistake."""
-        name = getattr(self.values, column)
-        if known and name not in known:
-            what = f"'{name}' is not a {column} of this trace"
-            self.add(column, what, f"name a {column} that has a row in {column}s")
-
-
-def _rows(problems: Problems, table: str, rows: Sequence[Any]) -> Iterator[_Row]:
-    return (_Row(problems, table, index, values) for index, values in enumerate(rows))
-
-
-def _check_info(row: _Row) -> None:
+def _check_info(row: Row) -> None:
     info: TraceInfo = row.values
     row.texts("model", "device", "dtype", "tool", *(["compute"] if info.compute else []))
     row.member("origin", Origin)
     if info.output is not None:
         row.member("output", OutputLife)
-    if not (_is_count(info.batch) and info.batch > 0):
+    if not (is_count(info.batch) and info.batch > 0):
         row.add("batch", f"{info.batch!r} is not a number of samples", "give a whole number >= 1")
     if info.date:
         try:
@@ -150,7 +81,7 @@ def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
     if not kernels:
         problems.add("kernels", -1, "", "no kernels", "a trace has at least one kernel")
     seen: dict[str, int] = {}
-    for row in _rows(problems, "kernels", kernels):
+    for row in rows_of(problems, "kernels", kernels):
         kernel: Kernel = row.values
         _check_id(row, seen)
         if kernel.id == RELEASED_AT_END:
@@ -173,22 +104,22 @@ def _check_blocks(trace: Trace, problems: Problems) -> None:
         what = f"no blocks, although kernels name some, '{name}' for one"
         problems.add("blocks", -1, "", what, "add a row for each block that a kernel reads or writes")
     seen: dict[str, int] = {}
-    for row in _rows(problems, "blocks", trace.blocks):
+    for row in rows_of(problems, "blocks", trace.blocks):
         block: Block = row.values
         _check_id(row, seen)
         row.member("kind", BlockKind)
         row.counts("bytes")
         row.texts("layer", "dtype", optional=True)
-        if block.shape is not None and not all(_is_count(side) for side in block.shape):
+        if block.shape is not None and not all(is_count(side) for side in block.shape):
             row.add("shape", f"{block.shape!r} is not a shape", "give whole numbers >= 0")
         if block.persistent and block.born is not None:
             what = f"block '{block.id}' is persistent and yet born at kernel '{block.born}'"
             row.add("born", what, "a persistent block is there from the start: leave born blank")
 
 
-def _check_id(row: _Row, seen: dict[str, int]) -> None:
+def _check_id(row: Row, seen: dict[str, int]) -> None:
     name = row.values.id
-    if not _is_text(name) or " " in name:
+    if not is_text(name) or " " in name:
         what = f"{name!r} is not an id" if name else "the id is blank"
         row.add("id", what, "give a printable text without spaces")
     elif name in seen:
@@ -204,25 +135,25 @@ def _check_tables(trace: Trace, problems: Problems) -> None:
     blocks = {block.id for block in trace.blocks}
     keys: set[tuple[object, ...]] = set()
 
-    def check_once(row: _Row, *columns: str) -> None:
+    def check_once(row: Row, *columns: str) -> None:
         key = tuple(getattr(row.values, column) for column in columns)
         if (row.table, *key) in keys:
             row.add("", f"a second row for {', '.join(map(str, key))}", "keep one of them")
         keys.add((row.table, *key))
 
-    for row in _rows(problems, "algorithms", trace.algorithms):
+    for row in rows_of(problems, "algorithms", trace.algorithms):
         row.known("kernel", kernels)
         row.texts("algorithm")
         row.counts("duration_ns", "workspace_bytes")
         check_once(row, "kernel", "algorithm")
-    for row in _rows(problems, "sparsity", trace.sparsity):
+    for row in rows_of(problems, "sparsity", trace.sparsity):
         row.known("block", blocks)
         row.counts("epoch")
         share = row.values.sparsity
         if type(share) is not float or math.isnan(share) or not 0 <= share <= 1:
             row.add("sparsity", f"{share!r} is not a share of zeros", "give a number from 0.0 to 1.0")
         check_once(row, "block", "epoch")
-    for row in _rows(problems, "compressibility", trace.compressibility):
+    for row in rows_of(problems, "compressibility", trace.compressibility):
         row.known("block", blocks)
         row.texts("codec", "layout")
         row.counts("epoch", "entry_bytes", "bytes", "entries")
@@ -231,8 +162,8 @@ def _check_tables(trace: Trace, problems: Problems) -> None:
     touched = {
         (kernel.id, b, w) for kernel in trace.kernels for w, of in enumerate((kernel.reads, kernel.writes)) for b in of
     }
-    entries = {block.id: entries_of(block) for block in trace.blocks if _is_count(block.bytes)}
-    for row in _rows(problems, "accesses", trace.accesses):
+    entries = {block.id: entries_of(block) for block in trace.blocks if is_count(block.bytes)}
+    for row in rows_of(problems, "accesses", trace.accesses):
         row.known("kernel", kernels)
         row.known("block", blocks)
         if row.values.kernel in kernels and row.values.block in blocks:
@@ -241,7 +172,7 @@ def _check_tables(trace: Trace, problems: Problems) -> None:
         check_once(row, "kernel", "block", "write")
 
 
-def _check_access(row: _Row, touched: Set[tuple[str, str, int]]) -> None:
+def _check_access(row: Row, touched: Set[tuple[str, str, int]]) -> None:
     """touched: kernel, block, and whether it writes that block."""
     access: Access = row.values
     if (access.kernel, access.block, access.write) not in touched:
@@ -254,10 +185,10 @@ def _check_access(row: _Row, touched: Set[tuple[str, str, int]]) -> None:
     row.positive("entries", "stride")
 
 
-def _check_first(row: _Row, entries: int | None) -> None:
+def _check_first(row: Row, entries: int | None) -> None:
     """entries: of the block; None where it is not known."""
     access: Access = row.values
-    if not _is_count(access.first) or not access.first:
+    if not is_count(access.first) or not access.first:
         return
     if access.order is AccessOrder.RANDOM:
         what = f"a random walk does not begin at entry {access.first}, it visits entries as they are drawn"

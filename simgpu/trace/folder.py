@@ -16,10 +16,10 @@ from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
 from simgpu.io.shipped import find
 from simgpu.trace.check import check_trace
-from simgpu.trace.check_order import Place
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.row_checks import Place
 from simgpu.trace.tables import ReadTable, read_table, write_table
 
 _TABLES: dict[str, Table[Any]] = {

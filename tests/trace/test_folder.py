@@ -204,7 +204,12 @@ MISTAKES = {
         ("y,64,k2,k4", "y,64,k2,q4", "row 3, column before", "'q4' is not a kernel of this trace"),
         ("x,8,,k4,end", "x,8,,k4,never", "row 2, column dropped", "name a kernel that has a row in kernels, or 'end'"),
         ("y,64,k2", "y,64,", "row 3, column after", "block 'y' is saved before any kernel has written it"),
-        ("y,64,k2,k4", "y,64,k2,k2", "row 3, column before", "kernel 'k2' takes it back, and runs no later than 'k2'"),
+        (
+            "y,64,k2,k4",
+            "y,64,k2,k2",
+            "row 3, column before",
+            "kernel 'k2' follows its unpacking, but does not run after 'k2', its saving",
+        ),
         ("s,16,k3,k4,", "s,16,k3,k4,k2", "row 5, column dropped", "it is dropped at kernel 'k2', and saved later"),
         ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column dropped", "block 'y' is dropped at 'k4', and in a row above"),
     ],
