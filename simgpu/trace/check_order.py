@@ -250,9 +250,7 @@ def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None
         what = f"block '{tensor.block}' is saved before any kernel has written it"
         row.add("after", what, "name the kernel that ran last before it was saved")
     if before is not None and before <= after:
-        what = (
-            f"it is unpacked at kernel '{tensor.before}', which does not run after '{tensor.after}', where it is saved"
-        )
+        what = f"kernel '{tensor.before}' unpacks it, and does not run after '{tensor.after}', where it is saved"
         row.add("before", what, "name the first kernel after backward unpacked it")
     if dropped is not None and dropped < after:
         what = f"it is dropped at kernel '{tensor.dropped}', and saved later, after '{tensor.after}'"

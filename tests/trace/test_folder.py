@@ -208,7 +208,7 @@ MISTAKES = {
             "y,64,k2,k4",
             "y,64,k2,k2",
             "row 3, column before",
-            "kernel 'k2' follows its unpacking, but does not run after 'k2', its saving",
+            "kernel 'k2' unpacks it, and does not run after 'k2'",
         ),
         ("s,16,k3,k4,", "s,16,k3,k4,k2", "row 5, column dropped", "it is dropped at kernel 'k2', and saved later"),
         ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column dropped", "block 'y' is dropped at 'k4', and in a row above"),
