@@ -11,6 +11,7 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.importers import dtr, execution_trace, g10, triosim
+from simgpu.importers.chakra import forms
 from simgpu.importers.chakra import load as chakra
 from simgpu.importers.kineto import load as kineto
 from simgpu.importers.provenance import Told
@@ -80,7 +81,7 @@ IMPORTERS: tuple[Importer, ...] = (
         read_whole=_G10_FILES,
         memory_factor=4,
     ),
-    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", chakra.recognises, chakra.load),
+    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", forms.recognises, chakra.load),
     _PROFILE,
     _JOINED,
     Importer(

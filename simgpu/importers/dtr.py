@@ -30,7 +30,7 @@ from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.importers.json_stream import head, read_unzipped
-from simgpu.importers.names import kernel_ids
+from simgpu.importers.kinds import kernel_ids
 from simgpu.importers.provenance import Told
 from simgpu.importers.quantities import shown, whole
 from simgpu.io.text_files import text_of

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.importers.json_stream import head, items, members_before
-from simgpu.importers.memory_budget import MemoryBudget, Piece
+from simgpu.importers.json_stream import MemoryBudget, Piece, head, items, members_before
 from simgpu.importers.provenance import Told
 from simgpu.importers.quantities import shown
 from simgpu.io.input_files import require_regular

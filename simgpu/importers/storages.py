@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from simgpu.importers.names import StorageNames
+from simgpu.importers.kinds import StorageNames
 from simgpu.trace.model import Phase
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.importers import Told, detect, import_trace, memory_budget
+from simgpu.importers import Told, detect, import_trace, json_stream
+from simgpu.io import free_memory
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Phase, Trace
@@ -103,7 +104,7 @@ def test_attributes_of_every_kind(tmp_path):
     """The kinds that chakra's own generator writes in its test of all types, negative numbers among them."""
     told = [("a", "double_val", 1.25), ("b", "float_val", 0.5), ("c", "int32_val", 12345), ("d", "sint64_val", -9)]
     told += [("e", "fixed32_val", 7), ("f", "int64_val", -1), ("g", "string_val", "12345")]
-    from simgpu.importers.chakra.protobuf import read_protobuf
+    from simgpu.importers.chakra.forms import read_protobuf
 
     path = saved(tmp_path, files.protobuf([gpu(0, "a", 1, attr=told)]))
     attributes = read_protobuf(path).nodes[0].attributes
@@ -200,8 +201,8 @@ def test_same_bytes_each_time(tmp_path):
 
 
 def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 200_000)
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 200_000)
     path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(100)]))
     what = r"is larger than this machine's memory: 64 nodes needed so far, .* with 195\.3 KiB free"
     with pytest.raises(InputError, match=rf"{what}; convert the trace of a single iteration, or use more memory"):

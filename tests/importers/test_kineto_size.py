@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace, memory_budget
+from simgpu.importers import Told, import_trace, json_stream
 from simgpu.importers.execution_trace import NODES
-from simgpu.importers.kineto.reading import EVENTS
-from simgpu.importers.memory_budget import available_memory
+from simgpu.importers.kineto.profile import EVENTS
+from simgpu.io import free_memory
 from tests.importers.kineto_files import LINEAR, ExecutionTrace, Profile, small_run, tensor
 
 #: What a profile is full of and an import drops.
@@ -112,19 +112,19 @@ def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
 
 def test_a_profile_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     profile, _, _, _ = write_busy(tmp_path, 100)
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 100_000)
     what = r"busy.json: is larger than this machine's memory: 192 events needed so far, about 112.5 KiB, with 97.66"
     with pytest.raises(InputError, match=rf"{what} KiB free; record a single iteration \(schedule=.* more memory"):
         import_trace(profile)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: None)
     assert len(import_trace(profile)[0].kernels) == 100
 
 
 def test_an_execution_trace_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     profile, recorded, _, _ = write_busy(tmp_path, 100)
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 80_000)
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 80_000)
     what = r"graph.json: is larger than this machine's memory: 64 nodes needed so far, .*; let the observer run for"
     with pytest.raises(InputError, match=what) as error:
         import_trace(profile, Told(execution_trace=recorded))
@@ -132,5 +132,5 @@ def test_an_execution_trace_that_needs_more_memory_than_there_is(tmp_path, monke
 
 
 def test_the_memory_of_this_machine():
-    free = available_memory()
+    free = free_memory.available_memory()
     assert free is None or 1 << 20 < free < 1 << 50

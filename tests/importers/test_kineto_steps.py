@@ -14,9 +14,9 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.importers import Told, import_trace
-from simgpu.importers.kineto import iteration, marks
-from simgpu.importers.kineto.marks import marked_steps
-from simgpu.importers.kineto.reading import read_profile
+from simgpu.importers.kineto import iteration
+from simgpu.importers.kineto.iteration import marked_steps
+from simgpu.importers.kineto.profile import read_profile
 from simgpu.trace.model import Phase, Trace
 from tests.importers.kineto_files import ExecutionTrace, Profile, small_run
 
@@ -261,6 +261,6 @@ def test_marks_are_found_wherever_the_file_is_cut_into_pieces(tmp_path, monkeypa
     path = write_events(tmp_path / "net.json", *steps_of(3))
     expected = marked_steps(path)
     assert len(expected) == 3
-    monkeypatch.setattr(marks, "_PIECE", piece)
-    monkeypatch.setattr(marks, "_REACH", 200)
+    monkeypatch.setattr(iteration, "_PIECE", piece)
+    monkeypatch.setattr(iteration, "_REACH", 200)
     assert marked_steps(path) == expected

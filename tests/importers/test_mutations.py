@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from simgpu.errors import SimgpuError
-from simgpu.importers import Told, import_trace, memory_budget
+from simgpu.importers import Told, import_trace
+from simgpu.io import free_memory
 from tests.importers import chakra_files
 from tests.importers.kineto_files import LINEAR, ExecutionTrace, Profile, tensor
 
@@ -187,7 +188,7 @@ def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: Told | No
 @pytest.fixture(autouse=True)
 def plenty_of_memory(monkeypatch):
     """Asking the system takes longer than importing a file of this size."""
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: None)
 
 
 @pytest.mark.parametrize(

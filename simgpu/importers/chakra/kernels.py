@@ -7,18 +7,19 @@
 - The operator is the innermost node of the host around a kernel, its ctrl_deps; where there is none, the kernel itself.
 - Phase: optimizer inside an Optimizer annotation; backward inside a node of autograd's engine, or with a forward
   thread or parent; else as the name says (FWD, BWD_IG, BWD_WG, and such); forward where nothing tells.
+
+The order of the nodes of a Chakra trace: after what they depend on, by recorded start, then by id.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from simgpu.errors import InputError, Problem
 from simgpu.importers.chakra.nodes import Document, Node
-from simgpu.importers.chakra.order import ordered
 from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
 
@@ -131,3 +132,45 @@ class Kernels:
             remedy = "give a trace of a real run, with duration_micros"
             file = str(self.document.path)
             raise InputError([Problem(file, node.place, f"node {node.told} {what}", remedy) for node in missing])
+
+
+def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[Node]:
+    """All nodes, each after its dependencies.
+
+    kernels: ids of the nodes that run in order of start (if `by_start`), then id; the others come as early as possible.
+    A parent that the file does not hold is ignored: converters drop nodes without work. Raises `InputError` for data
+    dependencies on nodes that are not there, and for cycles.
+    """
+    import networkx as nx
+
+    nodes = {node.id: node for node in document.nodes}
+    timed = set(kernels)
+
+    def key(number: int) -> tuple[bool, int, int]:
+        is_kernel = number in timed
+        return is_kernel, nodes[number].start_ns if is_kernel and by_start else 0, number
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(_dependencies(document, nodes))
+    try:
+        return [nodes[number] for number in nx.lexicographical_topological_sort(graph, key)]
+    except nx.NetworkXUnfeasible:
+        cycle = [edge[1] for edge in reversed(nx.find_cycle(graph))]
+    first = cycle.index(min(cycle))
+    path = " -> ".join(nodes[number].told for number in (*cycle[first:], *cycle[:first], cycle[first]))
+    what = f"a cycle, each node depends on the next: {path}"
+    raise InputError.single(document.path, nodes[cycle[first]].place, what, "convert it again")
+
+
+def _dependencies(document: Document, nodes: Mapping[int, Node]) -> list[tuple[int, int]]:
+    """Pairs of a node's id and that of one that depends on it."""
+    pairs, problems = [], []
+    for node in document.nodes:
+        if missing := [number for number in node.data_deps if number not in nodes]:
+            what = f"node {node.told} depends on node {missing[0]}, which the file does not hold: it seems cut off"
+            problems.append(Problem(str(document.path), node.place, what, "copy or convert it again"))
+        pairs += [(number, node.id) for number in (*node.ctrl_deps, *node.data_deps) if number in nodes]
+    if problems:
+        raise InputError(problems)
+    return pairs

@@ -1,6 +1,6 @@
 """Reading MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
 
-How nodes become kernels is said in `kernels`, how they are ordered in `order`, how tensors become blocks in `memory`.
+See `forms` for the file formats, `kernels` for which nodes are kernels and their order, `memory` for the blocks.
 Times are whole microseconds in the schema. A start is kept where the producer recorded it; those of traces converted
 from PyTorch are when a kernel was launched, so they order the kernels and are not kept.
 
@@ -9,15 +9,14 @@ What a trace does not tell is said in its notes and left out: tensors, streams, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.importers.chakra import documents, protobuf
+from simgpu.importers.chakra.forms import read_document
 from simgpu.importers.chakra.kernels import Kernels
 from simgpu.importers.chakra.memory import Memory, block, find_memory, samples
-from simgpu.importers.chakra.nodes import Document, Node
-from simgpu.importers.names import printable
+from simgpu.importers.chakra.nodes import Node
+from simgpu.importers.kinds import printable
 from simgpu.importers.provenance import Told
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -25,24 +24,10 @@ from simgpu.units import format_time
 
 _TOOL = "Chakra execution trace"
 
-#: The forms, what gives each away, and its reader.
-_FORMS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Document]], ...] = (
-    (documents.workload_graph, documents.read_workload_graph),
-    (documents.linked, documents.read_linked),
-    (documents.jsonized, documents.read_jsonized),
-    (protobuf.recognises, protobuf.read_protobuf),
-)
-
-
-def recognises(path: Path) -> bool:
-    """Whether a file is a Chakra trace in one of its forms."""
-    return path.is_file() and any(is_form(path) for is_form, _ in _FORMS)
-
 
 def load(path: Path, told: Told) -> Trace:
     """The trace. Raises `InputError` naming the node that cannot be followed."""
-    read = next(read for is_form, read in _FORMS if is_form(path))
-    kernels = Kernels(read(path))
+    kernels = Kernels(read_document(path))
     memories = find_memory(kernels)
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
     ids = [str(node.id) for node in kernels.nodes]

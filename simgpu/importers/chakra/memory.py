@@ -25,8 +25,7 @@ from simgpu.errors import InputError
 from simgpu.importers.chakra.kernels import Kernels
 from simgpu.importers.chakra.nodes import Node, Operands
 from simgpu.importers.execution_trace import Tensor, tensors_of
-from simgpu.importers.kinds import kind_of_new, kind_of_old
-from simgpu.importers.names import StorageNames
+from simgpu.importers.kinds import StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.pytorch_operators import samples as data_samples
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase

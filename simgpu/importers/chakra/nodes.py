@@ -10,7 +10,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.importers import quantities
-from simgpu.importers.memory_budget import MemoryBudget, Piece
+from simgpu.importers.json_stream import MemoryBudget, Piece
 from simgpu.importers.quantities import shown
 
 #: Measured on a VGG-13 iteration on an H100 with tensors: 3500 bytes in protobuf form and 5700 in JSON, at the peak of

@@ -9,13 +9,23 @@ in the notes and never made up: a profile with neither memory events nor an exec
 Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
 kernels; the notes say how many there were and how long they took. Times are whole nanoseconds, from the begin of
 the iteration: its mark, or its first kernel where the recording has no marks.
+
+What is said beside an imported profile: what was left out of it, and what it does not tell.
+
+Streams of the recording: numbered from 0, and each in order.
+
+Kernels on several streams may overlap: that is what streams are for. On one stream a kernel ends after the one before
+it has ended; what overlaps there comes from recordings that were merged. Two things are allowed: times in whole
+microseconds are cut off, so two of them may seem to overlap by up to 2 us; and with programmatic dependent launch, a
+kernel begins while the tail of the one before it still runs. Since the trace lets kernels of a stream run one after
+another, such overlap is counted twice, and more than a twentieth of it is refused.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,20 +34,24 @@ from simgpu.errors import InputError
 from simgpu.importers import execution_trace
 from simgpu.importers.execution_trace import ExecutionTrace, read_execution_trace
 from simgpu.importers.json_stream import head
-from simgpu.importers.kineto.allocations import Moments, device_memory
+from simgpu.importers.kinds import kernel_ids
 from simgpu.importers.kineto.attribution import Attribution
-from simgpu.importers.kineto.coverage import may_cover
-from simgpu.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernels
-from simgpu.importers.kineto.iteration import Iteration, iterations
-from simgpu.importers.kineto.join import Nodes, join
-from simgpu.importers.kineto.joined import joined_drafts
-from simgpu.importers.kineto.lone_blocks import lone_blocks
-from simgpu.importers.kineto.notes import notes
-from simgpu.importers.kineto.profile import Profile, Span
-from simgpu.importers.kineto.streams import number_streams
-from simgpu.importers.names import kernel_ids
+from simgpu.importers.kineto.blocks import (
+    DeviceMemory,
+    Draft,
+    Moments,
+    block,
+    device_memory,
+    drop_reads_of_nothing,
+    kernels,
+    lone_blocks,
+)
+from simgpu.importers.kineto.iteration import Iteration, iterations, launched_at, may_cover
+from simgpu.importers.kineto.joined import Nodes, join, joined_drafts
+from simgpu.importers.kineto.profile import Kernel, Op, Profile, Span
 from simgpu.importers.provenance import Told
 from simgpu.trace.model import BlockKind, Trace
+from simgpu.units import format_bytes, format_time
 
 #: What the profiler alone calls its events.
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|cpu_instant_event)"')
@@ -151,3 +165,90 @@ def _date(profile: Profile, iteration: Iteration) -> str:
     if since_1970 < _EPOCH_FROM:
         return ""
     return datetime.datetime.fromtimestamp(since_1970 // 10**9, datetime.UTC).date().isoformat()
+
+
+def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool) -> str:
+    """What a reader of the trace should know. overlap: of kernels on their own stream, ns."""
+    iteration, profile = attribution.iteration, attribution.profile
+    told = []
+    if iteration.number is not None:
+        told.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
+    left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
+    if left_out:
+        lasted = format_time(sum(event.duration for event in left_out))
+        told.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
+    if overlap:
+        told.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
+    if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
+        told.append(f"Kernels whose launch was not recorded: {unlaunched}.")
+    if untold := sum(not launched.is_phase_told for launched in attribution.launched):
+        remedy = (
+            "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
+        )
+        told.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
+    told.append(_memory_note(is_joined, memory))
+    return " ".join(told)
+
+
+def _is_operator(op: Op) -> bool:
+    return not op.is_annotation
+
+
+def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
+    if memory is None and not is_joined:
+        return (
+            "The profile has neither memory events (profile_memory=True) nor an execution trace beside it, so there "
+            "are no blocks and questions of memory cannot be answered."
+        )
+    if memory is None:
+        return "Blocks are the storages of the execution trace; lifetimes are not recorded (profile_memory=True)."
+    held = "" if memory.held_before < 0 else f" Held when the first kernel ran: {format_bytes(memory.held_before)}."
+    if is_joined:
+        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{held}"
+    return (
+        "Blocks are the allocations that the profiler saw, written by the operator that made them; which kernels read "
+        f"them is not recorded, so policies that follow reads cannot be judged with this trace.{held}"
+    )
+
+
+#: One part in so many of a stream's time may overlap.
+_PARTS = 20
+
+_MERGED = "record each process and GPU by itself and import one of them"
+
+
+def number_streams(kernels: Sequence[Kernel], path: Path) -> tuple[dict[int, int], int]:
+    """Streams in the order in which they first appear, and how long kernels overlap on their own stream (ns).
+
+    kernels: in the order they ran. Raises `InputError` naming two that overlap on one stream and cannot.
+    """
+    numbers: dict[int, int] = {}
+    by_stream: dict[int, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        numbers.setdefault(kernel.stream, len(numbers))
+        by_stream[kernel.stream].append(kernel)
+    return numbers, sum(_overlap(row, path) for row in by_stream.values())
+
+
+def _overlap(row: Sequence[Kernel], path: Path) -> int:
+    """How long kernels of one stream overlap, ns."""
+    grain = 2000 if all(kernel.start % 1000 == 0 and kernel.duration % 1000 == 0 for kernel in row) else 0
+    total, worst = 0, (0, row[0], row[0])
+    before = row[0]
+    for kernel in row[1:]:
+        shared = min(before.end, kernel.end) - kernel.start
+        if shared > grain:
+            total += shared
+            worst = max(worst, (shared, before, kernel), key=lambda pair: pair[0])
+        if kernel.end + grain < before.end:
+            raise _refusal(path, before, kernel, f"the second ends {format_time(before.end - kernel.end)} before it")
+        before = kernel
+    if total * _PARTS > sum(kernel.duration for kernel in row):
+        raise _refusal(path, worst[1], worst[2], f"kernels of the stream overlap by {format_time(total)} in all")
+    return total
+
+
+def _refusal(path: Path, first: Kernel, second: Kernel, why: str) -> InputError:
+    place = f"event {second.number} ({second.name[:60]})"
+    what = f"overlaps event {first.number} ({first.name[:60]}) on stream {first.stream}: {why}"
+    return InputError.single(path, place, what, _MERGED)
