@@ -14,13 +14,13 @@ from simgpu.importers import dtr, execution_trace, g10, triosim
 from simgpu.importers.chakra import forms
 from simgpu.importers.chakra import load as chakra
 from simgpu.importers.kineto import load as kineto
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import require_regular, unreadable
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
 
-__all__ = ["IMPORTERS", "Importer", "Told", "detect", "import_trace"]
+__all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "import_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Importer:
     name: str
     looks_like: str
     recognises: Callable[[Path], bool]
-    load: Callable[[Path, Told], Trace]
+    load: Callable[[Path, ImportOptions], Trace]
     read_whole: tuple[str, ...] = ()
     memory_factor: int = 0
 
@@ -121,10 +121,10 @@ def detect(path: str | Path) -> Importer:
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
 
 
-def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str]:
+def import_trace(path: str | Path, options: ImportOptions | None = None) -> tuple[Trace, str]:
     r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
 
-    told: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
+    options: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
     profile also the execution trace to join it with, and which of its iterations to take.
     Raises `InputError` when the format is unknown, or the recording is damaged or larger than the memory that is free.
 
@@ -139,28 +139,28 @@ def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str
     ... ]
     >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
     >>> _ = log.write_text("".join(json.dumps(line) + "\n" for line in instructions))
-    >>> trace, recognised = import_trace(log, Told(device="Titan V"))
+    >>> trace, recognised = import_trace(log, ImportOptions(device="Titan V"))
     >>> recognised, trace.info.batch, [kernel.op for kernel in trace.kernels]
     ('DTR log', 4, ['relu'])
     """
-    told = told or Told()
-    importer = _with_execution_trace(detect(path), path, told)
+    options = options or ImportOptions()
+    importer = _with_execution_trace(detect(path), path, options)
     require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
-    trace = importer.load(Path(path), told)
+    trace = importer.load(Path(path), options)
     trace = replace(trace, name=trace.info.model)
     if problems := check_trace(trace):
         raise InputError([replace(problem, file=str(path)) for problem in problems])
     return trace, importer.name
 
 
-def _with_execution_trace(importer: Importer, path: str | Path, told: Told) -> Importer:
+def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
     """What is told of a profile alone is refused for other formats."""
-    if told.execution_trace is None and told.iteration is None:
+    if options.execution_trace is None and options.iteration is None:
         return importer
-    if told.execution_trace is not None and importer is _PROFILE:
+    if options.execution_trace is not None and importer is _PROFILE:
         return replace(_JOINED, load=kineto.load)
-    if told.execution_trace is None and importer in (_PROFILE, _JOINED):
+    if options.execution_trace is None and importer in (_PROFILE, _JOINED):
         return importer
-    option = "an execution trace" if told.execution_trace is not None else "the number of an iteration"
+    option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
     what = f"is a {importer.name}; {option} goes with a PyTorch profile"
     raise InputError.single(path, "", what, "leave it out, or name the profile's file")

@@ -31,7 +31,7 @@ from typing import Any
 from simgpu.errors import InputError, did_you_mean
 from simgpu.importers.json_stream import head, read_unzipped
 from simgpu.importers.kinds import kernel_ids
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown, whole
 from simgpu.io.text_files import text_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
@@ -70,7 +70,7 @@ def recognises(path: Path) -> bool:
     return isinstance(line, dict) and "INSTRUCTION" in line
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The log as a trace. Raises `InputError` naming the first line that cannot be followed."""
     walk = _Walk(path)
     for number, instruction in _instructions(path):
@@ -83,9 +83,9 @@ def load(path: Path, told: Told) -> Trace:
     named = re.fullmatch(r"(.*?)-b?(\d+)", name)
     model, batch = (named[1], int(named[2])) if named else (name, None)
     notes = "One iteration after START."
-    if told.batch is None:
+    if options.batch is None:
         notes += f" The batch of {batch} is a guess from the file's name: the log does not tell it."
-    info = told.info(path, _TOOL, model, batch, notes)
+    info = options.info(path, _TOOL, model, batch, notes)
     return Trace(info, _kernels(walk.operators), _blocks(walk.storages, walk.operators))
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.importers.json_stream import MemoryBudget, Piece, head, items, members_before
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
 from simgpu.io.input_files import require_regular
 from simgpu.trace.columns import LARGEST
@@ -95,7 +95,7 @@ def recognises(path: Path) -> bool:
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"', start) is not None and b'"nodes"' in start
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """Refuses: an execution trace alone has no times."""
     what = "is an execution trace, which has no times"
     remedy = "import the profile of the same run and add this file to it: simgpu import PROFILE --execution-trace FILE"

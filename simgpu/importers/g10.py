@@ -32,7 +32,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
 from simgpu.io.input_files import first_bytes
 from simgpu.io.text_files import read_text
@@ -59,12 +59,12 @@ def _begins(path: Path, word: bytes) -> bool:
     return path.is_file() and first_bytes(path, len(word)) == word
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The folder as a trace. Raises `InputError` with every line that cannot be followed."""
     problems: list[Problem] = []
     tensors = read_tensors(path / "tensors.config", problems)
     kernels = read_kernels(path / "kernels.config", tensors, problems)
-    times_file = _times_file(path, told.batch, problems)
+    times_file = _times_file(path, options.batch, problems)
     durations: list[int] = []
     workspaces: list[int] = []
     if times_file is not None:
@@ -82,9 +82,9 @@ def load(path: Path, told: Told) -> Trace:
     batch = int(times_file.stem.removeprefix("cudnn"))
     model = path.resolve().name
     notes = _notes(kernels, durations, bool(workspaces)) + _on_weights(tensors.values())
-    if told.batch is None:
+    if options.batch is None:
         notes += f" The batch is that in the name of {times_file.name}."
-    info = told.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
+    info = options.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
     return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
 
 

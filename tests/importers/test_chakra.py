@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.importers import Told, detect, import_trace, json_stream
+from simgpu.importers import ImportOptions, detect, import_trace, json_stream
 from simgpu.io import free_memory
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
@@ -21,7 +21,7 @@ from tests.importers.chakra_files import Node
 
 COMP, MEM_LOAD, ALL_REDUCE = 4, 2, 7
 CPU, GPU = ("is_cpu_op", "bool_val", True), ("is_cpu_op", "bool_val", False)
-ONE = Told(batch=1)
+ONE = ImportOptions(batch=1)
 
 
 def gpu(number: int, name: str, duration: int, data_deps: list[int] | None = None, **more: Any) -> Node:

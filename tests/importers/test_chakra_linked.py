@@ -13,7 +13,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.importers.chakra.nodes import NODES
 from simgpu.simulation.run import simulate
 from simgpu.trace.check import check_trace
@@ -127,7 +127,7 @@ def vgg13(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @cache
 def pair() -> Trace:
     """The same recording, imported from its two files."""
-    return import_trace(PROFILE, Told(execution_trace=GRAPH))[0]
+    return import_trace(PROFILE, ImportOptions(execution_trace=GRAPH))[0]
 
 
 def test_kernels_of_the_real_recording(vgg13):
@@ -201,7 +201,7 @@ def test_fractions_of_microseconds_are_kept(tmp_path):
     ]
     assert trace.info.batch == 8
     with pytest.raises(InputError, match="was recorded with batch 8, as its shapes tell, not with batch 2"):
-        import_trace(saved_linked(tmp_path, LINKED), Told(batch=2))
+        import_trace(saved_linked(tmp_path, LINKED), ImportOptions(batch=2))
 
 
 SPOILT_LINKS = {

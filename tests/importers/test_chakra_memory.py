@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from tests.importers import chakra_files as files
 from tests.importers.chakra_files import Node, tensors
@@ -39,7 +39,7 @@ class Host:
 
 
 def imported(folder: Path, host: Host) -> Trace:
-    return import_trace(host.save(folder), Told(batch=8))[0]
+    return import_trace(host.save(folder), ImportOptions(batch=8))[0]
 
 
 ADD_ = "aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"

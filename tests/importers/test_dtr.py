@@ -12,7 +12,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.graph.recompute import Ancestry, Unrecomputable, unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.importers.dtr import MEMORY_FACTOR
 from simgpu.io import free_memory
 from simgpu.trace.check import check_trace
@@ -184,12 +184,12 @@ def test_names_become_blocks(tmp_path):
 
 def test_what_the_user_tells_goes_before_what_the_file_name_says(tmp_path):
     path = written(tmp_path, SMALL)
-    trace, _ = import_trace(path, Told(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
+    trace, _ = import_trace(path, ImportOptions(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
     assert (trace.info.model, trace.info.batch, trace.info.device) == ("net", 32, "Titan V")
     unnamed = path.rename(tmp_path / "log.txt")
     with pytest.raises(InputError, match="does not say its batch size"):
         import_trace(unnamed)
-    assert import_trace(unnamed, Told(batch=2))[0].info.batch == 2
+    assert import_trace(unnamed, ImportOptions(batch=2))[0].info.batch == 2
 
 
 def test_a_constant_after_the_last_operator_belongs_to_it(tmp_path):
@@ -305,7 +305,7 @@ def test_a_batch_that_is_guessed_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "net-b4.log"
     small_log(path)
     assert "The batch of 4 is a guess from the file's name" in import_trace(path)[0].info.notes
-    assert "guess" not in import_trace(path, Told(batch=8))[0].info.notes
+    assert "guess" not in import_trace(path, ImportOptions(batch=8))[0].info.notes
 
 
 POOLED = [

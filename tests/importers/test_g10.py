@@ -11,7 +11,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.simulation.run import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
@@ -226,7 +226,7 @@ def test_the_user_says_which_of_several_batches(tmp_path):
     folder = written(tmp_path, cudnn64_txt=FILES["cudnn32.txt"].replace("0.00", "0.01"))
     with pytest.raises(InputError, match=r"kernel times of several batches: cudnn32\.txt, cudnn64\.txt"):
         import_trace(folder)
-    trace, _ = import_trace(folder, Told(batch=64))
+    trace, _ = import_trace(folder, ImportOptions(batch=64))
     assert (trace.info.batch, trace.kernels[0].duration_ns) == (64, 11_000)
 
 

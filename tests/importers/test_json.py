@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.importers.json_stream import items
 from tests.importers.kineto_files import small_run
 
@@ -112,4 +112,4 @@ def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, mon
 
     monkeypatch.setattr("simgpu.io.input_files.os.open", denied)
     with pytest.raises(InputError, match=r"graph\.json: cannot be read: Permission denied; check the path and its"):
-        import_trace(path, Told(execution_trace=graph))
+        import_trace(path, ImportOptions(execution_trace=graph))

@@ -8,13 +8,13 @@ import json
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from tests.importers.kineto_files import Profile, small_run, tensor, write
 
 
 def refusal(path, **told):
     with pytest.raises(InputError) as error:
-        import_trace(path, Told(**told))
+        import_trace(path, ImportOptions(**told))
     return str(error.value)
 
 
@@ -127,7 +127,7 @@ def test_a_tail_that_overlaps_is_kept_and_told(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 100.5)
     profile.kernel(2, 198.25, 10)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=1))
     assert [kernel.duration_ns for kernel in trace.kernels] == [100_500, 10_000]
     assert "overlap on their own stream, counted twice: 2.25 us" in trace.info.notes
 
@@ -136,7 +136,7 @@ def test_overlap_on_several_streams_is_what_streams_are_for(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 50.5, stream=1)
     profile.kernel(2, 110, 20, stream=2)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=1))
     assert [kernel.stream for kernel in trace.kernels] == [0, 1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.model import Phase
 from tests.importers.kineto_files import small_run
 
@@ -23,7 +23,7 @@ def test_kernels_without_operators_have_no_phase_and_the_notes_say_so(tmp_path):
     profile, _ = small_run(with_memory=False)
     profile.events = [event for event in profile.events if event["cat"] != "cpu_op"]
     profile.mark("my own part", 10, 10)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=8))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=8))
     assert [kernel.phase for kernel in trace.kernels] == [Phase.FORWARD] * 4 + [Phase.OPTIMIZER]
     said = "Kernels whose phase is not recorded: 4; they count as forward; record with ProfilerActivity.CPU to have"
     assert said in trace.info.notes

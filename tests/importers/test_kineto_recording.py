@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import simgpu
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
@@ -41,7 +41,7 @@ def alone() -> Trace:
 
 @pytest.fixture(scope="module")
 def joined() -> Trace:
-    return import_trace(PROFILE, Told(execution_trace=GRAPH))[0]
+    return import_trace(PROFILE, ImportOptions(execution_trace=GRAPH))[0]
 
 
 def total(trace: Trace, kind: BlockKind) -> int:
@@ -163,7 +163,7 @@ def test_tensors_alone_tell_the_same_blocks_as_tensors_with_memory_events(joined
     document = json.loads(PROFILE.read_text())
     document["traceEvents"] = [event for event in events if event["name"] != "[memory]"]
     (tmp_path / "profile.json").write_text(json.dumps(document))
-    trace, _ = import_trace(tmp_path / "profile.json", Told(execution_trace=GRAPH))
+    trace, _ = import_trace(tmp_path / "profile.json", ImportOptions(execution_trace=GRAPH))
     kinds = set(BlockKind) - {BlockKind.OTHER, BlockKind.WORKSPACE}
     assert {kind: total(trace, kind) for kind in kinds} == {kind: total(joined, kind) for kind in kinds}
     touched = [[block.bytes for block in t.blocks if block.kind in kinds] for t in (trace, joined)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace, json_stream
+from simgpu.importers import ImportOptions, import_trace, json_stream
 from simgpu.importers.execution_trace import NODES
 from simgpu.importers.kineto.profile import EVENTS
 from simgpu.io import free_memory
@@ -54,7 +54,7 @@ def write_noisy(path: Path, repeated: int) -> Path:
     return path
 
 
-def peak_of_import(path: Path, told: Told | None = None) -> int:
+def peak_of_import(path: Path, told: ImportOptions | None = None) -> int:
     tracemalloc.start()
     try:
         import_trace(path, told)
@@ -103,9 +103,9 @@ def write_busy(path: Path, iterations: int) -> tuple[Path, Path, int, int]:
 
 def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
     profile, recorded, events, nodes = write_busy(tmp_path, 800)
-    peak_of_import(profile, Told(execution_trace=recorded))  # what the first import of all leaves in the program
+    peak_of_import(profile, ImportOptions(execution_trace=recorded))  # the first import fills caches
     alone = peak_of_import(profile)
-    joined = peak_of_import(profile, Told(execution_trace=recorded))
+    joined = peak_of_import(profile, ImportOptions(execution_trace=recorded))
     assert EVENTS.bytes / 2 < alone / events < EVENTS.bytes * 1.5
     assert NODES.bytes / 2 < (joined - alone) / nodes < NODES.bytes * 1.5
 
@@ -127,7 +127,7 @@ def test_an_execution_trace_that_needs_more_memory_than_there_is(tmp_path, monke
     monkeypatch.setattr(free_memory, "available_memory", lambda: 80_000)
     what = r"graph.json: is larger than this machine's memory: 64 nodes needed so far, .*; let the observer run for"
     with pytest.raises(InputError, match=what) as error:
-        import_trace(profile, Told(execution_trace=recorded))
+        import_trace(profile, ImportOptions(execution_trace=recorded))
     assert "schedule" not in str(error.value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.importers.kineto import iteration
 from simgpu.importers.kineto.iteration import marked_steps
 from simgpu.importers.kineto.profile import read_profile
@@ -96,7 +96,7 @@ def test_what_stands_around_a_step_changes_nothing(tmp_path, step, order, is_joi
     if order == "reversed":
         everything = [group[::-1] for group in everything[::-1]]
     graph = graph_of(step, tmp_path / "graph.json") if is_joined else None
-    told = Told(iteration=step, execution_trace=graph)
+    told = ImportOptions(iteration=step, execution_trace=graph)
     (tmp_path / "lone").mkdir()
     around, _ = import_trace(write_events(tmp_path / "net.json", *everything), told)
     module = [event for event in crossing(5) if event["cat"] == "python_function"]
@@ -185,7 +185,7 @@ def test_steps_in_which_nothing_was_launched_are_not_read(tmp_path, monkeypatch)
 def test_an_execution_trace_of_an_early_step_does_not_take_a_reading_for_each(tmp_path, monkeypatch, step):
     path = write_events(tmp_path / "net.json", *steps_of(20))
     read = counting(monkeypatch)
-    trace, _ = import_trace(path, Told(execution_trace=graph_of(step, tmp_path / "graph.json")))
+    trace, _ = import_trace(path, ImportOptions(execution_trace=graph_of(step, tmp_path / "graph.json")))
     assert f"Iteration {step} of the 20" in trace.info.notes
     assert read == ["ProfilerStep#19", f"ProfilerStep#{step}"]
 
@@ -193,7 +193,7 @@ def test_an_execution_trace_of_an_early_step_does_not_take_a_reading_for_each(tm
 def test_an_execution_trace_of_no_step(tmp_path):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     with pytest.raises(InputError, match=r"does not join net\.json: of 4 operators that launched kernels, 0 are in it"):
-        import_trace(path, Told(execution_trace=graph_of(7, tmp_path / "graph.json")))
+        import_trace(path, ImportOptions(execution_trace=graph_of(7, tmp_path / "graph.json")))
 
 
 def test_an_execution_trace_whose_numbers_are_others_joins_by_order(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_an_execution_trace_whose_numbers_are_others_joins_by_order(tmp_path, mo
     for function in (502, 503):
         recorded.node("aten::relu", function, [], [])
     read = counting(monkeypatch)
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
+    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
     assert len(trace.kernels) == 2
     assert read == ["ProfilerStep#3", "ProfilerStep#1"]
@@ -221,7 +221,7 @@ def test_work_whose_call_is_not_recorded_belongs_to_the_step_in_which_it_ran(tmp
         lonely.kernel(0, PERIOD * step + 5, 2 + step, launch=False, name="lonely")
     for event in lonely.events:
         event["args"]["correlation"] += 100_000
-    trace, _ = import_trace(write_events(tmp_path / "net.json", lonely.events, *groups), Told(iteration=1))
+    trace, _ = import_trace(write_events(tmp_path / "net.json", lonely.events, *groups), ImportOptions(iteration=1))
     assert [kernel.duration_ns for kernel in trace.kernels if kernel.op == "lonely"] == [3000]
     assert "Kernels whose launch was not recorded: 1." in trace.info.notes
 

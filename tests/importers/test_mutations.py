@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import SimgpuError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.io import free_memory
 from tests.importers import chakra_files
 from tests.importers.kineto_files import LINEAR, ExecutionTrace, Profile, tensor
@@ -165,7 +165,7 @@ G10 = {
 }
 
 
-def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: Told | None = None) -> None:
+def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: ImportOptions | None = None) -> None:
     """Every spoilt text in the place of a sound one, in a file of a recording, is imported or refused, and soon."""
     file.write_text(sound)
     import_trace(path, told)
@@ -193,7 +193,7 @@ def plenty_of_memory(monkeypatch):
 
 @pytest.mark.parametrize(
     ("document", "told"),
-    [(profile()[0], None), (linked(), None), (WORKLOAD, Told(batch=1))],
+    [(profile()[0], None), (linked(), None), (WORKLOAD, ImportOptions(batch=1))],
     ids=["profile", "Chakra, linked", "Chakra, workload graph"],
 )
 def test_a_spoilt_document(tmp_path, document, told):
@@ -218,7 +218,7 @@ def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     file, spoilt = (path, document) if layout == "profile" else (beside, graph)
     if layout == "flat graph":
         spoilt = flat_graph()
-    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), Told(execution_trace=beside))
+    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=beside))
 
 
 @pytest.mark.parametrize(

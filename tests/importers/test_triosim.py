@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
@@ -205,9 +205,9 @@ def test_a_batch_nobody_tells(tmp_path):
 
 def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path):
     folder = written(tmp_path / "net")
-    assert import_trace(folder, Told(batch=4))[0].info.batch == 4
+    assert import_trace(folder, ImportOptions(batch=4))[0].info.batch == 4
     with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes tell, not with batch 5; leave"):
-        import_trace(folder, Told(batch=5))
+        import_trace(folder, ImportOptions(batch=5))
 
 
 def test_a_trace_needs_no_import(tmp_path):

@@ -29,7 +29,7 @@ from simgpu.experiments.regression.events import read_events
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.hardware.nodes import load_node
-from simgpu.importers import Told, import_trace, json_stream
+from simgpu.importers import ImportOptions, import_trace, json_stream
 from simgpu.importers.json_stream import items
 from simgpu.io.array_files import open_archive, open_array
 from simgpu.io.input_files import open_input
@@ -63,7 +63,7 @@ def parquet(path: Path) -> object:
 
 def execution_trace(path: Path) -> object:
     profile, _ = small_run()
-    return import_trace(profile.write(path.with_name("profile.json")), Told(execution_trace=path))
+    return import_trace(profile.write(path.with_name("profile.json")), ImportOptions(execution_trace=path))
 
 
 def store(path: Path) -> object:

@@ -112,7 +112,7 @@ class Kernels:
         found = [node for node in self.document.nodes if node.type.startswith("COMM_")]
         if found:
             first = found[0]
-            what = f"{first.type} {first.told} is communication ({len(found)} such nodes); a trace holds one GPU alone"
+            what = f"{first.type} {first.label} is communication ({len(found)} such nodes); a trace holds one GPU alone"
             raise InputError.single(self.document.path, first.place, what, "import an iteration that ran on one GPU")
 
     def _nothing(self) -> InputError:
@@ -131,7 +131,7 @@ class Kernels:
             what = "has no duration; simgpu replays recorded times"
             remedy = "give a trace of a real run, with duration_micros"
             file = str(self.document.path)
-            raise InputError([Problem(file, node.place, f"node {node.told} {what}", remedy) for node in missing])
+            raise InputError([Problem(file, node.place, f"node {node.label} {what}", remedy) for node in missing])
 
 
 def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[Node]:
@@ -158,7 +158,7 @@ def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[
     except nx.NetworkXUnfeasible:
         cycle = [edge[1] for edge in reversed(nx.find_cycle(graph))]
     first = cycle.index(min(cycle))
-    path = " -> ".join(nodes[number].told for number in (*cycle[first:], *cycle[:first], cycle[first]))
+    path = " -> ".join(nodes[number].label for number in (*cycle[first:], *cycle[:first], cycle[first]))
     what = f"a cycle, each node depends on the next: {path}"
     raise InputError.single(document.path, nodes[cycle[first]].place, what, "convert it again")
 
@@ -168,7 +168,7 @@ def _dependencies(document: Document, nodes: Mapping[int, Node]) -> list[tuple[i
     pairs, problems = [], []
     for node in document.nodes:
         if missing := [number for number in node.data_deps if number not in nodes]:
-            what = f"node {node.told} depends on node {missing[0]}, which the file does not hold: it seems cut off"
+            what = f"node {node.label} depends on node {missing[0]}, which the file does not hold: it seems cut off"
             problems.append(Problem(str(document.path), node.place, what, "copy or convert it again"))
         pairs += [(number, node.id) for number in (*node.ctrl_deps, *node.data_deps) if number in nodes]
     if problems:

@@ -17,7 +17,7 @@ from simgpu.importers.chakra.kernels import Kernels
 from simgpu.importers.chakra.memory import Memory, block, find_memory, samples
 from simgpu.importers.chakra.nodes import Node
 from simgpu.importers.kinds import printable
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.units import format_time
@@ -25,15 +25,15 @@ from simgpu.units import format_time
 _TOOL = "Chakra execution trace"
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The trace. Raises `InputError` naming the node that cannot be followed."""
     kernels = Kernels(read_document(path))
     memories = find_memory(kernels)
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
     ids = [str(node.id) for node in kernels.nodes]
     rows = _kernels(kernels, phases, memories)
-    batch = told.samples(path, samples(kernels))
-    info = told.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
+    batch = options.samples(path, samples(kernels))
+    info = options.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
     return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
 
 
@@ -71,7 +71,7 @@ def _stream(kernels: Kernels, node: Node) -> int | str | None:
     """What the node calls its stream; None where it does not say."""
     stream = node.attributes.get("stream")
     if not isinstance(stream, int | str | None):
-        what = f"node {node.told} has the stream {shown(stream)}, neither a number nor a name"
+        what = f"node {node.label} has the stream {shown(stream)}, neither a number nor a name"
         raise InputError.single(kernels.document.path, node.place, what, "convert it again")
     return stream
 

@@ -108,7 +108,7 @@ class _Walk:
             sides = [(_lists(node.inputs), schema), (_lists(node.outputs), "")]
             inputs, outputs = [list(tensors_of(node.name, listed, told, self._devices)) for listed, told in sides]
         except (ValueError, TypeError, LookupError, SyntaxError, AttributeError, MemoryError, RecursionError) as error:
-            what = f"the tensors of node {node.told} cannot be read ({type(error).__name__}: {error})"
+            what = f"the tensors of node {node.label} cannot be read ({type(error).__name__}: {error})"
             path = self.kernels.document.path
             raise InputError.single(path, node.place, what, "convert it again") from None
         if len(self._devices) > 1:

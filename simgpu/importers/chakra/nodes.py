@@ -65,7 +65,7 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The node as messages name it."""
         return f"{self.id} ({self.name[:60]})"
 
@@ -124,7 +124,7 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
     for node in nodes:
         budget.take()
         if node.id in found:
-            what = f"node {node.told} has the id of {found[node.id].place}"
+            what = f"node {node.label} has the id of {found[node.id].place}"
             raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")
         found[node.id] = node
     return Document(path, tuple(found.values()), metadata)

@@ -49,7 +49,7 @@ from simgpu.importers.kineto.blocks import (
 from simgpu.importers.kineto.iteration import Iteration, iterations, launched_at, may_cover
 from simgpu.importers.kineto.joined import Nodes, join, joined_drafts
 from simgpu.importers.kineto.profile import Kernel, Op, Profile, Span
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.units import format_bytes, format_time
 
@@ -85,22 +85,22 @@ def _pair(folder: Path) -> tuple[Path, Path] | None:
     return (profiles[0], traces[0]) if len(profiles) == len(traces) == 1 else None
 
 
-def load_folder(path: Path, told: Told) -> Trace:
+def load_folder(path: Path, options: ImportOptions) -> Trace:
     """The profile in a folder joined with the execution trace beside it."""
     pair = _pair(path)
     if pair is None:
         what = "does not hold exactly one profile and one execution trace"
         raise InputError.single(path, "", what, "name the profile, and give the other one with --execution-trace")
-    return load(pair[0], replace(told, execution_trace=pair[1]))
+    return load(pair[0], replace(options, execution_trace=pair[1]))
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The recording as a trace. Raises `InputError` for what cannot be followed.
 
-    told.execution_trace: file with the tensors of the same run. told.iteration: which iteration to take.
+    options.execution_trace: file with the tensors of the same run. options.iteration: which iteration to take.
     """
-    recorded = read_execution_trace(told.execution_trace) if told.execution_trace is not None else None
-    part = _choose(path, recorded, told.iteration)
+    recorded = read_execution_trace(options.execution_trace) if options.execution_trace is not None else None
+    part = _choose(path, recorded, options.iteration)
     attribution, iteration, profile = part.attribution, part.attribution.iteration, part.attribution.profile
     streams, overlap = number_streams(iteration.kernels, path)
     memory, moments = device_memory(attribution), Moments(attribution)
@@ -114,11 +114,13 @@ def load(path: Path, told: Told) -> Trace:
     kept = [(draft, row) for draft, row in rows if row is not None]
     device = profile.devices.get(iteration.kernels[0].device)
     date = recorded.date if recorded is not None else _date(profile, iteration)
-    told = replace(told, device=told.device or device, dtype=told.dtype or _dtype(drafts), date=told.date or date)
+    options = replace(
+        options, device=options.device or device, dtype=options.dtype or _dtype(drafts), date=options.date or date
+    )
     said = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
-    info = told.info(path, tool, model, told.samples(path, attribution.samples()), said)
+    info = options.info(path, tool, model, options.samples(path, attribution.samples()), said)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
 
@@ -170,24 +172,24 @@ def _date(profile: Profile, iteration: Iteration) -> str:
 def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool) -> str:
     """What a reader of the trace should know. overlap: of kernels on their own stream, ns."""
     iteration, profile = attribution.iteration, attribution.profile
-    told = []
+    lines = []
     if iteration.number is not None:
-        told.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
+        lines.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
     left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
     if left_out:
         lasted = format_time(sum(event.duration for event in left_out))
-        told.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
+        lines.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
     if overlap:
-        told.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
+        lines.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
     if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
-        told.append(f"Kernels whose launch was not recorded: {unlaunched}.")
+        lines.append(f"Kernels whose launch was not recorded: {unlaunched}.")
     if untold := sum(not launched.is_phase_told for launched in attribution.launched):
         remedy = (
             "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
         )
-        told.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
-    told.append(_memory_note(is_joined, memory))
-    return " ".join(told)
+        lines.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
+    lines.append(_memory_note(is_joined, memory))
+    return " ".join(lines)
 
 
 def _is_operator(op: Op) -> bool:

@@ -10,7 +10,7 @@ from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ImportOptions:
     """Description of a recording as the user knows it; None leaves it to the recording.
 
     batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
@@ -26,11 +26,11 @@ class Told:
     iteration: int | None = None
 
     def samples(self, source: Path, from_shapes: int | None) -> int | None:
-        """Samples per iteration, told or as the shapes of a recording tell them; None where neither does.
+        """Samples per iteration, as the user gave them or from the recorded shapes; None if neither is known.
 
         Raises `InputError` where the two differ.
 
-        >>> Told(batch=8).samples(Path("net.json"), None), Told().samples(Path("net.json"), 8)
+        >>> ImportOptions(batch=8).samples(Path("net.json"), None), ImportOptions().samples(Path("net.json"), 8)
         (8, 8)
         """
         if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
