@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
+from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.json_stream import head, read_unzipped
-from simgpu.importers.kinds import kernel_ids
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown, whole
 from simgpu.io.text_files import text_of

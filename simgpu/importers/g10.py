@@ -160,7 +160,7 @@ def _count(text: str) -> int:
 
 
 def _require_one_each(
-    path: Path, values: Sequence[int], folder: Path, kernels: Sequence[GraphKernel], problems: list[Problem]
+    path: Path, values: Sequence[int], folder: Path, kernels: Sequence[G10Kernel], problems: list[Problem]
 ) -> None:
     """One value for each kernel; not asked for where a file could not be read, which is told already."""
     if not problems and len(values) != len(kernels):
@@ -171,8 +171,8 @@ def _require_one_each(
 def _find_workspaces(
     times_file: Path,
     sizes: Sequence[int],
-    kernels: Sequence[GraphKernel],
-    tensors: Mapping[int, Tensor],
+    kernels: Sequence[G10Kernel],
+    tensors: Mapping[int, G10Tensor],
     problems: list[Problem],
 ) -> frozenset[int]:
     """The tensors that are workspaces: for each kernel with one, its own result that nobody else touches."""
@@ -204,7 +204,7 @@ def _pure(name: str, phase: Phase) -> bool | None:
     return False if phase is Phase.OPTIMIZER else purity(name.removesuffix("_Forward").lower())
 
 
-def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[Kernel, ...]:
+def _kernels(kernels: Sequence[G10Kernel], durations: Sequence[int]) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             f"{kernel.number:04}",
@@ -221,10 +221,10 @@ def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[
 
 
 def _blocks(
-    kernels: Sequence[GraphKernel], tensors: Mapping[int, Tensor], scratch: frozenset[int]
+    kernels: Sequence[G10Kernel], tensors: Mapping[int, G10Tensor], scratch: frozenset[int]
 ) -> tuple[Block, ...]:
-    readers: dict[int, list[GraphKernel]] = {number: [] for number in tensors}
-    makers: dict[int, GraphKernel] = {}
+    readers: dict[int, list[G10Kernel]] = {number: [] for number in tensors}
+    makers: dict[int, G10Kernel] = {}
     for kernel in kernels:
         for number in kernel.inputs:
             readers[number].append(kernel)
@@ -241,7 +241,7 @@ def _blocks(
     return tuple(blocks)
 
 
-def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKernel]) -> BlockKind:
+def _kind(tensor: G10Tensor, maker: G10Kernel | None, readers: Sequence[G10Kernel]) -> BlockKind:
     if tensor.is_global:
         return BlockKind.WEIGHT
     if maker is None:
@@ -255,7 +255,7 @@ def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKern
     return BlockKind.GRADIENT
 
 
-def _on_weights(tensors: Iterable[Tensor]) -> str:
+def _on_weights(tensors: Iterable[G10Tensor]) -> str:
     """Results of kernels may be flagged too, which makes for more weights than the network has."""
     sizes = [tensor.bytes for tensor in tensors if tensor.is_global]
     if not sizes:
@@ -266,7 +266,7 @@ def _on_weights(tensors: Iterable[Tensor]) -> str:
     )
 
 
-def _notes(kernels: Sequence[GraphKernel], durations: Sequence[int], has_workspaces: bool) -> str:
+def _notes(kernels: Sequence[G10Kernel], durations: Sequence[int], has_workspaces: bool) -> str:
     cycles, total = sum(kernel.cycles for kernel in kernels), sum(durations)
     clock = round(Decimal(cycles) / total, 3) if total else Decimal(0)
     apart = max(abs(clock * duration - kernel.cycles) for kernel, duration in zip(kernels, durations, strict=True))
@@ -290,7 +290,7 @@ _AGAIN = "write it again with G10"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class G10Tensor:
     """A line of tensors.config."""
 
     number: int
@@ -299,7 +299,7 @@ class Tensor:
 
 
 @dataclass(slots=True)
-class GraphKernel:
+class G10Kernel:
     """A paragraph of kernels.config; inputs and outputs are numbers of tensors, `parent` its operator, as a layer."""
 
     number: int
@@ -310,9 +310,9 @@ class GraphKernel:
     outputs: list[int] = field(default_factory=list)
 
 
-def read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
+def read_tensors(path: Path, problems: list[Problem]) -> dict[int, G10Tensor]:
     """All tensors by their number; lines that cannot be followed become problems."""
-    tensors: dict[int, Tensor] = {}
+    tensors: dict[int, G10Tensor] = {}
     for row, line in _rows(path, problems):
         try:
             tensor = _tensor(line)
@@ -325,7 +325,7 @@ def read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
     return tensors
 
 
-def read_kernels(path: Path, tensors: Mapping[int, Tensor], problems: list[Problem]) -> list[GraphKernel]:
+def read_kernels(path: Path, tensors: Mapping[int, G10Tensor], problems: list[Problem]) -> list[G10Kernel]:
     """All kernels in order; the first line that cannot be followed ends the reading, as those below hang on it.
 
     tensors: those of tensors.config, with which every mention must agree.
@@ -354,21 +354,21 @@ def _rows(path: Path, problems: list[Problem]) -> list[tuple[int, str]]:
     return [(row, line.strip()) for row, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
-def _tensor(line: str) -> Tensor:
+def _tensor(line: str) -> G10Tensor:
     match = _TENSOR.fullmatch(line)
     if match is None:
         raise ValueError(f"{line[:60]!r} is not a tensor as G10 writes it")
     number, is_global, size, begin, end = map(whole, match.groups())
     if end - begin != size:
         raise ValueError(f"tensor{number} has {size} B, its range {end - begin} B")
-    return Tensor(number, bool(is_global), size)
+    return G10Tensor(number, bool(is_global), size)
 
 
 class _KernelReader:
     """Follows the lines of kernels.config; `ValueError` says what is wrong with one."""
 
-    def __init__(self, tensors: Mapping[int, Tensor]) -> None:
-        self.kernels: list[GraphKernel] = []
+    def __init__(self, tensors: Mapping[int, G10Tensor]) -> None:
+        self.kernels: list[G10Kernel] = []
         self.is_between = True
         self._tensors = tensors
         self._lists: list[list[int]] = []
@@ -391,7 +391,7 @@ class _KernelReader:
             raise ValueError(f"{line[:60]!r} where a kernel begins (Kernel ID: 5, Name: Add_Forward)")
         if whole(match[1]) != len(self.kernels):
             raise ValueError(f"kernel {match[1]} where {len(self.kernels)} comes next: kernels count from 0")
-        self.kernels.append(GraphKernel(whole(match[1]), match[2]))
+        self.kernels.append(G10Kernel(whole(match[1]), match[2]))
         self._lists = []
         self.is_between = False
 

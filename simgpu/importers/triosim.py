@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.kinds import StorageNames, kind_of_new
+from simgpu.importers.drafts import StorageNames, kind_of_new
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
 from simgpu.io.input_files import first_bytes
@@ -135,8 +135,8 @@ def _nanoseconds(text: str) -> int:
     return int(value)
 
 
-def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
-    tensors: dict[int, Tensor] = {}
+def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTensor]:
+    tensors: dict[int, TrioSimTensor] = {}
     for place, row in _rows(path, _TENSOR_COLUMNS, problems):
         try:
             shape = _numbers(row["TensorShape"])
@@ -146,7 +146,7 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
             problems.append(Problem(str(path), place, str(error), "record it again"))
             continue
         types = tensors[number].types if number in tensors else frozenset[str]()
-        tensor = Tensor(number, storage, size, shape, types | {row["TensorType"].strip()})
+        tensor = TrioSimTensor(number, storage, size, shape, types | {row["TensorType"].strip()})
         if number in tensors and tensors[number].storage != storage:
             what = f"tensor {number} is in storage {storage}, above in {tensors[number].storage}"
             problems.append(Problem(str(path), place, what, "record it again"))
@@ -154,7 +154,7 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
     return tensors
 
 
-def _read_operators(path: Path, tensors: dict[int, Tensor], problems: list[Problem]) -> list[Operator]:
+def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: list[Problem]) -> list[TrioSimOperator]:
     operators = []
     devices = set()
     found = len(problems)
@@ -172,7 +172,7 @@ def _read_operators(path: Path, tensors: dict[int, Tensor], problems: list[Probl
             problems.append(Problem(str(path), place, str(error), "record it again"))
             continue
         name = row["OperatorName"].strip()
-        operators.append(Operator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
+        operators.append(TrioSimOperator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
     if not operators and len(problems) == found:
         problems.append(Problem(str(path), "", "holds no operators", "record an iteration"))
     if len(devices) > 1:
@@ -181,7 +181,7 @@ def _read_operators(path: Path, tensors: dict[int, Tensor], problems: list[Probl
     return operators
 
 
-def _kernels(operators: list[Operator], resolved: Resolved) -> tuple[Kernel, ...]:
+def _kernels(operators: list[TrioSimOperator], resolved: Resolved) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             operator.id,
@@ -196,7 +196,7 @@ def _kernels(operators: list[Operator], resolved: Resolved) -> tuple[Kernel, ...
     )
 
 
-def _block(memory: Memory, operators: list[Operator]) -> Block:
+def _block(memory: TrioSimBlock, operators: list[TrioSimOperator]) -> Block:
     return Block(
         memory.id,
         memory.bytes,
@@ -206,7 +206,7 @@ def _block(memory: Memory, operators: list[Operator]) -> Block:
     )
 
 
-def _kind(memory: Memory, operators: list[Operator]) -> BlockKind:
+def _kind(memory: TrioSimBlock, operators: list[TrioSimOperator]) -> BlockKind:
     stages = {operators[position].phase for position in memory.readers}
     if memory.persistent:
         if memory.has_type("weight", "bias"):
@@ -226,7 +226,7 @@ def _batch(blocks: tuple[Block, ...]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TrioSimTensor:
     """A tensor as tensor.csv lists it; `types` are all the roles it is listed in."""
 
     number: int
@@ -241,7 +241,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class TrioSimOperator:
     """A row of trace.csv; inputs and outputs are tensor numbers."""
 
     id: str
@@ -253,14 +253,14 @@ class Operator:
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
+class TrioSimBlock:
     """A block while it is found out: its tensors, and the positions of the operators that read and write it.
 
     placed: whether its first writer was inferred from its number.
     """
 
     id: str
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[TrioSimTensor] = field(default_factory=list)
     readers: list[int] = field(default_factory=list)
     writers: list[int] = field(default_factory=list)
     persistent: bool = False
@@ -283,14 +283,14 @@ class Memory:
 class Resolved:
     """All blocks in the order in which operators first touch them, and what each operator reads and writes."""
 
-    memories: list[Memory]
-    reads: list[list[Memory]]
-    writes: list[list[Memory]]
+    memories: list[TrioSimBlock]
+    reads: list[list[TrioSimBlock]]
+    writes: list[list[TrioSimBlock]]
 
 
-def resolve(operators: Sequence[Operator], tensors: Mapping[int, Tensor]) -> Resolved:
+def resolve(operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> Resolved:
     """Settle which tensors are which block, and who reads and writes them."""
-    finder = _Finder(operators, tensors)
+    finder = _StorageWalk(operators, tensors)
     for position in range(len(operators)):
         finder.follow(position)
     unwritten = [memory for memory in finder.memories if memory.is_unwritten_when_read]
@@ -304,17 +304,17 @@ def resolve(operators: Sequence[Operator], tensors: Mapping[int, Tensor]) -> Res
     return Resolved(finder.memories, finder.reads, finder.writes)
 
 
-class _Finder:
+class _StorageWalk:
     """Walks the operators and keeps which block each storage holds."""
 
-    def __init__(self, operators: Sequence[Operator], tensors: Mapping[int, Tensor]) -> None:
+    def __init__(self, operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> None:
         self.operators = operators
         self.tensors = tensors
-        self.memories: list[Memory] = []
-        self.reads: list[list[Memory]] = []
-        self.writes: list[list[Memory]] = []
-        self._current: dict[int, Memory] = {}
-        self._of: dict[int, Memory] = {}
+        self.memories: list[TrioSimBlock] = []
+        self.reads: list[list[TrioSimBlock]] = []
+        self.writes: list[list[TrioSimBlock]] = []
+        self._current: dict[int, TrioSimBlock] = {}
+        self._of: dict[int, TrioSimBlock] = {}
         self._names = StorageNames()
         self._last_named = {
             number: position
@@ -340,14 +340,14 @@ class _Finder:
         for memory in self.writes[-1]:
             memory.writers.append(position)
 
-    def _read(self, tensor: Tensor, position: int) -> Memory:
+    def _read(self, tensor: TrioSimTensor, position: int) -> TrioSimBlock:
         if tensor.number in self._of:
             return self._of[tensor.number]
         held = self._current.get(tensor.storage)
         fits = held is not None and (tensor.bytes <= held.bytes or self._named_from(held, position))
         return self._join(held if fits else None, tensor)
 
-    def _result(self, tensor: Tensor, position: int, read: list[Memory]) -> Memory | None:
+    def _result(self, tensor: TrioSimTensor, position: int, read: list[TrioSimBlock]) -> TrioSimBlock | None:
         """The block an output is written to; None when it is a view of an input."""
         if tensor.number in self._of:
             return self._of[tensor.number]
@@ -357,12 +357,12 @@ class _Finder:
             return None
         return self._join(held if held is not None and self._named_from(held, position + 1) else None, tensor)
 
-    def _named_from(self, memory: Memory, position: int) -> bool:
+    def _named_from(self, memory: TrioSimBlock, position: int) -> bool:
         return any(self._last_named[tensor.number] >= position for tensor in memory.tensors)
 
-    def _join(self, memory: Memory | None, tensor: Tensor) -> Memory:
+    def _join(self, memory: TrioSimBlock | None, tensor: TrioSimTensor) -> TrioSimBlock:
         if memory is None:
-            memory = Memory(self._names.next(tensor.storage))
+            memory = TrioSimBlock(self._names.next(tensor.storage))
             self.memories.append(memory)
             self._current[tensor.storage] = memory
         memory.tensors.append(tensor)
@@ -370,7 +370,7 @@ class _Finder:
         return memory
 
 
-def _written_in_place(operator: Operator, tensors: Mapping[int, Tensor]) -> tuple[int, ...]:
+def _written_in_place(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTensor]) -> tuple[int, ...]:
     in_place = tuple(number for number in operator.outputs if number in operator.inputs)
     if operator.outputs or not operator.name.endswith("_"):
         return in_place
@@ -379,7 +379,7 @@ def _written_in_place(operator: Operator, tensors: Mapping[int, Tensor]) -> tupl
     return operator.inputs[: len(operator.inputs) // _lists(operator, tensors)]
 
 
-def _lists(operator: Operator, tensors: Mapping[int, Tensor]) -> int:
+def _lists(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTensor]) -> int:
     """How many lists of equally many tensors a ``_foreach_`` operator was given, one after another."""
     known = {"addcmul": 3, "addcdiv": 3, "lerp": 2}
     action = operator.name.rpartition("_foreach_")[2].strip("_")
@@ -390,15 +390,15 @@ def _lists(operator: Operator, tensors: Mapping[int, Tensor]) -> int:
     return 2 if count > 1 and count % 2 == 0 and shapes[:half] == shapes[half:] else 1
 
 
-def _was_there_before(memory: Memory, operators: Sequence[Operator]) -> bool:
+def _was_there_before(memory: TrioSimBlock, operators: Sequence[TrioSimOperator]) -> bool:
     if memory.has_type("weight", "bias", "target"):
         return True
     return operators[memory.readers[0]].phase is not Phase.BACKWARD and not memory.has_type("output")
 
 
 def _place(
-    hidden: list[Memory], operators: Sequence[Operator], tensors: Mapping[int, Tensor]
-) -> Iterator[tuple[int, Memory]]:
+    hidden: list[TrioSimBlock], operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]
+) -> Iterator[tuple[int, TrioSimBlock]]:
     """The first writer of each hidden block; one whose number precedes every operator's is persistent instead."""
     numbered = _numbers_given(operators, {tensor.number for memory in hidden for tensor in memory.tensors}, tensors)
     for memory in hidden:
@@ -416,7 +416,7 @@ def _place(
 
 
 def _numbers_given(
-    operators: Sequence[Operator], hidden: set[int], tensors: Mapping[int, Tensor]
+    operators: Sequence[TrioSimOperator], hidden: set[int], tensors: Mapping[int, TrioSimTensor]
 ) -> list[tuple[int, int, int]]:
     """Positions of operators during which tensors were numbered, with the lowest and the highest number."""
     highest = 0

@@ -14,9 +14,9 @@ from pathlib import Path
 from simgpu.errors import InputError
 from simgpu.importers.chakra.forms import read_document
 from simgpu.importers.chakra.kernels import Kernels
-from simgpu.importers.chakra.memory import Memory, block, find_memory, samples
+from simgpu.importers.chakra.memory import ChakraBlock, block, find_memory, samples
 from simgpu.importers.chakra.nodes import Node
-from simgpu.importers.kinds import printable
+from simgpu.importers.drafts import printable, reads_and_writes
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -37,14 +37,8 @@ def load(path: Path, options: ImportOptions) -> Trace:
     return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
 
 
-def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> tuple[Kernel, ...]:
-    reads: list[list[str]] = [[] for _ in kernels.nodes]
-    writes: list[list[str]] = [[] for _ in kernels.nodes]
-    for memory in memories:
-        for position in memory.readers:
-            reads[position].append(memory.id)
-        for position in memory.writers:
-            writes[position].append(memory.id)
+def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock]) -> tuple[Kernel, ...]:
+    reads, writes = reads_and_writes(len(kernels.nodes), memories)
     keeps_starts = kernels.has_starts and not kernels.document.is_from_pytorch
     begin = min(node.start_ns for node in kernels.nodes)
     streams: dict[int | str | None, int] = {}
@@ -81,7 +75,7 @@ def _count(node: Node, name: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _notes(kernels: Kernels, memories: list[Memory], rows: tuple[Kernel, ...]) -> str:
+def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ...]) -> str:
     """What was left out, and what the recording does not tell."""
     notes = []
     if kernels.transfers:

@@ -24,8 +24,8 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.importers.chakra.kernels import Kernels
 from simgpu.importers.chakra.nodes import Node, Operands
+from simgpu.importers.drafts import BlockDraft, StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.execution_trace import Tensor, tensors_of
-from simgpu.importers.kinds import StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.pytorch_operators import samples as data_samples
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase
@@ -35,34 +35,20 @@ _WORDS = re.compile(r"(?<![\w'\"])-?(?:inf|nan)(?![\w'\"])")
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
-    """A block while it is found out. begun: id of the operator that made it, -1 for an old one.
+class ChakraBlock(BlockDraft):
+    """A block of a Chakra trace. begun: id of the operator that made it, -1 for one from before the iteration.
 
-    readers, writers: positions of kernels. copied: whether a copy from the host filled it.
+    copied: whether a copy from the host filled it.
     """
 
-    id: str
-    begun: int
-    bytes: int = 0
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
+    begun: int = -1
     arguments: set[str] = field(default_factory=set)
     views: set[int] = field(default_factory=set)
-    readers: set[int] = field(default_factory=set)
-    writers: set[int] = field(default_factory=set)
     copied: bool = False
 
     @property
     def is_old(self) -> bool:
         return self.begun < 0
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self.readers or self.writers)
-
-    @property
-    def first(self) -> int:
-        return min(self.readers | self.writers)
 
     @property
     def is_filled_unseen(self) -> bool:
@@ -75,15 +61,15 @@ class Memory:
             self.bytes, self.shape, self.dtype = tensor.bytes, tensor.shape, tensor.dtype or None
 
 
-def find_memory(kernels: Kernels) -> list[Memory]:
+def find_memory(kernels: Kernels) -> list[ChakraBlock]:
     """All blocks that kernels use, in the order in which operators name them."""
     walk = _Walk(kernels)
     for operator in walk.operators():
         walk.follow(operator)
     found = [memory for memory in walk.found if memory.is_used]
     for memory in found:
-        if not memory.is_old and memory.first in memory.writers:
-            memory.readers.discard(memory.first)  # an in-place kernel cannot read what nobody wrote
+        if not memory.is_old:
+            memory.drop_read_of_nothing()
     return found
 
 
@@ -92,9 +78,9 @@ class _Walk:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.found: list[Memory] = []
+        self.found: list[ChakraBlock] = []
         self._devices: set[str] = set()
-        self._current: dict[int, Memory] = {}
+        self._current: dict[int, ChakraBlock] = {}
         self._names = StorageNames()
         self._named = {node.id: named for node in kernels.document.nodes if any(named := self._tensors(node))}
         self._launched: dict[int, list[int]] = {}
@@ -151,10 +137,10 @@ class _Walk:
             for memory in written:
                 memory.copied = True
 
-    def _given(self, tensor: Tensor) -> Memory:
+    def _given(self, tensor: Tensor) -> ChakraBlock:
         return self._current.get(tensor.storage) or self._new(tensor, -1)
 
-    def _made(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, Memory]]) -> Memory:
+    def _made(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, ChakraBlock]]) -> ChakraBlock:
         held = self._current.get(tensor.storage)
         if held is not None and any(memory is held for _, memory in given):
             if all(tensor.tensor != other.tensor for other, memory in given if memory is held):
@@ -164,8 +150,8 @@ class _Walk:
             return held
         return self._new(tensor, operator.id)
 
-    def _new(self, tensor: Tensor, begun: int) -> Memory:
-        memory = Memory(self._names.next(tensor.storage), begun)
+    def _new(self, tensor: Tensor, begun: int) -> ChakraBlock:
+        memory = ChakraBlock(self._names.next(tensor.storage), begun=begun)
         self.found.append(memory)
         self._current[tensor.storage] = memory
         return memory
@@ -193,7 +179,7 @@ def samples(kernels: Kernels) -> int | None:
     return next((found for node in nodes if (found := data_samples(node.name, _lists(node.inputs)[1]))), None)
 
 
-def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
+def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
     """The row of a block. phases, ids: of the kernels by position. batch: samples, None where unknown."""
     return Block(
         memory.id,
@@ -206,7 +192,7 @@ def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: in
     )
 
 
-def _kind(memory: Memory, phases: Sequence[Phase], batch: int | None) -> BlockKind:
+def _kind(memory: ChakraBlock, phases: Sequence[Phase], batch: int | None) -> BlockKind:
     """What a block holds, as for every format, but for what copies and fills put there, which are no kernels."""
     if memory.copied and not memory.is_old:
         return BlockKind.INPUT

@@ -1,182 +1,25 @@
-"""Blocks of a profile without an execution trace, from its memory events alone.
+"""Blocks of a profile: device memory from its events, blocks as drafts, and the blocks of memory events alone.
 
-One block an allocation, with its exact lifetime, as many bytes as the allocator gave. It is written by the kernels
-that the operator around the allocation launched while it was held; what kernels read, and which blocks of two
-operators are the same tensor, is not recorded. So lifetimes and peaks are exact, and `reads` stays empty. What an
-allocation holds is told by the phase of its writers: feature maps, gradients; the optimizer's are `other`. Memory that
-was released again before another operator's kernel ran is scratch: the workspace of its kernel, or `other` where
-several kernels share it. Memory from before the iteration is one persistent block `held`; what of it was freed
-after the first launch is a block of its own.
-
-A block while it is found out, and the kernels that touch it.
-
-Device memory as the profiler saw it come and go, in terms of the kernels of an iteration.
+Without an execution trace, each allocation is one block, with its exact lifetime and as many bytes as the allocator
+returned. It is written by the kernels that the operator around the allocation launched while it was held; what kernels
+read, and which blocks of two operators are the same tensor, is not recorded. So lifetimes and peaks are exact, and
+`reads` stays empty. The kind of a block follows from the phase of its writers: feature maps, gradients; the optimizer's
+are `other`. Memory that was freed before another operator's kernel ran is scratch: the workspace of its kernel, or
+`other` where several kernels share it. Memory from before the iteration is one persistent block `held`; what of it was
+freed after the first launch is a block of its own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from simgpu.errors import InputError
-from simgpu.importers.kinds import kernel_ids, kind_of_new, printable
+from simgpu.importers.drafts import BlockDraft, kernel_ids, kind_of_new, printable, reads_and_writes
 from simgpu.importers.kineto.attribution import Attribution, innermost
 from simgpu.importers.kineto.profile import MemoryEvent, Thread
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase
-
-
-def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
-    """One draft for each allocation, and those of what was there before."""
-    drafts = held_before(memory, named=0)
-    for number, allocation in enumerate(memory.allocations, start=1):
-        if moments.is_idle(allocation):
-            continue
-        draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
-        is_lone = is_scratch(draft, moments)
-        draft.kind = scratch_kind(draft) if is_lone else kind_of_new(phase_of(draft, attribution), reading=set())
-        drafts.append(draft)
-    return drafts
-
-
-def is_scratch(draft: Draft, moments: Moments) -> bool:
-    """Whether the memory was freed before any kernel but its writers was launched."""
-    freed = draft.allocation.freed if draft.allocation is not None else None
-    return freed is not None and bool(draft.writers) and moments.kernel_until(freed) in draft.writers
-
-
-def held_before(memory: DeviceMemory, named: int) -> list[Draft]:
-    """Memory from before the iteration that no tensor names: what was freed in it, and the rest as one block.
-
-    named: bytes of it that are other blocks already.
-    """
-    drafts = [
-        Draft(f"held.{number}", size, persistent=True, let_go=at)
-        for number, (size, at) in enumerate(memory.let_go, start=1)
-    ]
-    rest = memory.held_before - named - sum(size for size, _ in memory.let_go)
-    return [*([Draft("held", rest, persistent=True)] if rest > 0 else []), *drafts]
-
-
-@dataclass(slots=True, eq=False)
-class Draft:
-    """A block and the positions of the kernels that read and write it.
-
-    allocation: None for memory that was there before the iteration, or whose coming and going was not recorded.
-    let_go: for memory from before: when it was freed (ns), None while it is held.
-    """
-
-    id: str
-    bytes: int
-    persistent: bool = False
-    allocation: Allocation | None = None
-    let_go: int | None = None
-    kind: BlockKind = BlockKind.OTHER
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-    readers: set[int] = field(default_factory=set)
-    writers: set[int] = field(default_factory=set)
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self.readers or self.writers)
-
-    @property
-    def is_read_unwritten(self) -> bool:
-        """Whether it holds, before any kernel writes it, a value that is neither old nor a kernel's."""
-        return not self.persistent and (not self.writers or (bool(self.readers) and self.first < min(self.writers)))
-
-    @property
-    def first(self) -> int:
-        return min(self.readers | self.writers)
-
-
-def drop_reads_of_nothing(drafts: Sequence[Draft]) -> None:
-    """An in-place kernel that is the first to touch new memory writes it; it cannot have read it."""
-    for draft in drafts:
-        if not draft.persistent and draft.is_used and draft.first in draft.writers:
-            draft.readers.discard(draft.first)
-
-
-def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequence[str]) -> Block | None:
-    """The row of a draft; None for memory that no kernel could have used."""
-    allocation = draft.allocation
-    born, release = None, None
-    freed = draft.let_go if allocation is None else allocation.freed
-    if freed is not None:
-        last = moments.kernel_until(freed)
-        uses = draft.readers | draft.writers
-        release = max([*uses, *([] if last is None else [last])], default=None)
-        if release is None:
-            return None
-    if draft.is_read_unwritten:
-        born = moments.kernels_from(allocation.at) if allocation is not None else None
-        if draft.is_used:
-            born = draft.first if born is None else min(born, draft.first)
-        if born is None:
-            return None
-        release = None if release is None else max(release, born)
-    is_workspace = draft.kind is BlockKind.WORKSPACE
-    is_lasting = allocation is not None and freed is None
-    let_go = ids[release] if release is not None else RELEASED_AT_END if is_lasting else None
-    return Block(
-        draft.id,
-        draft.bytes,
-        draft.kind,
-        persistent=draft.persistent,
-        born=None if born is None else ids[born],
-        release=None if is_workspace else let_go,
-        layer=_layer(draft, attribution),
-        shape=draft.shape,
-        dtype=draft.dtype,
-    )
-
-
-def _layer(draft: Draft, attribution: Attribution) -> str | None:
-    """The layer of the kernel that made it, or that first read what was there before."""
-    uses = draft.readers if draft.persistent and draft.readers else draft.writers or draft.readers
-    first = min(uses, default=None)
-    return None if first is None else attribution.launched[first].layer
-
-
-def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[Draft]) -> tuple[Kernel, ...]:
-    """The rows of the kernels, with the drafts as blocks they read and write."""
-    iteration = attribution.iteration
-    ids = kernel_ids(len(iteration.kernels))
-    begin = iteration.kernels[0].start if iteration.number is None else iteration.begin
-    reads: list[list[str]] = [[] for _ in ids]
-    writes: list[list[str]] = [[] for _ in ids]
-    for draft in drafts:
-        for position in draft.readers:
-            reads[position].append(draft.id)
-        for position in draft.writers:
-            writes[position].append(draft.id)
-    return tuple(
-        Kernel(
-            id=ids[position],
-            op=printable(launched.name),
-            phase=launched.phase,
-            duration_ns=kernel.duration,
-            reads=tuple(reads[position]),
-            writes=tuple(writes[position]),
-            layer=launched.layer,
-            stream=streams[kernel.stream],
-            start_ns=max(kernel.start - begin, 0),
-            pure=launched.pure,
-        )
-        for position, (kernel, launched) in enumerate(zip(iteration.kernels, attribution.launched, strict=True))
-    )
-
-
-def scratch_kind(draft: Draft) -> BlockKind:
-    """Memory that comes and goes with one kernel is its workspace."""
-    lone = len(draft.writers) == 1 and draft.readers <= draft.writers
-    return BlockKind.WORKSPACE if lone else BlockKind.OTHER
-
-
-def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
-    """The phase of the kernel that made it."""
-    return attribution.launched[min(draft.writers)].phase if draft.writers else None
 
 
 @dataclass(slots=True, eq=False)
@@ -201,12 +44,12 @@ class DeviceMemory:
     """All memory events of the iteration's device.
 
     held_before: bytes allocated when the first kernel was launched, less what was allocated in the iteration; -1
-    where the recording has no totals. let_go: (bytes, moment) of memory from before the iteration, freed after its
+    where the recording has no totals. freed: (bytes, moment) of memory from before the iteration, freed after its
     first launch. peak: the most that was allocated at once, as the framework counts; None where it does not.
     """
 
     allocations: tuple[Allocation, ...]
-    let_go: tuple[tuple[int, int], ...]
+    freed: tuple[tuple[int, int], ...]
     held_before: int
     peak: int | None
 
@@ -224,7 +67,7 @@ def device_memory(attribution: Attribution) -> DeviceMemory | None:
     around = innermost(attribution.ops, [(event.thread, event.at) for event in events])
     first_launch = min(launched.at for launched in attribution.launched)
     held: dict[int, Allocation] = {}
-    allocations, let_go = [], []
+    allocations, freed = [], []
     before = events[0].total - events[0].bytes if events[0].total >= 0 else -1
     for event, op in zip(events, around, strict=True):
         if event.bytes > 0:
@@ -235,11 +78,11 @@ def device_memory(attribution: Attribution) -> DeviceMemory | None:
         elif event.address in held:
             held.pop(event.address).freed = event.at
         elif event.at >= first_launch:
-            let_go.append((-event.bytes, event.at))
+            freed.append((-event.bytes, event.at))
         elif before >= 0:
             before += event.bytes
     peak = max(event.total for event in events)
-    return DeviceMemory(tuple(allocations), tuple(let_go), max(before, -1), peak if peak >= 0 else None)
+    return DeviceMemory(tuple(allocations), tuple(freed), max(before, -1), peak if peak >= 0 else None)
 
 
 def _require_free(path: object, event: MemoryEvent, held: dict[int, Allocation]) -> None:
@@ -250,7 +93,7 @@ def _require_free(path: object, event: MemoryEvent, held: dict[int, Allocation])
 
 
 class Moments:
-    """From moments of the CPU to kernels: a free that follows a launch lets go after that kernel."""
+    """From moments of the CPU to kernels: a free that follows a launch takes effect after that kernel."""
 
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
@@ -291,3 +134,128 @@ class Moments:
                 launcher = attribution.launched[inside[0]].op
                 return [position for position in inside if attribution.launched[position].op == launcher]
         return []
+
+
+@dataclass(slots=True, eq=False)
+class Draft(BlockDraft):
+    """A block of a profile.
+
+    allocation: None for memory that was there before the iteration, or whose allocation was not recorded.
+    freed: for memory from before: when it was freed (ns), None while it is held.
+    """
+
+    persistent: bool = False
+    allocation: Allocation | None = None
+    freed: int | None = None
+
+    @property
+    def is_read_unwritten(self) -> bool:
+        """Whether it holds, before any kernel writes it, a value that is neither old nor a kernel's."""
+        return not self.persistent and (not self.writers or (bool(self.readers) and self.first < min(self.writers)))
+
+
+def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequence[str]) -> Block | None:
+    """The row of a draft; None for memory that no kernel could have used."""
+    allocation = draft.allocation
+    born, release = None, None
+    freed = draft.freed if allocation is None else allocation.freed
+    if freed is not None:
+        last = moments.kernel_until(freed)
+        uses = draft.readers | draft.writers
+        release = max([*uses, *([] if last is None else [last])], default=None)
+        if release is None:
+            return None
+    if draft.is_read_unwritten:
+        born = moments.kernels_from(allocation.at) if allocation is not None else None
+        if draft.is_used:
+            born = draft.first if born is None else min(born, draft.first)
+        if born is None:
+            return None
+        release = None if release is None else max(release, born)
+    is_workspace = draft.kind is BlockKind.WORKSPACE
+    is_lasting = allocation is not None and freed is None
+    at_release = ids[release] if release is not None else RELEASED_AT_END if is_lasting else None
+    return Block(
+        draft.id,
+        draft.bytes,
+        draft.kind,
+        persistent=draft.persistent,
+        born=None if born is None else ids[born],
+        release=None if is_workspace else at_release,
+        layer=_layer(draft, attribution),
+        shape=draft.shape,
+        dtype=draft.dtype,
+    )
+
+
+def _layer(draft: Draft, attribution: Attribution) -> str | None:
+    """The layer of the kernel that made it, or that first read what was there before."""
+    uses = draft.readers if draft.persistent and draft.readers else draft.writers or draft.readers
+    first = min(uses, default=None)
+    return None if first is None else attribution.launched[first].layer
+
+
+def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[Draft]) -> tuple[Kernel, ...]:
+    """The rows of the kernels, with the drafts as blocks they read and write."""
+    iteration = attribution.iteration
+    ids = kernel_ids(len(iteration.kernels))
+    begin = iteration.kernels[0].start if iteration.number is None else iteration.begin
+    reads, writes = reads_and_writes(len(ids), drafts)
+    return tuple(
+        Kernel(
+            id=ids[position],
+            op=printable(launched.name),
+            phase=launched.phase,
+            duration_ns=kernel.duration,
+            reads=tuple(reads[position]),
+            writes=tuple(writes[position]),
+            layer=launched.layer,
+            stream=streams[kernel.stream],
+            start_ns=max(kernel.start - begin, 0),
+            pure=launched.pure,
+        )
+        for position, (kernel, launched) in enumerate(zip(iteration.kernels, attribution.launched, strict=True))
+    )
+
+
+def scratch_kind(draft: Draft) -> BlockKind:
+    """Memory that comes and goes with one kernel is its workspace."""
+    lone = len(draft.writers) == 1 and draft.readers <= draft.writers
+    return BlockKind.WORKSPACE if lone else BlockKind.OTHER
+
+
+def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
+    """The phase of the kernel that made it."""
+    return attribution.launched[min(draft.writers)].phase if draft.writers else None
+
+
+def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
+    """One draft for each allocation, and those of what was there before."""
+    drafts = held_before(memory, named=0)
+    for number, allocation in enumerate(memory.allocations, start=1):
+        if moments.is_idle(allocation):
+            continue
+        draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
+        is_lone = is_scratch(draft, moments)
+        draft.kind = scratch_kind(draft) if is_lone else kind_of_new(phase_of(draft, attribution), reading=set())
+        drafts.append(draft)
+    return drafts
+
+
+def is_scratch(draft: Draft, moments: Moments) -> bool:
+    """Whether the memory was freed before any kernel but its writers was launched."""
+    freed = draft.allocation.freed if draft.allocation is not None else None
+    return freed is not None and bool(draft.writers) and moments.kernel_until(freed) in draft.writers
+
+
+def held_before(memory: DeviceMemory, named: int) -> list[Draft]:
+    """Memory from before the iteration that no tensor names: what was freed in it, and the rest as one block.
+
+    named: bytes of it that are other blocks already.
+    """
+    drafts = [
+        Draft(f"held.{number}", size, persistent=True, freed=at)
+        for number, (size, at) in enumerate(memory.freed, start=1)
+    ]
+    rest = memory.held_before - named - sum(size for size, _ in memory.freed)
+    return [*([Draft("held", rest, persistent=True)] if rest > 0 else []), *drafts]

@@ -9,7 +9,7 @@ operator that launched a kernel has a node of its name; else the two are not of 
 
 What the blocks of a joined recording hold.
 
-The rules are those of every format (`simgpu.importers.kinds`), and one more: what autograd accumulates is a weight's
+The rules are those of every format (`simgpu.importers.drafts`), and one more: what autograd accumulates is a weight's
 gradient.
 
 Blocks of a profile joined with an execution trace: the storages behind its tensors.
@@ -44,8 +44,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simgpu.errors import InputError
+from simgpu.importers.drafts import StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.execution_trace import ExecutionTrace, Node, Tensor
-from simgpu.importers.kinds import StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.kineto.attribution import Attribution
 from simgpu.importers.kineto.blocks import (
     Allocation,
@@ -71,7 +71,7 @@ def joined_drafts(attribution: Attribution, nodes: Nodes, memory: DeviceMemory |
     drafts = [storage.draft for storage in storages.found if storage.draft.is_used]
     if memory is None:
         return drafts
-    _let_go(drafts, memory, attribution)
+    _match_freed(drafts, memory, attribution)
     for number, allocation in enumerate(memory.allocations, start=1):
         claim = storages.claimed.get(allocation)
         if moments.is_idle(allocation) or (claim is not None and claim.draft.is_used):
@@ -80,25 +80,25 @@ def joined_drafts(attribution: Attribution, nodes: Nodes, memory: DeviceMemory |
         if is_scratch(draft, moments):
             draft.kind = scratch_kind(draft)
         drafts.append(draft)
-    matched = {draft.let_go for draft in drafts if draft.let_go is not None}
-    rest = replace(memory, let_go=tuple(pair for pair in memory.let_go if pair[1] not in matched))
+    matched = {draft.freed for draft in drafts if draft.freed is not None}
+    rest = replace(memory, freed=tuple(pair for pair in memory.freed if pair[1] not in matched))
     named = sum(-(-draft.bytes // _PIECE) * _PIECE for draft in drafts if draft.persistent)
     return held_before(rest, named) + drafts
 
 
-def _let_go(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Attribution) -> None:
+def _match_freed(drafts: Sequence[Draft], memory: DeviceMemory, attribution: Attribution) -> None:
     """Old blocks that were freed in the iteration, where size and last use leave no doubt which one it was."""
-    for size, at in memory.let_go:
+    for size, at in memory.freed:
         fitting = [
             draft
             for draft in drafts
             if draft.persistent
-            and draft.let_go is None
+            and draft.freed is None
             and -(-draft.bytes // _PIECE) * _PIECE == size
             and all(attribution.launched[use].at <= at for use in draft.readers | draft.writers)
         ]
         if len(fitting) == 1:
-            fitting[0].let_go = at
+            fitting[0].freed = at
 
 
 #: The node of each operator of an iteration, by position; operators that the execution trace left out have none.

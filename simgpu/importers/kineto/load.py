@@ -32,9 +32,9 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.importers import execution_trace
+from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.execution_trace import ExecutionTrace, read_execution_trace
 from simgpu.importers.json_stream import head
-from simgpu.importers.kinds import kernel_ids
 from simgpu.importers.kineto.attribution import Attribution
 from simgpu.importers.kineto.blocks import (
     DeviceMemory,
@@ -42,7 +42,6 @@ from simgpu.importers.kineto.blocks import (
     Moments,
     block,
     device_memory,
-    drop_reads_of_nothing,
     kernels,
     lone_blocks,
 )
@@ -109,7 +108,9 @@ def load(path: Path, options: ImportOptions) -> Trace:
     else:
         drafts = lone_blocks(attribution, memory, moments) if memory is not None else []
     ids = kernel_ids(len(iteration.kernels))
-    drop_reads_of_nothing(drafts)
+    for draft in drafts:
+        if not draft.persistent:
+            draft.drop_read_of_nothing()
     rows = [(draft, block(draft, attribution, moments, ids)) for draft in drafts]
     kept = [(draft, row) for draft, row in rows if row is not None]
     device = profile.devices.get(iteration.kernels[0].device)

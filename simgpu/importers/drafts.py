@@ -1,11 +1,9 @@
-"""What a block holds, told by the phases of the kernels that touch it.
-
-What kernels and blocks are called in a trace: ids where a recording has none of its own, and names fit for it.
-"""
+"""Blocks and kernels on their way from a recording into a trace: ids, kinds, readers and writers."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
 
 from simgpu.trace.model import BlockKind, Phase
 
@@ -95,3 +93,45 @@ def printable(name: str) -> str:
     ('a kernel', 'unnamed')
     """
     return "".join(letter if letter.isprintable() else " " for letter in name).strip() or "unnamed"
+
+
+@dataclass(slots=True, eq=False)
+class BlockDraft:
+    """A block and the positions of the kernels that read and write it."""
+
+    id: str
+    bytes: int = 0
+    kind: BlockKind = BlockKind.OTHER
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    readers: set[int] = field(default_factory=set)
+    writers: set[int] = field(default_factory=set)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.readers or self.writers)
+
+    @property
+    def first(self) -> int:
+        return min(self.readers | self.writers)
+
+    def drop_read_of_nothing(self) -> None:
+        """An in-place kernel that is the first to touch new memory writes it; it cannot have read it."""
+        if self.is_used and self.first in self.writers:
+            self.readers.discard(self.first)
+
+
+def reads_and_writes(count: int, drafts: Iterable[BlockDraft]) -> tuple[list[list[str]], list[list[str]]]:
+    """Ids of the blocks that each of `count` kernels reads, and those that it writes.
+
+    >>> reads_and_writes(2, [BlockDraft("x", readers={1}, writers={0}), BlockDraft("y", writers={1})])
+    ([[], ['x']], [['x'], ['y']])
+    """
+    reads: list[list[str]] = [[] for _ in range(count)]
+    writes: list[list[str]] = [[] for _ in range(count)]
+    for draft in drafts:
+        for position in draft.readers:
+            reads[position].append(draft.id)
+        for position in draft.writers:
+            writes[position].append(draft.id)
+    return reads, writes
