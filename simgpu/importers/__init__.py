@@ -1,6 +1,6 @@
-"""Bringing in recordings that other tools made.
+"""Importing recordings of other tools: the list of formats, detection, and `import_trace`.
 
-Each format has its own module with the rules by which it is read.
+Each format has a module or package of its own, with the rules by which it is read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "import_trace"]
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """One format: what it is called, what gives it away, how to tell it and how to read it.
+    """One format: its name, what its files look like, how to recognise and how to read it.
 
-    read_whole: the files of a folder, as patterns, that are read as a whole; "" is the recording itself. A format
-    that is streamed names none: it counts what it keeps. memory_factor: bytes of memory that a byte of these files
+    read_at_once: the files of a folder, as patterns, that are read at once; "" is the recording itself. A format that
+    is streamed names none: it limits its own memory. memory_factor: bytes of memory that a byte of these files
     takes at the peak of an import, by Python's own count; measured on recordings (tests hold the formats to it).
     """
 
@@ -36,12 +36,12 @@ class Importer:
     looks_like: str
     recognises: Callable[[Path], bool]
     load: Callable[[Path, ImportOptions], Trace]
-    read_whole: tuple[str, ...] = ()
+    read_at_once: tuple[str, ...] = ()
     memory_factor: int = 0
 
     def files(self, path: Path) -> list[Path]:
-        """The files of a recording that are read as a whole."""
-        return [file for name in self.read_whole for file in (sorted(path.glob(name)) if name else [path])]
+        """The files of a recording that are read at once."""
+        return [file for name in self.read_at_once for file in (sorted(path.glob(name)) if name else [path])]
 
 
 _PROFILE = Importer("PyTorch profile", "JSON of torch.profiler, plain or gzip", kineto.recognises, kineto.load)
@@ -62,7 +62,7 @@ IMPORTERS: tuple[Importer, ...] = (
         "a folder with trace.csv and tensor.csv",
         triosim.recognises,
         triosim.load,
-        read_whole=_TRIOSIM_FILES,
+        read_at_once=_TRIOSIM_FILES,
         memory_factor=9,
     ),
     Importer(
@@ -70,7 +70,7 @@ IMPORTERS: tuple[Importer, ...] = (
         "lines of JSON, each with an INSTRUCTION, plain or gzip",
         dtr.recognises,
         dtr.load,
-        read_whole=("",),
+        read_at_once=("",),
         memory_factor=dtr.MEMORY_FACTOR,
     ),
     Importer(
@@ -78,7 +78,7 @@ IMPORTERS: tuple[Importer, ...] = (
         "a folder with kernels.config, tensors.config and cudnnB.txt",
         g10.recognises,
         g10.load,
-        read_whole=_G10_FILES,
+        read_at_once=_G10_FILES,
         memory_factor=4,
     ),
     Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", forms.recognises, chakra.load),
@@ -94,7 +94,7 @@ IMPORTERS: tuple[Importer, ...] = (
 
 
 def detect(path: str | Path) -> Importer:
-    r"""The importer for a recording, found by its content; `InputError` when none knows it.
+    r"""The importer for a recording, detected by its content; `InputError` for an unknown format.
 
     >>> import tempfile
     >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
@@ -154,7 +154,7 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
 
 
 def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
-    """What is told of a profile alone is refused for other formats."""
+    """Options that apply to a profile only are refused for other formats."""
     if options.execution_trace is None and options.iteration is None:
         return importer
     if options.execution_trace is not None and importer is _PROFILE:

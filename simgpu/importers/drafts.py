@@ -14,9 +14,9 @@ def kind_of_old(
     """The kind of a block that was there before the iteration.
 
     A weight is what the optimizer changes and forward reads, or what forward is given as an argument called weight or
-    bias and nobody changes; a weight gradient is what backward writes; optimizer state is what only the optimizer
+    bias and no kernel changes; a weight gradient is what backward writes; optimizer state is what only the optimizer
     touches; a label is what the loss is given as its target; the input is what forward reads of the first side of the
-    batch and nobody changes. The rest is `other`.
+    batch and no kernel changes. The rest is `other`.
 
     reading, writing: phases of the kernels that do. arguments: names by which operators take it. shape: its sides.
     batch: samples in an iteration, None where unknown.
@@ -39,9 +39,9 @@ def kind_of_old(
 
 
 def kind_of_new(maker: Phase | None, reading: Set[Phase]) -> BlockKind:
-    """The kind of a block that a kernel made: feature maps by forward, gradients by backward, else `other`.
+    """The kind of a block that a kernel first wrote: feature maps by forward, gradients by backward, else `other`.
 
-    maker: phase of the kernel that first wrote it, None where nobody did. reading: phases of those that read it.
+    maker: phase of the kernel that first wrote it, None where none did. reading: phases of those that read it.
 
     >>> kind_of_new(Phase.FORWARD, {Phase.BACKWARD}).value
     'feature_map'
@@ -61,7 +61,7 @@ def kind_of_gradient(reading: Set[Phase]) -> BlockKind:
 
 
 class StorageNames:
-    """Gives each new block of a storage its name: ids of storages come back once their memory is free.
+    """Gives each new block of a storage its name: ids of storages are reused once their memory is free.
 
     >>> names = StorageNames()
     >>> names.next(7), names.next(7), names.next(8)

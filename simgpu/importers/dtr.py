@@ -14,8 +14,8 @@ before ANNOTATE BACKWARD, has one argument and two results (values and indices),
 has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
 pooling and its backward are pure, so `purity` may go by the name.
 
-What the blocks hold is told by the operators: a constant by its place among the arguments of the first operator that
-knows it (see `_ARGUMENTS`; views look through), a forward result is a feature map, unless its kernel read nothing but
+Kinds follow from the operators: a constant by its place among the arguments of the first operator that
+knows it (see `_ARGUMENTS`; views are transparent), a forward result is a feature map, unless its kernel read nothing but
 constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the log
 ends. Everything else is `other`.
 """
@@ -168,8 +168,8 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
 class _Storage:
     """A block while the log is walked. Kernels are positions; `died` is None while it has a name.
 
-    born: the kernel that made it, or for a constant the kernel that follows its line.
-    kind: of a constant, once an operator told it.
+    born: the kernel that wrote it first, or for a constant the kernel that follows its line.
+    kind: of a constant, once an operator has shown it.
     """
 
     id: str
@@ -296,8 +296,8 @@ class _Walk:
         size = self.sizes.pop(name)
         self.results.remove(name)
         if text == "-1":
-            made = self._new(name, size, len(self.operators) - 1, constant=False)
-            self.operators[-1].writes.append(made)
+            storage = self._new(name, size, len(self.operators) - 1, constant=False)
+            self.operators[-1].writes.append(storage)
         elif text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(self.arguments):
             storage = self.arguments[int(text)]
             storage.names += 1

@@ -1,26 +1,23 @@
 """Reading the files of the G10 simulator: a folder with kernels.config, tensors.config and cudnnB.txt, B the batch.
 
 The kernels, their order and their tensors are those of the graph that G10 builds from a network's description
-(kernels.config); the durations are those measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
+(kernels.config); the durations were measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
 The execution times in kernels.config are the same measurements as cycles of the clock that G10 was set to, rounded
-down; the notes say how the two compare. The files whose names end in PF time the kernels under page faults and are not
-read.
+down; the notes compare the two. Files whose names end in PF time the kernels under page faults and are not read.
 
 How tensors become blocks:
 - each tensor is its own block: G10 knows no views, and in-place kernels name a tensor as input and output;
-- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, where an
+- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, if an
   embedding or a convolution reads them, else constants such as divisors (`other`);
 - a result of a forward kernel is a feature map; of a later one a gradient, and a weight's gradient if a kernel that
   applies gradients reads it;
-- a tensor that one kernel writes and nobody reads, of the size that cudnnBWorkspace.txt gives for that kernel in whole
-  pages, is that kernel's workspace. Without that file there is none;
-- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing of lifetimes,
-  which are not recorded.
+- a tensor that one kernel writes and no kernel reads, with the size that cudnnBWorkspace.txt gives for that kernel in
+  full pages, is that kernel's workspace. Without that file there is none;
+- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing about
+  lifetimes, which are not recorded.
 
-Phases follow the kernels' names; gradients are applied as soon as they are there, in between the backward kernels.
+Phases follow the kernels' names; gradients are applied as soon as they exist, in between the backward kernels.
 A layer is one operator: its forward kernel, its backward kernels and the update of its weights share a parent.
-
-The two files of a G10 folder that hold its graph: tensors.config and kernels.config, line by line.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ _PAGE = 4096
 
 #: Forward kernels whose unwritten, non-global operand is the batch.
 _READ_THE_BATCH = ("GatherV2_Forward", "Conv2d_Forward")
-#: Puts the batch on the device, in networks made of layers.
+#: Puts the batch on the device, in networks that consist of layers.
 _LOAD = "LoadData_A0"
 
 
@@ -90,16 +87,16 @@ def load(path: Path, options: ImportOptions) -> Trace:
 
 def _times_file(path: Path, told_batch: int | None, problems: list[Problem]) -> Path | None:
     """cudnnB.txt; where there are several, the one of the batch that the user named."""
-    found = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
-    if not found:
+    result = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
+    if not result:
         remedy = "add the file of kernel times, cudnnB.txt for batch B: kernels.config gives cycles of an untold clock"
         problems.append(Problem(str(path), "", "has no cudnnB.txt", remedy))
         return None
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if told_batch in found:
-        return found[told_batch]
-    what = f"has kernel times of several batches: {', '.join(file.name for file in found.values())}"
+    if len(result) == 1:
+        return next(iter(result.values()))
+    if told_batch in result:
+        return result[told_batch]
+    what = f"has kernel times of several batches: {', '.join(file.name for file in result.values())}"
     problems.append(Problem(str(path), "", what, "say which one kernels.config belongs to (--batch)"))
     return None
 
@@ -127,7 +124,7 @@ def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str
 
 
 def _durations(path: Path, problems: list[Problem]) -> list[int]:
-    found = []
+    result = []
     for place, text in _lines(path, "ms", problems):
         try:
             value = nanoseconds(text, "milliseconds")
@@ -137,18 +134,18 @@ def _durations(path: Path, problems: list[Problem]) -> list[int]:
             what = f"{shown(text)} ms is not a whole number of nanoseconds >= 0"
             problems.append(Problem(str(path), place, what, "record it again"))
             value = Decimal(0)
-        found.append(int(value))
-    return found
+        result.append(int(value))
+    return result
 
 
 def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
-    found = []
+    result = []
     for place, text in _lines(path, "B", problems):
         if (size := _count(text)) < 0:
             what = f"{shown(text)} is not a whole number of bytes"
             problems.append(Problem(str(path), place, what, "record it again"))
-        found.append(max(size, 0))
-    return found
+        result.append(max(size, 0))
+    return result
 
 
 def _count(text: str) -> int:
@@ -162,7 +159,7 @@ def _count(text: str) -> int:
 def _require_one_each(
     path: Path, values: Sequence[int], folder: Path, kernels: Sequence[G10Kernel], problems: list[Problem]
 ) -> None:
-    """One value for each kernel; not asked for where a file could not be read, which is told already."""
+    """One value for each kernel; not checked where a file could not be read, which is reported already."""
     if not problems and len(values) != len(kernels):
         what = f"holds {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
         problems.append(Problem(str(path), "", what, "give files of one model, batch and run"))
@@ -175,23 +172,23 @@ def _find_workspaces(
     tensors: Mapping[int, G10Tensor],
     problems: list[Problem],
 ) -> frozenset[int]:
-    """The tensors that are workspaces: for each kernel with one, its own result that nobody else touches."""
+    """The tensors that are workspaces: for each kernel with one, its own result that no other kernel touches."""
     touched: dict[int, int] = {}
     for kernel in kernels:
         for number in {*kernel.inputs, *kernel.outputs}:
             touched[number] = touched.get(number, 0) + 1
-    found = set()
+    result = set()
     for kernel, size in zip(kernels, sizes, strict=False):
         pages = -(-size // _PAGE) * _PAGE
         own = [n for n in kernel.outputs if touched[n] == 1 and tensors[n].bytes == pages and n not in kernel.inputs]
         if size and own:
-            found.add(own[-1])
+            result.add(own[-1])
         elif size:
             file = times_file.with_name(f"{times_file.stem}Workspace.txt")
             what = f"kernel {kernel.number} has a workspace of {size} B, but no result of {pages} B of its own"
             remedy = "give files of one model, batch and run"
             problems.append(Problem(str(file), f"row {kernel.number + 1}", what, remedy))
-    return frozenset(found)
+    return frozenset(result)
 
 
 def _phase(name: str) -> Phase:

@@ -46,13 +46,13 @@ def read_unzipped(path: Path, factor: int) -> bytes:
     unpacks to more than `TABLE_LIMIT` or the free memory allows, of which the file's own size says nothing.
     """
     free = free_memory.available_memory()
-    found = bytearray()
+    result = bytearray()
     with open_unzipped(path, _WHAT, TABLE_LIMIT) as stream, read_errors(path):
         for piece in pieces(stream, path, _WHAT, TABLE_LIMIT):
-            found += piece
-            if free is not None and len(found) * factor > free:
-                raise free_memory.too_large(path, len(found), factor, free)
-    return bytes(found)
+            result += piece
+            if free is not None and len(result) * factor > free:
+                raise free_memory.too_large(path, len(result), factor, free)
+    return bytes(result)
 
 
 class _Text:
@@ -129,7 +129,7 @@ def head(path: Path) -> bytes:
             while len(start) < _HEAD_BYTES and (piece := stream.read1(_HEAD_BYTES)):
                 start += piece
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        pass  # told when the file is read
+        pass  # reported when the file is read
     except OSError as error:
         raise unreadable(path, error) from None
     return start[:_HEAD_BYTES].removeprefix(BOM_UTF8)
@@ -146,7 +146,7 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
     """
     import ijson
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with _reading(path, lambda: "before its first item"), _open_json(path) as file:
         builder, key = None, ""
         for prefix, event, value in ijson.parse(file):
@@ -156,8 +156,8 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
                 builder, key = ijson.ObjectBuilder(), value
             elif builder is not None and prefix:
                 builder.event(event, value)
-                found[key] = builder.value
-    return found
+                result[key] = builder.value
+    return result
 
 
 def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:

@@ -1,4 +1,4 @@
-"""What the user may add to an imported recording that does not say it itself."""
+"""What the user may add to a recording that it does not state itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImportOptions:
         (8, 8)
         """
         if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
-            what = f"was recorded with batch {from_shapes}, as its shapes tell, not with batch {self.batch}"
+            what = f"was recorded with batch {from_shapes}, as its shapes show, not with batch {self.batch}"
             remedy = (
                 "leave --batch out; if the first side of this network's data is not its samples, put the right batch "
                 "into the written trace.yaml"

@@ -1,4 +1,4 @@
-"""What the names of PyTorch's operators and annotations tell, in whichever recording they stand."""
+"""What the names of PyTorch's operators and annotations mean, in recordings of any format."""
 
 from __future__ import annotations
 

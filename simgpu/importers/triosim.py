@@ -1,18 +1,14 @@
 """Reading a TrioSim recording: a folder with trace.csv (operators) and tensor.csv (their tensors).
 
-Durations are those without overlap. Lifetimes are not recorded, so `release` stays unknown. Which tensors are which
-block, and who wrote what, is settled in `simgpu.importers.triosim`; this module reads the two files and turns
-the outcome into a trace. What a block holds is told by the type of its tensors (weight, bias, target), else by the
-stage that first touched it: forward results are feature maps; backward results are gradients, and a weight's gradient
-if the optimizer reads them; persistent blocks are the input, or optimizer state where only the optimizer reads them;
-what the optimizer makes for itself is `other`.
-
-From the tensors of a TrioSim recording to pieces of memory, with their readers and writers.
+Durations are those without overlap. Lifetimes are not recorded, so `release` stays unknown. The kind of a block follows
+from the type of its tensors (weight, bias, target), else from the stage that first touched it: forward results are
+feature maps; backward results are gradients, and a weight's gradient if the optimizer reads them; persistent blocks are
+the input, or optimizer state if only the optimizer reads them; what the optimizer creates for itself is `other`.
 
 How tensors become blocks:
-- tensors with one storage id share a block, but storage ids come back. A tensor that an operator newly writes into a
-  storage it does not read, and whose earlier tensors nobody names again, is a new block in reused memory; so is a new
-  tensor that does not fit into the block its storage held, if nobody names that one again;
+- tensors with one storage id share a block, but storage ids are reused. A tensor that an operator newly writes into a
+  storage it does not read, and whose earlier tensors are not named again, is a new block in reused memory; so is a new
+  tensor that does not fit into the block its storage held, if that one is not named again;
 - an output with the id of an input is written in place. An output with another id in the storage of an input is a view:
   its kernel reads the block and does not write it. An in-place operator with no outputs listed, such as
   ``_foreach_add_``, writes its first operand;
@@ -21,10 +17,10 @@ How tensors become blocks:
 Some blocks are read although no listed operator writes them:
 - what was there before the iteration is persistent: a weight, bias or target by its type; and what is first read in the
   forward or optimizer stage and never listed as an output (the batch, optimizer state);
-- the rest (pooling indices, dropout masks, gradients made by operators that the recording leaves out) was made in the
+- the rest (pooling indices, dropout masks, gradients of operators that the recording leaves out) was created in the
   iteration. The recording numbers tensors in the order they appear, so such a block is *placed*: taken as written by
-  the operator whose numbers surround its own. Where its number lies between two operators', it is the one that its
-  reader is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier.
+  the operator whose numbers surround its own. If its number lies between two operators', it is the one that its reader
+  is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier.
 """
 
 from __future__ import annotations
@@ -157,7 +153,7 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTenso
 def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: list[Problem]) -> list[TrioSimOperator]:
     operators = []
     devices = set()
-    found = len(problems)
+    result = len(problems)
     for place, row in _rows(path, _TRACE_COLUMNS, problems):
         devices.add(row["gpuid"].strip())
         try:
@@ -173,7 +169,7 @@ def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: lis
             continue
         name = row["OperatorName"].strip()
         operators.append(TrioSimOperator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
-    if not operators and len(problems) == found:
+    if not operators and len(problems) == result:
         problems.append(Problem(str(path), "", "holds no operators", "record an iteration"))
     if len(devices) > 1:
         what = f"holds several GPUs ({', '.join(sorted(devices))})"
@@ -254,7 +250,7 @@ class TrioSimOperator:
 
 @dataclass(slots=True, eq=False)
 class TrioSimBlock:
-    """A block while it is found out: its tensors, and the positions of the operators that read and write it.
+    """A block of the recording: its tensors, and the positions of the operators that read and write it.
 
     placed: whether its first writer was inferred from its number.
     """
@@ -305,7 +301,7 @@ def resolve(operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimT
 
 
 class _StorageWalk:
-    """Walks the operators and keeps which block each storage holds."""
+    """Walks the operators and tracks which block each storage holds."""
 
     def __init__(self, operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> None:
         self.operators = operators

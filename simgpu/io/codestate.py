@@ -59,12 +59,12 @@ def _decides(name: str) -> bool:
 
 def digest_of(files: Iterable[tuple[str, Path]]) -> str:
     """16 hexadecimal digits of the SHA-256 of files, each with its name, in the order given."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes()
-        found.update(f"{name}\0{len(content)}\0".encode())
-        found.update(content)
-    return found.hexdigest()[:16]
+        result.update(f"{name}\0{len(content)}\0".encode())
+        result.update(content)
+    return result.hexdigest()[:16]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -117,9 +117,9 @@ def code_behind(cls: type) -> Code:
     pending, known = sorted(defining), set(defining)
     while pending:
         root = pending.pop()
-        found = list(_files_of(root))
-        files.update((f"{root}/{name}", path) for name, path in found)
-        for other in sorted(_imported(path for _, path in found) - known):
+        result = list(_files_of(root))
+        files.update((f"{root}/{name}", path) for name, path in result)
+        for other in sorted(_imported(path for _, path in result) - known):
             known.add(other)
             installed = _distributions_of(other) - own
             if installed:
@@ -163,7 +163,7 @@ def _files_of(root: str) -> Iterator[tuple[str, Path]]:
 
 def _imported(paths: Iterable[Path]) -> set[str]:
     """The roots of all modules that these files import anywhere in them."""
-    found = set()
+    result = set()
     for path in paths:
         if path.suffix != ".py":
             continue
@@ -172,8 +172,8 @@ def _imported(paths: Iterable[Path]) -> set[str]:
         except (SyntaxError, ValueError):  # whoever imports it hears of it
             continue
         for node in ast.walk(tree):
-            found |= {root for name in _names(node) if (root := _root(name)) is not None}
-    return found
+            result |= {root for name in _names(node) if (root := _root(name)) is not None}
+    return result
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -211,14 +211,14 @@ def _editable(name: str) -> bool:
 
 def _required(libraries: Iterable[str]) -> set[str]:
     """Distributions and all that they require, without their extras and what is not installed; simgpu is not one."""
-    found: set[str] = set()
+    result: set[str] = set()
     pending = list(libraries)
     while pending:
         name = re.sub(r"[-_.]+", "-", pending.pop()).lower()  # PEP 503
-        if name in found or name == "simgpu" or not _version(name):
+        if name in result or name == "simgpu" or not _version(name):
             continue
-        found.add(name)
+        result.add(name)
         for requirement in distribution(name).requires or ():
             if "extra ==" not in requirement and (match := _REQUIRED.match(requirement)):
                 pending.append(match.group())
-    return found
+    return result

@@ -135,14 +135,14 @@ def put(values: dict[str, Any], key: str, value: object) -> None:
     steps = path_steps(key)
     inner: Any = values
     for step, after in pairwise(steps):
-        found = inner[step] if isinstance(step, int) else inner.get(step)
+        result = inner[step] if isinstance(step, int) else inner.get(step)
         if isinstance(after, int):
-            if not isinstance(found, list) or len(found) <= after:
+            if not isinstance(result, list) or len(result) <= after:
                 values[key] = value
                 return
-        elif not isinstance(found, dict):
-            found = inner[step] = {}
-        inner = found
+        elif not isinstance(result, dict):
+            result = inner[step] = {}
+        inner = result
     inner[steps[-1]] = value
 
 

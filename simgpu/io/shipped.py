@@ -36,8 +36,8 @@ def shipped_names(kind: Kind) -> tuple[str, ...]:
     """
     folder, (_, marker) = shipped_folder(kind), _WORDS[kind]
     if marker is not None:
-        return tuple(sorted(found.parent.name for found in folder.glob(f"*/{marker}")))
-    return tuple(sorted(found.stem for found in folder.glob("*.yaml")))
+        return tuple(sorted(result.parent.name for result in folder.glob(f"*/{marker}")))
+    return tuple(sorted(result.stem for result in folder.glob("*.yaml")))
 
 
 def find(kind: Kind, name_or_path: str | Path, base: Path | None = None) -> Path:

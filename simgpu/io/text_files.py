@@ -59,8 +59,8 @@ def text_of(
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         at = error.start + len(raw) - len(error.object)  # counts a byte order mark, which the error does not
-        found = f"is not text: byte {at} ({raw[at]:#04x}) is not UTF-8"
-        raise InputError.single(path, _line(raw, at), found, f"give {what}, saved as UTF-8") from None
+        result = f"is not text: byte {at} ({raw[at]:#04x}) is not UTF-8"
+        raise InputError.single(path, _line(raw, at), result, f"give {what}, saved as UTF-8") from None
     if "\0" in text:
         raise InputError.single(path, _line(raw, raw.index(b"\0")), "is a binary file", f"give {what}")
     if not text.strip():

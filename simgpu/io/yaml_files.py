@@ -86,7 +86,7 @@ def _parse(text: str, file: str, schema: str) -> YamlMapping:
     try:
         root = loader.get_single_node()
         lines: dict[str, int] = {}
-        problems = [Problem(file, *found) for found in _walk(root, "", lines, set())] if root is not None else []
+        problems = [Problem(file, *result) for result in _walk(root, "", lines, set())] if root is not None else []
         if problems:
             raise InputError(problems)
         values = loader.construct_document(root) if root is not None else None

@@ -32,11 +32,11 @@ def histograms(rows: Iterable[CompressedSize]) -> dict[tuple[str, int], dict[int
     >>> histograms([CompressedSize("w", 0, *row) for row in (("bpc", "plain", 128, 64, 4), ("zvc", "plain", 9, 5, 1))])
     {('w', 0): {64: 4}}
     """
-    found: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    result: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for row in rows:
         if is_of_entries(row):
-            found[row.block, row.epoch][row.bytes] = row.entries
-    return dict(found)
+            result[row.block, row.epoch][row.bytes] = row.entries
+    return dict(result)
 
 
 def rows_of(block: str, epoch: int, histogram: Histogram) -> Iterator[CompressedSize]:
@@ -81,11 +81,11 @@ def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
     exact = [Fraction(weight) for weight in weights]
     whole = sum(exact)
     parts = [total * weight / whole for weight in exact]
-    found = [int(part) for part in parts]
-    by_remainder = sorted(range(len(parts)), key=lambda place: found[place] - parts[place])
-    for place in by_remainder[: total - sum(found)]:
-        found[place] += 1
-    return found
+    result = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda place: result[place] - parts[place])
+    for place in by_remainder[: total - sum(result)]:
+        result[place] += 1
+    return result
 
 
 def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[CompressedSize, ...]:
@@ -99,9 +99,9 @@ def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[C
     [(0, 8), (64, 2)]
     """
     now = {block.id: entries_of(block) for block in blocks if block.bytes}
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for (name, epoch), histogram in histograms(rows).items():
         if name in now:
             parts = apportioned(list(histogram.values()), now[name])
-            found += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
-    return tuple(found)
+            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
+    return tuple(result)

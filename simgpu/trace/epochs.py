@@ -68,7 +68,7 @@ def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
     for row in rows:
         of.setdefault(row.block, []).append(row)
     held: dict[str, list[Row]] = {}
-    for block, found in of.items():
-        chosen = standing_for({row.epoch for row in found}, epoch)
-        held[block] = [row for row in found if row.epoch == chosen]
+    for block, result in of.items():
+        chosen = standing_for({row.epoch for row in result}, epoch)
+        held[block] = [row for row in result if row.epoch == chosen]
     return held

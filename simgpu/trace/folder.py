@@ -180,8 +180,8 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
 
 def strangers(folder: Path) -> str:
     """Says that there are files that no trace has, and that replacing the folder would lose; empty where none are."""
-    found = _not_ours(folder)
-    return f"files that are not from a trace, such as '{found[0]}'" if found else ""
+    result = _not_ours(folder)
+    return f"files that are not from a trace, such as '{result[0]}'" if result else ""
 
 
 def _write_files(trace: Trace, folder: Path) -> None:

@@ -86,8 +86,8 @@ def read_header(path: Path) -> ReadHeader:
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {key: values.get(key, "") for key in (*_TEXTS, *_OPTIONAL_TEXTS)}
-    return {key: text.isoformat() if type(text) is datetime.date else text for key, text in found.items()}
+    result = {key: values.get(key, "") for key in (*_TEXTS, *_OPTIONAL_TEXTS)}
+    return {key: text.isoformat() if type(text) is datetime.date else text for key, text in result.items()}
 
 
 def _words(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def op_class(op: str) -> OpClass:
     ('normalization', 'other')
     """
     name = op.lower()
-    for pattern, found in _COMPILED:
+    for pattern, result in _COMPILED:
         if pattern.search(name):
-            return found
+            return result
     return OpClass.OTHER

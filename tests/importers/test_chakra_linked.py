@@ -200,7 +200,7 @@ def test_fractions_of_microseconds_are_kept(tmp_path):
         ("aten::relu", 3500, None)
     ]
     assert trace.info.batch == 8
-    with pytest.raises(InputError, match="was recorded with batch 8, as its shapes tell, not with batch 2"):
+    with pytest.raises(InputError, match="was recorded with batch 8, as its shapes show, not with batch 2"):
         import_trace(saved_linked(tmp_path, LINKED), ImportOptions(batch=2))
 
 

@@ -206,7 +206,7 @@ def test_a_batch_nobody_tells(tmp_path):
 def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path):
     folder = written(tmp_path / "net")
     assert import_trace(folder, ImportOptions(batch=4))[0].info.batch == 4
-    with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes tell, not with batch 5; leave"):
+    with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes show, not with batch 5; leave"):
         import_trace(folder, ImportOptions(batch=5))
 
 

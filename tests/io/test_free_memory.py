@@ -87,8 +87,8 @@ def test_a_recording_is_refused_when_less_is_free_than_it_takes(name: str, monke
         assert import_trace(path)[0].kernels
 
 
-def test_the_formats_that_are_read_whole() -> None:
-    whole = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_whole}
+def test_formats_read_at_once_state_their_memory_factor() -> None:
+    whole = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_at_once}
     assert whole == {"TrioSim CSV": True, "DTR log": True, "G10 folder": True}
 
 

@@ -1,15 +1,12 @@
-"""Reading a Chakra execution trace in one of its JSON forms.
+"""Reading the file formats of Chakra execution traces: protobuf and three JSON forms.
 
+- *protobuf*: messages, each preceded by its length; GlobalMetadata, then nodes. The messages declare the fields that
+  simgpu reads, with the numbers of the published et_def.proto; protobuf skips all others;
 - *jsonized*: what chakra_jsonizer makes of the protobuf form: objects one after another, the metadata and then nodes,
   in protobuf's JSON (camel case or snake case; 64-bit numbers as text; what is 0 or empty is left out);
 - *linked*: what chakra_trace_link makes of a PyTorch execution trace and a profile: one object with ``nodes``, those of
   the host and, marked by ``cat``, those of the GPU;
-- *workload graph*: what the feeder of Chakra reads beside protobuf: one object with ``workload_graph``.
-
-Reading a Chakra execution trace in its protobuf form: messages, each behind its length; GlobalMetadata, then nodes.
-
-The messages are declared here as far as simgpu reads them, with the field numbers of the published et_def.proto; fields
-that are not declared are skipped, as protobuf does.
+- *workload graph*: the JSON input of Chakra's feeder: one object with ``workload_graph``.
 """
 
 from __future__ import annotations
@@ -100,8 +97,8 @@ def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
         return raw.get(name, raw.get(first + "".join(part.capitalize() for part in rest), default))
 
     def operands(name: str) -> Operands:
-        told = raw.get(name, {})
-        return Operands(told.get("values", ""), told.get("shapes", ""), told.get("types", ""))
+        side = raw.get(name, {})
+        return Operands(side.get("values", ""), side.get("shapes", ""), side.get("types", ""))
 
     return Node(
         place=place,
@@ -120,13 +117,13 @@ def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
 
 def _values_by_name(attributes: Any) -> dict[str, Any]:
     """Attributes with a single value; protobuf's JSON writes 64-bit numbers as text."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for attribute in attributes:
         for key, value in attribute.items():
             if re.fullmatch(r"\w+(_v|V)al", key):
                 is_number = "tring" not in key and isinstance(value, str)
-                found[attribute["name"]] = _signed(value) if is_number else value
-    return found
+                result[attribute["name"]] = _signed(value) if is_number else value
+    return result
 
 
 def _signed(text: str) -> int:
@@ -279,16 +276,16 @@ def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[
     while True:
         place = f"message {number}"
         try:
-            found = proto.parse_length_prefixed(message, file)
+            result = proto.parse_length_prefixed(message, file)
         except EOFError:
             raise InputError.single(path, place, "is cut off", _CONVERT_AGAIN) from None
         except (DecodeError, ValueError, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             what = f"is cut off or is no {message.DESCRIPTOR.name} of Chakra's schema ({reason})"
             raise InputError.single(path, place, what, _CONVERT_AGAIN) from None
-        if found is None:
+        if result is None:
             return
-        yield place, found
+        yield place, result
         number += 1
 
 
@@ -312,17 +309,17 @@ def _node(path: Path, place: str, raw: Any) -> Node:
 
 
 def _attribute_values(raw: Any) -> dict[str, Any]:
-    found = {}
+    result = {}
     for attribute in raw:
         kind = attribute.WhichOneof("value")
         if kind is not None:
-            found[attribute.name] = getattr(attribute, kind)
-    return found
+            result[attribute.name] = getattr(attribute, kind)
+    return result
 
 
 @lru_cache(maxsize=1)
 def _messages() -> dict[str, Any]:
-    """The message classes, made from the declarations above."""
+    """The message classes, built from the declarations above."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     kinds = descriptor_pb2.FieldDescriptorProto

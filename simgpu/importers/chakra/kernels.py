@@ -1,14 +1,13 @@
-"""Which nodes of a Chakra trace are kernels of the one GPU that a trace describes, and what is told of each.
+"""Which nodes of a Chakra trace are kernels of its one GPU, their order, and each one's operator, phase and layer.
 
 - Kernels are compute nodes of the GPU: COMP_NODE with ``is_cpu_op`` false. Where no compute node says which, all are.
 - Copies over the link and fills of memory ("Memcpy HtoD", "Memset", MEM_LOAD_NODE, MEM_STORE_NODE) are left out: what
-  moves is a memory policy's to decide. A copy within the device is work like a kernel's.
+  moves is a memory policy's decision. A copy within the device is work like a kernel's.
 - Communication is refused: it ends when other GPUs are ready, which a trace of one GPU cannot replay.
-- The operator is the innermost node of the host around a kernel, its ctrl_deps; where there is none, the kernel itself.
+- The operator is the innermost node of the host around a kernel, its ctrl_deps; if there is none, the kernel itself.
 - Phase: optimizer inside an Optimizer annotation; backward inside a node of autograd's engine, or with a forward
-  thread or parent; else as the name says (FWD, BWD_IG, BWD_WG, and such); forward where nothing tells.
-
-The order of the nodes of a Chakra trace: after what they depend on, by recorded start, then by id.
+  thread or parent; else by the name (FWD, BWD_IG, BWD_WG, and such); forward by default.
+- Order: after all dependencies, by recorded start, then by id.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class Kernels:
         compute = [node for node in document.nodes if node.type == "COMP_NODE"]
         #: Whether compute nodes say where they run.
         self.is_told = any("is_cpu_op" in node.attributes for node in compute)
-        found = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
-        if not found:
+        result = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
+        if not result:
             raise self._nothing()
-        self._require_durations(found)
-        starts = [node.start_ns for node in found]
+        self._require_durations(result)
+        starts = [node.start_ns for node in result]
         #: Whether the nodes' times order them: all but the first must have one.
-        self.has_starts = len(found) > 1 and starts.count(0) <= 1
-        chosen = {node.id for node in found}
+        self.has_starts = len(result) > 1 and starts.count(0) <= 1
+        chosen = {node.id for node in result}
         self.nodes = [node for node in ordered(document, chosen, self.has_starts) if node.id in chosen]
         self.transfers = [node for node in document.nodes if self.is_transfer(node)]
 
@@ -93,7 +92,7 @@ class Kernels:
 
     @cached_property
     def phases(self) -> dict[int, Phase | None]:
-        """The phase of each kernel by its id; None where nothing tells."""
+        """The phase of each kernel by its id; None if unknown."""
         return {node.id: self._phase(node) for node in self.nodes}
 
     def _phase(self, node: Node) -> Phase | None:
@@ -109,24 +108,24 @@ class Kernels:
         return next((phase for phase, word in _WORDS if word.search(node.name.replace("_", " "))), None)
 
     def _refuse_communication(self) -> None:
-        found = [node for node in self.document.nodes if node.type.startswith("COMM_")]
-        if found:
-            first = found[0]
-            what = f"{first.type} {first.label} is communication ({len(found)} such nodes); a trace holds one GPU alone"
+        result = [node for node in self.document.nodes if node.type.startswith("COMM_")]
+        if result:
+            first = result[0]
+            what = f"{first.type} {first.label} is communication ({len(result)} such nodes); a trace is one GPU"
             raise InputError.single(self.document.path, first.place, what, "import an iteration that ran on one GPU")
 
     def _nothing(self) -> InputError:
         counts = Counter(node.type for node in self.document.nodes)
-        told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
-        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {told}"
+        listing = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
+        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {listing}"
         remedy = "link the host's trace with the profile of the GPU (chakra_trace_link), then convert it"
         return InputError.single(self.document.path, "", what, remedy)
 
-    def _require_durations(self, found: list[Node]) -> None:
+    def _require_durations(self, kernels: list[Node]) -> None:
         """All kernels at 0 us, or one with work at 0 us, means that durations are missing."""
-        missing = [node for node in found if not node.duration_ns and node.attributes.get("num_ops")]
-        if all(not node.duration_ns for node in found):
-            missing = found
+        missing = [node for node in kernels if not node.duration_ns and node.attributes.get("num_ops")]
+        if all(not node.duration_ns for node in kernels):
+            missing = kernels
         if missing:
             what = "has no duration; simgpu replays recorded times"
             remedy = "give a trace of a real run, with duration_micros"

@@ -1,10 +1,8 @@
 """Reading MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
 
-See `forms` for the file formats, `kernels` for which nodes are kernels and their order, `memory` for the blocks.
-Times are whole microseconds in the schema. A start is kept where the producer recorded it; those of traces converted
-from PyTorch are when a kernel was launched, so they order the kernels and are not kept.
-
-What a trace does not tell is said in its notes and left out: tensors, streams, phases, lifetimes.
+Times are whole microseconds in the schema. Recorded starts are kept, except in traces converted from PyTorch: there
+they are launch times, which order the kernels only. What a trace does not contain (tensors, streams, phases, lifetimes)
+is left out, and its notes say so.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ def _count(node: Node, name: str) -> int | None:
 
 
 def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ...]) -> str:
-    """What was left out, and what the recording does not tell."""
+    """What was left out, and what the recording does not contain."""
     notes = []
     if kernels.transfers:
         total = format_time(sum(node.duration_ns for node in kernels.transfers))

@@ -1,16 +1,14 @@
 """The blocks of a Chakra trace: the storages behind the tensors that its nodes name.
 
-Nodes that were converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator
-that launched it. Other producers leave them out: then the trace has no blocks.
+Nodes converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator that
+launched it. Other producers leave them out: then the trace has no blocks. Lifetimes are not recorded.
 
 Which storage is which block follows the operators of the host in the order in which they began, which is that of ids:
-- tensors with one storage share a block, but storages come back: an output whose storage was neither given to the
-  operator nor belongs to the result of one around it is a new block. It begins with its operator, since parts of an
-  operator may work on the result before they give it back;
-- what an operator is given and no operator gave back before is old: it was there when the iteration began;
-- all kernels of an operator read what it was given, and write what it changed (told by its schema) or made.
-
-Lifetimes are not recorded.
+- tensors with one storage share a block, but storages are reused: an output whose storage was neither an input of the
+  operator nor belongs to the result of one around it is a new block. It begins with its operator, because parts of an
+  operator may work on the result before it is returned;
+- an input that no operator returned before is old: it was there when the iteration began;
+- all kernels of an operator read its inputs, and write what it changed (by its schema) or created.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _WORDS = re.compile(r"(?<![\w'\"])-?(?:inf|nan)(?![\w'\"])")
 
 @dataclass(slots=True, eq=False)
 class ChakraBlock(BlockDraft):
-    """A block of a Chakra trace. begun: id of the operator that made it, -1 for one from before the iteration.
+    """A block of a Chakra trace. begun: id of the operator that created it, -1 for one from before the iteration.
 
     copied: whether a copy from the host filled it.
     """
@@ -66,11 +64,11 @@ def find_memory(kernels: Kernels) -> list[ChakraBlock]:
     walk = _Walk(kernels)
     for operator in walk.operators():
         walk.follow(operator)
-    found = [memory for memory in walk.found if memory.is_used]
-    for memory in found:
+    result = [memory for memory in walk.blocks if memory.is_used]
+    for memory in result:
         if not memory.is_old:
             memory.drop_read_of_nothing()
-    return found
+    return result
 
 
 class _Walk:
@@ -78,7 +76,7 @@ class _Walk:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.found: list[ChakraBlock] = []
+        self.blocks: list[ChakraBlock] = []
         self._devices: set[str] = set()
         self._current: dict[int, ChakraBlock] = {}
         self._names = StorageNames()
@@ -89,17 +87,16 @@ class _Walk:
         self._copying = {self._owner(node) for node in kernels.transfers if "HtoD" in node.name}
 
     def _tensors(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
-        schema = str(node.attributes.get("op_schema") or "")
+        op_schema = str(node.attributes.get("op_schema") or "")
         try:
-            sides = [(_lists(node.inputs), schema), (_lists(node.outputs), "")]
-            inputs, outputs = [list(tensors_of(node.name, listed, told, self._devices)) for listed, told in sides]
+            sides = [(_lists(node.inputs), op_schema), (_lists(node.outputs), "")]
+            inputs, outputs = [list(tensors_of(node.name, listed, schema, self._devices)) for listed, schema in sides]
         except (ValueError, TypeError, LookupError, SyntaxError, AttributeError, MemoryError, RecursionError) as error:
             what = f"the tensors of node {node.label} cannot be read ({type(error).__name__}: {error})"
             path = self.kernels.document.path
             raise InputError.single(path, node.place, what, "convert it again") from None
         if len(self._devices) > 1:
-            told = ", ".join(sorted(self._devices))
-            what = f"has tensors on several GPUs ({told})"
+            what = f"has tensors on several GPUs ({', '.join(sorted(self._devices))})"
             raise InputError.single(self.kernels.document.path, node.place, what, "import the trace of one GPU")
         return inputs, outputs
 
@@ -121,13 +118,13 @@ class _Walk:
     def follow(self, operator: Node) -> None:
         inputs, outputs = self._named[operator.id]
         given = [(tensor, self._given(tensor)) for tensor in inputs]
-        made = [(tensor, self._made(tensor, operator, given)) for tensor in outputs]
-        for tensor, memory in (*given, *made):
+        created = [(tensor, self._created(tensor, operator, given)) for tensor in outputs]
+        for tensor, memory in (*given, *created):
             memory.see(tensor)
         held = {id(memory) for _, memory in given}
         read = [memory for tensor, memory in given if not tensor.overwritten]
         written = [memory for tensor, memory in given if tensor.changed]
-        written += [memory for _, memory in made if id(memory) not in held]
+        written += [memory for _, memory in created if id(memory) not in held]
         for position in self._launched.get(operator.id, ()):
             for memory in read:
                 memory.readers.add(position)
@@ -140,7 +137,7 @@ class _Walk:
     def _given(self, tensor: Tensor) -> ChakraBlock:
         return self._current.get(tensor.storage) or self._new(tensor, -1)
 
-    def _made(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, ChakraBlock]]) -> ChakraBlock:
+    def _created(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, ChakraBlock]]) -> ChakraBlock:
         held = self._current.get(tensor.storage)
         if held is not None and any(memory is held for _, memory in given):
             if all(tensor.tensor != other.tensor for other, memory in given if memory is held):
@@ -152,7 +149,7 @@ class _Walk:
 
     def _new(self, tensor: Tensor, begun: int) -> ChakraBlock:
         memory = ChakraBlock(self._names.next(tensor.storage), begun=begun)
-        self.found.append(memory)
+        self.blocks.append(memory)
         self._current[tensor.storage] = memory
         return memory
 
@@ -174,9 +171,9 @@ def _list(part: Any) -> Any:
 
 
 def samples(kernels: Kernels) -> int | None:
-    """Samples in the iteration: the first side of the first operator's data; None where no node tells."""
+    """Samples in the iteration: the first side of the first operator's data; None if unknown."""
     nodes = sorted(kernels.document.nodes, key=lambda node: node.id)
-    return next((found for node in nodes if (found := data_samples(node.name, _lists(node.inputs)[1]))), None)
+    return next((result for node in nodes if (result := data_samples(node.name, _lists(node.inputs)[1]))), None)
 
 
 def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:

@@ -48,7 +48,7 @@ class Operands:
 class Node:
     """One node. place: where it stands in its file.
 
-    start_ns, duration_ns: 0 where the file does not say, which the schema cannot tell from a time of 0.
+    start_ns, duration_ns: 0 where the file does not say, which the schema cannot distinguish from a time of 0.
     attributes: those with a single value, by name.
     """
 
@@ -119,15 +119,15 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
         raise _unknown(path, version)
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
-    found: dict[int, Node] = {}
+    result: dict[int, Node] = {}
     budget = MemoryBudget(path, NODES)
     for node in nodes:
         budget.take()
-        if node.id in found:
-            what = f"node {node.label} has the id of {found[node.id].place}"
+        if node.id in result:
+            what = f"node {node.label} has the id of {result[node.id].place}"
             raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")
-        found[node.id] = node
-    return Document(path, tuple(found.values()), metadata)
+        result[node.id] = node
+    return Document(path, tuple(result.values()), metadata)
 
 
 def _unknown(path: Path, version: str) -> InputError:

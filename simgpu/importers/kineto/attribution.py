@@ -1,14 +1,12 @@
-"""Who launched each kernel of an iteration, and what follows from that: operator, phase, layer.
+"""Which operator launched each kernel of an iteration, and the kernel's phase and layer.
 
 - A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
-  on its thread. Where the call was not recorded, the operator with the kernel's External id; else there is none.
-- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, that
-  is an operator of autograd's engine or one that answers a forward operator; forward inside any other operator. A
-  kernel without an operator has no phase that is recorded; it counts as forward, and the notes say so.
+  on its thread. Where the call was not recorded, it is the operator with the kernel's External id; else there is none.
+- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, which
+  is an operator of autograd's engine or the counterpart of a forward operator; forward inside any other operator. The
+  phase of a kernel without an operator is not recorded; it counts as forward, and the notes say so.
 - Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
-  sequence number of its autograd node: the last one that shows it, since that is the one that made the node.
-
-Which interval of a thread a moment lies in, innermost first.
+  sequence number of its autograd node: the last one with that number, because that one created the node.
 """
 
 from __future__ import annotations
@@ -56,13 +54,13 @@ class Attribution:
     def launched(self) -> tuple[Launched, ...]:
         """What is known of each kernel of the iteration."""
         kernels, launches = self.iteration.kernels, self.profile.launches
-        nobody: tuple[Thread, int] = ((None, None), 0)
-        calls = [launches.get(kernel.correlation, nobody) for kernel in kernels]
+        unknown: tuple[Thread, int] = ((None, None), 0)
+        calls = [launches.get(kernel.correlation, unknown) for kernel in kernels]
         around = innermost(self.ops, calls)
         by_external = {op.external: position for position, op in enumerate(self.ops) if op.external}
         modules = innermost(self.profile.modules, calls)
         layer_of_sequence = self._layers_of_sequences()
-        found = []
+        result = []
         for position, kernel in enumerate(kernels):
             op = around[position]
             if kernel.correlation not in launches:
@@ -75,16 +73,16 @@ class Attribution:
             name = self.ops[op].name if op >= 0 else kernel.name
             pure = False if phase is Phase.OPTIMIZER else innermost_purity(self.ops[p].name for p in self.chain(op))
             at = launched_at(kernel, self.profile)
-            found.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
-        return tuple(found)
+            result.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
+        return tuple(result)
 
     @cached_property
     def launched_by(self) -> dict[int, list[int]]:
         """Positions of the kernels that each operator launched itself."""
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for position, launched in enumerate(self.launched):
-            found.setdefault(launched.op, []).append(position)
-        return found
+            result.setdefault(launched.op, []).append(position)
+        return result
 
     @cached_property
     def launch_order(self) -> list[int]:
@@ -140,17 +138,17 @@ def parents(intervals: Sequence[Interval]) -> list[int]:
     """For each interval the position of the innermost one around it, -1 where none.
 
     >>> from simgpu.importers.kineto.profile import Span
-    >>> parents([Span((1, 1), 0, 9, "outer"), Span((1, 1), 2, 4, "inner"), Span((1, 2), 2, 4, "elsewhere")])
+    >>> parents([Span((1, 1), 0, 9, "outer"), Span((1, 1), 2, 4, "inner"), Span((1, 2), 2, 4, "other")])
     [-1, 0, -1]
     """
-    found = [-1] * len(intervals)
+    result = [-1] * len(intervals)
     for order in _by_thread(intervals).values():
         stack: list[int] = []
         for position in order:
             _close(stack, intervals, intervals[position].start, intervals[position].end)
-            found[position] = stack[-1] if stack else -1
+            result[position] = stack[-1] if stack else -1
             stack.append(position)
-    return found
+    return result
 
 
 def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int]]) -> list[int]:
@@ -162,12 +160,12 @@ def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int
     >>> innermost([Span((1, 1), 0, 4, "a"), Span((1, 1), 4, 9, "b")], [((1, 1), 4), ((1, 1), 2), ((1, 1), 10)])
     [1, 0, -1]
     """
-    found = [-1] * len(moments)
-    asked: dict[Thread, list[int]] = defaultdict(list)
+    result = [-1] * len(moments)
+    by_thread: dict[Thread, list[int]] = defaultdict(list)
     for position, (thread, _) in enumerate(moments):
-        asked[thread].append(position)
+        by_thread[thread].append(position)
     ordered = _by_thread(intervals)
-    for thread, questions in asked.items():
+    for thread, questions in by_thread.items():
         order, opened, stack = ordered.get(thread, []), 0, list[int]()
         for question in sorted(questions, key=lambda position: moments[position][1]):
             at = moments[question][1]
@@ -178,18 +176,18 @@ def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int
                 opened += 1
             while stack and intervals[stack[-1]].end < at:
                 stack.pop()
-            found[question] = stack[-1] if stack else -1
-    return found
+            result[question] = stack[-1] if stack else -1
+    return result
 
 
 def _by_thread(intervals: Sequence[Interval]) -> dict[Thread, list[int]]:
     """Positions by thread, those that begin first and last longest first."""
-    found: dict[Thread, list[int]] = defaultdict(list)
+    result: dict[Thread, list[int]] = defaultdict(list)
     for position, interval in enumerate(intervals):
-        found[interval.thread].append(position)
-    for order in found.values():
+        result[interval.thread].append(position)
+    for order in result.values():
         order.sort(key=lambda position: (intervals[position].start, -intervals[position].end))
-    return found
+    return result
 
 
 def _close(stack: list[int], intervals: Sequence[Interval], start: int, end: int) -> None:

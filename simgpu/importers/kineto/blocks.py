@@ -189,7 +189,7 @@ def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequenc
 
 
 def _layer(draft: Draft, attribution: Attribution) -> str | None:
-    """The layer of the kernel that made it, or that first read what was there before."""
+    """The layer of the kernel that first wrote it, or that first read what was there before."""
     uses = draft.readers if draft.persistent and draft.readers else draft.writers or draft.readers
     first = min(uses, default=None)
     return None if first is None else attribution.launched[first].layer
@@ -225,7 +225,7 @@ def scratch_kind(draft: Draft) -> BlockKind:
 
 
 def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
-    """The phase of the kernel that made it."""
+    """The phase of the kernel that first wrote it."""
     return attribution.launched[min(draft.writers)].phase if draft.writers else None
 
 

@@ -1,15 +1,6 @@
-"""Which iteration of a recording becomes the trace.
+"""Which iteration of a profile becomes the trace: the steps that it marks, and those that an execution trace may cover.
 
-A recording without such marks is one iteration.
-
-The steps that a profile marks, found by their name in its text: without reading the whole file as JSON.
-
-That takes a fiftieth of the time, and nearly always finds what reading finds; but JSON can write a name in other ways,
-so whoever reads the file must compare.
-
-Which steps of a profile an execution trace may cover, found in one reading that keeps nothing of them.
-
-Without it, a trace of the first of many steps would cost a reading of the file for each of them.
+A profile without marks is one iteration.
 """
 
 from __future__ import annotations
@@ -109,8 +100,8 @@ def _read_last(path: Path, wanted: int | None) -> Profile:
 
 
 def _latest_first(steps: Sequence[Span], wanted: int | None) -> list[Span]:
-    found = [step for step in steps if wanted is None or _number(step.name) == wanted]
-    return sorted(found, key=lambda step: step.start, reverse=True)
+    result = [step for step in steps if wanted is None or _number(step.name) == wanted]
+    return sorted(result, key=lambda step: step.start, reverse=True)
 
 
 def _unmarked(profile: Profile, wanted: int | None) -> Iteration:
@@ -160,7 +151,7 @@ _DECODER = json.JSONDecoder(parse_float=Decimal)
 
 
 def marked_steps(path: Path) -> list[Span]:
-    r"""The steps of a profile in the order of the file; of a damaged one, those that can be made out.
+    r"""The steps of a profile in the order of the file; of a damaged one, those that can be read.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "profile.json"
@@ -169,15 +160,15 @@ def marked_steps(path: Path) -> list[Span]:
     >>> marked_steps(file)
     [Span(thread=(1, 1), start=5000, end=7000, name='ProfilerStep#4')]
     """
-    found = []
-    # What is wrong with the file, or with an event, is told when it is read.
+    result = []
+    # What is wrong with the file, or with an event, is reported when it is read.
     with suppress(EOFError, OSError, zlib.error):
         for raw in _objects_with(path, STEP.encode()):
             with suppress(InputError):
                 event = Event(path, 0, raw)
                 if event.is_op and (step := event.step()) is not None:
-                    found.append(step)
-    return found
+                    result.append(step)
+    return result
 
 
 def _objects_with(path: Path, word: bytes) -> Iterator[dict[str, Any]]:
@@ -220,7 +211,7 @@ def may_cover(path: Path, steps: Sequence[Span], recorded: ExecutionTrace) -> li
     """
     names = {node.function: node.name for node in recorded.nodes}
     lengths = set(Counter(node.thread for node in recorded.nodes).values())
-    found: set[Span] = set()
+    result: set[Span] = set()
     counts: Counter[tuple[Span, Thread]] = Counter()
     by_start = sorted(steps, key=lambda step: step.start)
     starts = [step.start for step in by_start]
@@ -236,6 +227,6 @@ def may_cover(path: Path, steps: Sequence[Span], recorded: ExecutionTrace) -> li
             if op.start < step.end:
                 counts[step, op.thread] += 1
                 if is_named:
-                    found.add(step)
-    found |= {step for (step, _), count in counts.items() if count in lengths}
-    return [step for step in steps if step in found]
+                    result.add(step)
+    result |= {step for (step, _), count in counts.items() if count in lengths}
+    return [step for step in steps if step in result]

@@ -1,38 +1,28 @@
-"""All blocks of a profile that is joined with an execution trace: storages, and the memory that no tensor names.
+"""Blocks of a profile joined with the execution trace of the same run: the storages behind its tensors.
 
-Which node of an execution trace each operator of a profile is.
-
-Both recordings number the calls of operators. Newer profiles hold that number (Record function id), which is the
-node's rf_id; in some the External id is the same. Where neither fits, operators are paired by order: both recordings
-list what each thread ran, so the names on a thread must be the same one after another. A join counts only if every
-operator that launched a kernel has a node of its name; else the two are not of one run.
-
-What the blocks of a joined recording hold.
-
-The rules are those of every format (`simgpu.importers.drafts`), and one more: what autograd accumulates is a weight's
-gradient.
-
-Blocks of a profile joined with an execution trace: the storages behind its tensors.
+Joining: both recordings number the calls of operators. Newer profiles have that number (Record function id), which is
+the node's rf_id; in some the External id is the same. Where neither matches, operators are paired by order: both
+recordings list what each thread ran, so the sequences of names must be equal. A join is valid only if every operator
+that launched a kernel has a node of its name; else the two recordings are not of one run.
 
 Which storage is which block:
-- tensors with one storage id share a block, but ids come back once a storage is gone. An operator's output begins a
-  new block where memory was allocated in the operator for it, and else where the storage was neither given to the
-  operator nor made by an operator inside it;
-- without memory events, that second rule decides. A new block is also a tensor that appears first inside another
-  operator, if it is changed there or is larger than what its storage held;
-- with memory events, a storage whose memory was freed is a new block whenever it is named again, and an output takes,
-  of the allocations of its operator that are still held at the operator's end, the one that fits most tightly;
-- memory that an operator is given although nobody gave it back yet is what one of the operators around it allocated
-  for it, if that fits;
-- any other block named by no output before is old: it was there when the iteration began;
-- its bytes are the furthest extent of the tensors seen in it, but never more than was allocated for it. Views do not
-  count, since an expanded one has more elements than its memory.
+- tensors with one storage id share a block, but ids are reused once a storage is freed. An operator's output begins a
+  new block where memory was allocated in the operator for it, and else where the storage was neither an input of the
+  operator nor created by an operator inside it;
+- without memory events, that second rule decides. A tensor that appears first inside another operator is also a new
+  block, if it is changed there or is larger than what its storage held;
+- with memory events, a storage whose memory was freed is a new block when it is named again, and an output takes, of
+  its operator's allocations that are still held at the operator's end, the one that fits most tightly;
+- memory that is an input before any operator returned it is what one of the operators around it allocated, if it fits;
+- any other block that no earlier output names is old: it was there when the iteration began;
+- its bytes are the furthest extent of its tensors, but never more than was allocated for it. Views do not count,
+  because an expanded one has more elements than its memory.
 
-Who reads and writes: the kernels that an operator launched itself all read what the operator was given and write
-what it changed or gave back anew, as far as that memory was held when the kernel was launched: the recording does not
-split an operator further. So an operand is needed until the operator's last kernel and a result exists from the first
-kernel after its allocation on. An operator that names no tensors counts as part of the one around it. A kernel that
-works in place on memory that nobody wrote yet does not read it.
+Who reads and writes: the kernels that an operator launched itself all read its inputs and write what it changed or
+returned, as far as that memory was held at their launch: the recording does not split an operator further. So an input
+is needed until the operator's last kernel, and a result exists from the first kernel after its allocation. An operator
+that names no tensors counts as part of the one around it. A kernel that works in place on memory that was not written
+yet does not read it. A gradient that autograd accumulates is a weight's.
 
 Allocations that no tensor claims are scratch memory of their operator, as in `lone_blocks`.
 """
@@ -60,7 +50,7 @@ from simgpu.importers.kineto.blocks import (
 from simgpu.importers.kineto.profile import Op
 from simgpu.trace.model import BlockKind, Phase
 
-#: The allocator gives memory in pieces of so many bytes.
+#: The allocator rounds sizes up to a multiple of this, in bytes.
 _PIECE = 512
 
 
@@ -68,7 +58,7 @@ def joined_drafts(attribution: Attribution, nodes: Nodes, memory: DeviceMemory |
     """The storages that kernels touch, scratch memory, and what was held before."""
     storages = Storages(attribution, nodes, memory)
     set_kinds(storages, attribution.samples())
-    drafts = [storage.draft for storage in storages.found if storage.draft.is_used]
+    drafts = [storage.draft for storage in storages.all if storage.draft.is_used]
     if memory is None:
         return drafts
     _match_freed(drafts, memory, attribution)
@@ -134,16 +124,16 @@ def join(attribution: Attribution, recorded: ExecutionTrace) -> Nodes:
 
 def _by_number(ops: Sequence[Op], recorded: ExecutionTrace, number: Callable[[Op], int]) -> Nodes:
     by_function = {node.function: node for node in recorded.nodes}
-    found = {}
+    result = {}
     for position, op in enumerate(ops):
         node = by_function.get(number(op))
         if node is not None and node.name == op.name:
-            found[position] = node
-    return found
+            result[position] = node
+    return result
 
 
 def _by_order(ops: Sequence[Op], recorded: ExecutionTrace) -> Nodes:
-    """Nodes of a thread beside operators of a thread with the same names in the same order."""
+    """Pairs the nodes of a thread with the operators of a thread that has the same names in the same order."""
     threads: dict[object, list[int]] = defaultdict(list)
     for position, op in enumerate(ops):
         threads[op.thread].append(position)
@@ -152,14 +142,14 @@ def _by_order(ops: Sequence[Op], recorded: ExecutionTrace) -> Nodes:
     rows: dict[int, list[Node]] = defaultdict(list)
     for node in recorded.nodes:
         rows[node.thread].append(node)
-    found: Nodes = {}
+    result: Nodes = {}
     for row in rows.values():
         names = [node.name for node in row]
         for positions in threads.values():
-            if positions[0] not in found and names == [ops[position].name for position in positions]:
-                found.update(zip(positions, row, strict=True))
+            if positions[0] not in result and names == [ops[position].name for position in positions]:
+                result.update(zip(positions, row, strict=True))
                 break
-    return found
+    return result
 
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -174,7 +164,7 @@ def set_kinds(storages: Storages, batch: int | None) -> None:
         if node.name == _ACCUMULATE
         for _, storage in storages.named[position].inputs
     }
-    for storage in storages.found:
+    for storage in storages.all:
         draft = storage.draft
         reading = _phases(draft.readers, attribution)
         if draft.persistent:
@@ -190,7 +180,7 @@ def _phases(positions: Iterable[int], attribution: Attribution) -> set[Phase]:
     return {attribution.launched[position].phase for position in positions}
 
 
-#: At most so many bytes more than were asked for does PyTorch's allocator give, rather than cut a piece in two.
+#: By how many bytes a block of PyTorch's allocator may exceed the request before the allocator splits it.
 _SLACK = 20 << 20
 
 #: Operators that allocate memory for a tensor that they are given.
@@ -236,7 +226,7 @@ class Storages:
         self.attribution = attribution
         self.nodes = nodes
         self.memory = memory
-        self.found: list[Storage] = []
+        self.all: list[Storage] = []
         self.named: dict[int, _Named] = {position: _Named() for position in nodes}
         self.claimed: dict[Allocation, Storage] = {}
         self._current: dict[int, Storage] = {}
@@ -252,24 +242,24 @@ class Storages:
 
     def _allocations_by_operator(self) -> dict[int, list[Allocation]]:
         """Allocations inside each operator, in time."""
-        found: dict[int, list[Allocation]] = {}
+        result: dict[int, list[Allocation]] = {}
         for allocation in self.memory.allocations if self.memory is not None else ():
             for op in self.attribution.operators(allocation.op):
-                found.setdefault(op, []).append(allocation)
-        return found
+                result.setdefault(op, []).append(allocation)
+        return result
 
     def _moments(self) -> list[tuple[int, bool]]:
         """Begins and ends of the joined operators in time.
 
         At one instant: ends, inner before outer, then begins, outer before inner, then ends of what has no length.
         """
-        ops, found = self.attribution.ops, []
+        ops, result = self.attribution.ops, []
         for position, node in self.nodes.items():
             op = ops[position]
-            found.append(((op.start, 1, node.number), position, False))
-            found.append(((op.end, 2 if op.end == op.start else 0, -node.number), position, True))
-        found.sort()
-        return [(position, is_end) for _, position, is_end in found]
+            result.append(((op.start, 1, node.number), position, False))
+            result.append(((op.end, 2 if op.end == op.start else 0, -node.number), position, True))
+        result.sort()
+        return [(position, is_end) for _, position, is_end in result]
 
     def _start(self, position: int) -> None:
         op, node, named = self.attribution.ops[position], self.nodes[position], self.named[position]
@@ -320,11 +310,11 @@ class Storages:
         return allocation is None or allocation.freed is None or moment <= allocation.freed
 
     def _claim(self, position: int, tensor: Tensor) -> Allocation | None:
-        """For what an operator gave back: an allocation of its own that outlives it."""
+        """For an output of an operator: an allocation of its own that outlives it."""
         return self._best(self._in_op.get(position, []), tensor, self.attribution.ops[position].end)
 
     def _claim_around(self, position: int, tensor: Tensor) -> Allocation | None:
-        """For what an operator was given and nobody had named: what an operator around it allocated just before."""
+        """For an input that no operator named before: what an operator around it allocated just before."""
         start, own = self.attribution.ops[position].start, set(self._in_op.get(position, ()))
         for around in self.attribution.operators(self.attribution.parent[position]):
             latest_first = [a for a in reversed(self._in_op.get(around, [])) if a not in own]
@@ -333,7 +323,7 @@ class Storages:
         return None
 
     def _best(self, allocations: list[Allocation], tensor: Tensor, moment: int) -> Allocation | None:
-        """Of the allocations that are held at a moment and are nobody's, the first of those that fit a tensor best."""
+        """Of the unclaimed allocations that are held at a moment, the first of those that fit a tensor best."""
         fitting = [
             allocation
             for allocation in allocations
@@ -351,32 +341,32 @@ class Storages:
         storage.see(tensor)
         if allocation is not None:
             self.claimed[allocation] = storage
-        self.found.append(storage)
+        self.all.append(storage)
         self._current[tensor.storage] = storage
         return storage
 
     def _share_out(self, position: int, kernels: list[int]) -> None:
-        """The kernels of an operator read what it was given and write what it changed or made."""
+        """The kernels of an operator read its inputs and write what it changed or created."""
         named = self.named[position]
         given = {id(storage) for _, storage in named.inputs}
         read = [storage for tensor, storage in named.inputs if not tensor.overwritten]
         changed = [storage for tensor, storage in named.inputs if tensor.changed]
-        made = [storage for _, storage in named.outputs if id(storage) not in given]
+        created = [storage for _, storage in named.outputs if id(storage) not in given]
         for kernel in kernels:
             for storage in self._held(read, kernel):
                 storage.draft.readers.add(kernel)
-            for storage in self._held([*changed, *made], kernel):
+            for storage in self._held([*changed, *created], kernel):
                 storage.draft.writers.add(kernel)
 
     def _launched_by(self) -> dict[int, list[int]]:
         """Kernels that an operator launched itself, or through parts of it that name no tensors."""
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for op, kernels in self.attribution.launched_by.items():
             for around in self.attribution.chain(op):
                 if around in self.nodes and (self.nodes[around].inputs or self.nodes[around].outputs):
-                    found.setdefault(around, []).extend(kernels)
+                    result.setdefault(around, []).extend(kernels)
                     break
-        return found
+        return result
 
     def _held(self, storages: Iterable[Storage], kernel: int) -> list[Storage]:
         at = self.attribution.launched[kernel].at

@@ -1,24 +1,14 @@
 """Reading a PyTorch profiler (Kineto) recording, alone or joined with the execution trace of the same run.
 
-The profile is read as a stream, so that only what is needed of it is held: operators, kernels, launches, memory
-events and module names (`profile`). Which of its iterations is taken: `iteration`. Who launched a kernel, its phase
-and its layer: `attribution`. The order on streams: `streams`. Blocks: from memory events alone (`lone_blocks`), or from
-the tensors of an execution trace (`join`, `joined_blocks`, `joined_kinds`). What the recording does not tell is said
-in the notes and never made up: a profile with neither memory events nor an execution trace has no blocks.
-
 Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
-kernels; the notes say how many there were and how long they took. Times are whole nanoseconds, from the begin of
-the iteration: its mark, or its first kernel where the recording has no marks.
+kernels; the notes give their number and duration. Times are integer nanoseconds from the start of the iteration: its
+mark, or its first kernel where the recording has no marks. What the recording does not contain is stated in the notes
+and never made up: a profile with neither memory events nor an execution trace has no blocks.
 
-What is said beside an imported profile: what was left out of it, and what it does not tell.
-
-Streams of the recording: numbered from 0, and each in order.
-
-Kernels on several streams may overlap: that is what streams are for. On one stream a kernel ends after the one before
-it has ended; what overlaps there comes from recordings that were merged. Two things are allowed: times in whole
-microseconds are cut off, so two of them may seem to overlap by up to 2 us; and with programmatic dependent launch, a
-kernel begins while the tail of the one before it still runs. Since the trace lets kernels of a stream run one after
-another, such overlap is counted twice, and more than a twentieth of it is refused.
+Kernels on several streams may overlap. On one stream a kernel ends after the one before it; anything else comes from
+merged recordings. Two exceptions: times in whole microseconds are truncated, so kernels may seem to overlap by up to
+2 us; and with programmatic dependent launch a kernel begins while the previous one still runs. The trace runs the
+kernels of a stream one after another, so such overlap is counted twice, and more than a twentieth of it is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +52,7 @@ _EPOCH_FROM = 10**18
 def recognises(path: Path) -> bool:
     """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it.
 
-    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it tells what to do.
+    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it reports what to do.
     """
     start = head(path)
     if start.lstrip()[:1] != b"{":
@@ -85,7 +75,7 @@ def _pair(folder: Path) -> tuple[Path, Path] | None:
 
 
 def load_folder(path: Path, options: ImportOptions) -> Trace:
-    """The profile in a folder joined with the execution trace beside it."""
+    """The profile in a folder joined with its execution trace."""
     pair = _pair(path)
     if pair is None:
         what = "does not hold exactly one profile and one execution trace"
@@ -214,7 +204,7 @@ def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
     )
 
 
-#: One part in so many of a stream's time may overlap.
+#: The share of a stream's time that may overlap is one in this number.
 _PARTS = 20
 
 _MERGED = "record each process and GPU by itself and import one of them"

@@ -1,13 +1,9 @@
-"""Reading a profile as a stream: the whole of it, or only what belongs to one of its steps.
+"""Records of a PyTorch profile, read as a stream: all of it, or only what belongs to one of its steps.
 
-So a file of any size takes the memory of one step. What belongs to a step, from its begin to its end: operators,
-annotations and memory events by their begin; modules that run at any moment of it; calls by their moment; GPU work
-by the moment of the call that launched it, or, where that is not recorded, its own. Everything else (Python functions,
-flow arrows, runtime calls that launch nothing, names of threads) is dropped as it is read.
-
-One event of a profile while it is read: its fields checked, mistakes told with its number and name.
-
-What is kept of a PyTorch profiler recording: operators, kernels, their launches, memory events, modules, steps.
+A file of any size takes the memory of one step. A step contains: operators, annotations and memory events that begin
+in it; modules that run at any moment of it; calls by their moment; GPU work by the moment of the call that launched it
+or, if that was not recorded, its own start. Everything else (Python functions, flow arrows, other runtime calls, thread
+names) is dropped while reading.
 """
 
 from __future__ import annotations
@@ -68,14 +64,14 @@ def _devices(path: Path, listed: object) -> dict[int, str]:
     place = "deviceProperties"
     if not isinstance(listed, list):
         raise InputError.single(path, place, f"{shown(listed)} is not a list of GPUs", AGAIN)
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     for properties in listed:
         if isinstance(properties, dict) and isinstance(name := properties.get("name"), str):
-            number = properties.get("id", len(found))
+            number = properties.get("id", len(result))
             if type(number) is not int:
                 raise InputError.single(path, place, f"the id of {name[:60]!r} is {shown(number)}, no number", AGAIN)
-            found[number] = name
-    return found
+            result[number] = name
+    return result
 
 
 class _Keeper:
@@ -202,7 +198,7 @@ _WORD = 2**64
 
 
 class Event:
-    """One event while it is read; its fields checked, mistakes told with its number and name."""
+    """One event of the file; errors in its fields name its number and name."""
 
     __slots__ = ("arguments", "number", "path", "raw")
 
