@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the list of problems they are made from."""
+"""Every error that a user can meet, and the list of problems that input errors consist of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node file laid over the one it is based on, and that over its own base."""
+"""Merging a node file with the file that it is based on, and that one with its own base."""
 
 from __future__ import annotations
 

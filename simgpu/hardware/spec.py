@@ -1,4 +1,4 @@
-"""What a node is made of: frozen descriptions of GPUs, links, switches and host."""
+"""Frozen descriptions of a node: GPUs, links, switches and host. Everything outside this package uses these."""
 
 from __future__ import annotations
 

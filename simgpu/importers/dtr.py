@@ -14,9 +14,9 @@ before ANNOTATE BACKWARD, has one argument and two results (values and indices),
 has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
 pooling and its backward are pure, so `purity` may go by the name.
 
-Kinds follow from the operators: a constant by its place among the arguments of the first operator that
-knows it (see `_ARGUMENTS`; views are transparent), a forward result is a feature map, unless its kernel read nothing but
-constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the log
+Kinds follow from the operators: a constant's from its place among the arguments of the first operator that knows it
+(see `_ARGUMENTS`; views are transparent); a forward result is a feature map, unless its kernel read nothing but
+constants of unknown kind; a backward result is a gradient, and a weight's gradient if it is still held when the log
 ends. Everything else is `other`.
 """
 
@@ -33,7 +33,7 @@ from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.json_stream import head, read_unzipped
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown, whole
-from simgpu.io.text_files import text_of
+from simgpu.io.input_files import text_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
 

@@ -31,8 +31,7 @@ from pathlib import Path
 from simgpu.errors import InputError, Problem
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
-from simgpu.io.input_files import first_bytes
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
 from simgpu.units import format_bytes

@@ -36,8 +36,7 @@ from simgpu.errors import InputError, Problem
 from simgpu.importers.drafts import StorageNames, kind_of_new
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
-from simgpu.io.input_files import first_bytes
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.trace.operators import purity
 

@@ -1,6 +1,6 @@
-"""Reading NumPy's files: ``.npy`` mapped, ``.npz`` member by member; nothing in them is ever unpickled.
+"""Reading NumPy's files: ``.npy`` mapped into memory, ``.npz`` array by array; nothing is ever unpickled.
 
-What an array takes is known from its header and checked against the file before any of it is read.
+The size of an array is read from its header and checked against the file before its data are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What decides results besides their inputs: simgpu's code, the code of outside policies, and versions of libraries.
+"""Digests of everything besides the inputs that determines results: simgpu's code, outside policies, library versions.
 
-`own_code` and `code_behind` digest files, `versions` reads installed distributions. Results that are kept on disk are
-reused only where all of these are as they were.
+Results stored on disk are reused only while all of these are unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A command that fits a table that ships, and writes it whole or not at all."""
+"""A command line for programs that fit a shipped table and write it atomically."""
 
 from __future__ import annotations
 

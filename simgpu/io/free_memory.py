@@ -1,4 +1,4 @@
-"""How much memory a program may still use here, and refusing what is read whole before it can outgrow that."""
+"""How much memory this process may still use, and refusing input files that would not fit into it."""
 
 from __future__ import annotations
 

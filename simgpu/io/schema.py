@@ -1,4 +1,4 @@
-"""Typed checking of what a YAML file holds: quantities with units, and pydantic's findings as `Problem`s.
+"""Validation of YAML files with pydantic: quantities with units, and pydantic's errors as `Problem`s.
 
 Imports pydantic, so it is imported only when a file is read.
 """

@@ -1,7 +1,6 @@
-"""Where the node configurations, traces and scenarios that come with simgpu are, and how a name finds one.
+"""Finds the node configurations, traces and scenarios that ship with simgpu by name, and others by path.
 
-An installed wheel carries them inside the package; a checkout, or an editable install of one, keeps them at the
-repository's top level.
+An installed wheel has them inside the package; a checkout, or an editable install, at the repository's top level.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Reading a YAML file that must be one mapping, and saying exactly what is wrong with it otherwise.
+"""Reading a YAML file that must be one mapping, with the line of every key and value for error messages.
 
-What keys mean is up to `simgpu.io.schema` and the models that use it. Imports yaml, so it is imported only when a file
-is read.
+Imports yaml, so it is imported only when a file is read. `simgpu.io.schema` checks what the keys mean.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Any
 import yaml
 
 from simgpu.errors import InputError, Problem
-from simgpu.io.input_files import YAML_LIMIT
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import YAML_LIMIT, read_text
 
 #: Values and keys of a document once each alias is replaced by what it stands for. The largest that ships has 3011.
 _NODES = 50_000
@@ -51,7 +49,7 @@ class YamlMapping:
 def read_yaml_mapping(path: str | Path, schema: str) -> YamlMapping:
     """The mapping in a YAML file whose top-level key `schema` must be `schema`, such as ``simgpu.node/1``.
 
-    The returned values still contain `schema`. Raises `InputError` for a file that `simgpu.io.text_files.read_text`
+    The returned values still contain `schema`. Raises `InputError` for a file that `simgpu.io.input_files.read_text`
     refuses, wrong syntax (with line and column), keys given twice, anything but a mapping, a wrong schema, and a
     document above
     the limits: on bytes, on values after aliases are followed, on nesting and on the length of numbers.

@@ -13,7 +13,7 @@ from pathlib import Path
 from simgpu.errors import InputError
 from simgpu.io.atomic import atomic_file, unwritable
 from simgpu.io.codestate import LIBRARIES, digest_of, files_below, interpreter, own_code, versions
-from simgpu.io.json_files import read_json
+from simgpu.io.input_files import read_json
 from simgpu.io.shipped import Kind, shipped_folder
 from simgpu.version import __version__
 

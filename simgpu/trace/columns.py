@@ -1,4 +1,4 @@
-"""The columns of a trace's CSV files: how each cell is read, written and what blank means."""
+"""The columns of each CSV file of a trace: how a cell is parsed and written, and what a blank cell means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace tells of one epoch of training: sparsity and measured compressed sizes."""
+"""Sparsity and measured compressed sizes at one epoch of training."""
 
 from __future__ import annotations
 

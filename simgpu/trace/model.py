@@ -1,4 +1,4 @@
-"""What was recorded: one training iteration of one model at one batch size on one device."""
+"""The recorded trace: one training iteration of one model at one batch size on one device."""
 
 from __future__ import annotations
 

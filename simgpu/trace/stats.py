@@ -1,4 +1,4 @@
-"""What a trace contains, counted: kernels and time, bytes by kind, peaks of live bytes, what is known."""
+"""Statistics of a trace: kernels and time, bytes by kind, peaks of live bytes, what was recorded."""
 
 from __future__ import annotations
 

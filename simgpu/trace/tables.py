@@ -1,4 +1,4 @@
-"""Reading one CSV file of a trace into rows, telling every bad cell with its row and column, and writing it."""
+"""Reading one CSV file of a trace into rows, with every error by row and column, and writing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import read_text
 from simgpu.trace.columns import REQUIRED, CellError, Column, Row, Table
 
 _UNIT_SUFFIX = re.compile(r"_?(ns|us|µs|ms|s|sec|seconds|b|kb|mb|gb|kib|mib|gib|bytes)$")

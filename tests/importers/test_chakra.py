@@ -245,7 +245,7 @@ SPOILT = {
     ),
     "communication": (
         files.protobuf([*CHAIN, {"id": 5, "name": "ncclDevKernel_AllReduce", "type": ALL_REDUCE}]),
-        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace holds one GPU",
+        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace is one GPU",
     ),
     "one id twice": (files.protobuf([*CHAIN, gpu(4, "x", 1)]), r"message 7: node 4 \(x\) has the id of message 6"),
     "an unknown type": (files.protobuf([{"id": 3, "name": "x", "type": 42}]), r"node 3 \(x\): its type 42 is not one"),

@@ -32,9 +32,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.importers import ImportOptions, import_trace, json_stream
 from simgpu.importers.json_stream import items
 from simgpu.io.array_files import open_archive, open_array
-from simgpu.io.input_files import open_input
-from simgpu.io.json_files import read_json
-from simgpu.io.text_files import read_gzip_text, read_text
+from simgpu.io.input_files import open_input, read_gzip_text, read_json, read_text
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import KERNELS
 from simgpu.trace.tables import read_table

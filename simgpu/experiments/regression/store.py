@@ -18,7 +18,7 @@ from simgpu.experiments.outputs import folder_names
 from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
 from simgpu.io.atomic import atomic_folder
-from simgpu.io.json_files import read_json
+from simgpu.io.input_files import read_json
 from simgpu.io.schema import FileModel, validate
 
 TIMINGS = "timings.json"
