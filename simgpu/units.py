@@ -47,7 +47,7 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     if unit is None:
         raise ValueError(f"{text!r} has no unit: write for example '{example}'")
     if unit not in units:
-        close = spelled(unit, units)
+        close = case_variant(unit, units)
         bits = " (bytes, not bits)" if units is BANDWIDTH_UNITS else ""
         meant = f"did you mean '{number} {close}'{bits}? " if close else ""
         raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; {meant}known: {', '.join(units)}")
@@ -60,10 +60,10 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     return int(value)
 
 
-def spelled(unit: str, units: Iterable[str]) -> str | None:
+def case_variant(unit: str, units: Iterable[str]) -> str | None:
     """The unit that differs only in case, the closest of several; None if there is none.
 
-    >>> [spelled(unit, BYTE_UNITS) for unit in ("gb", "Gib", "kb", "KIB", "x")]
+    >>> [case_variant(unit, BYTE_UNITS) for unit in ("gb", "Gib", "kb", "KIB", "x")]
     ['GB', 'GiB', 'kB', 'KiB', None]
     """
     same = [known for known in units if known.casefold() == unit.casefold()]

@@ -72,7 +72,7 @@ def policies_that_run(trace: Trace) -> str:
     streams = len({kernel.stream for kernel in trace.kernels})
     if not trace.blocks:
         return "ideal alone: the recording has no tensors"
-    if not trace.tells_reads:
+    if not trace.records_reads:
         return "ideal and none: what kernels read is not recorded"
     if streams > 1:
         return f"ideal and none: the kernels ran on {streams} streams, the others take one"

@@ -15,7 +15,7 @@ from simgpu.compression.buddy.snapshots import Seen, Snapshots, classes_of, coll
 from simgpu.compression.buddy.stored import FILE, save_entries
 from simgpu.compression.codecs.entries import ENTRY_SIZES
 from simgpu.io.atomic import atomic_folder
-from simgpu.trace.folder import strangers, write_trace
+from simgpu.trace.folder import foreign_files, write_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
@@ -68,7 +68,7 @@ def build(
             found = collect(chosen.name, [f"step {step}" for step in moments], seen, _about(chosen))
             trace = solver_trace(chosen, _histograms(found))
             say(f"writing {output}")
-            part = folders.enter_context(atomic_folder(output, strangers))
+            part = folders.enter_context(atomic_folder(output, foreign_files))
             write_trace(trace, part)
             save_entries(found, part / FILE)
     Screen().print(facts(_facts(chosen, trace)))

@@ -84,7 +84,7 @@ def stats(path: str) -> None:
 
 def _lost(trace: Trace) -> str:
     """How much of the saved activations cannot be recomputed, and by which operators."""
-    return unrecomputable(TaskGraph.of(trace)).text() if trace.tells_reads else "reads not recorded"
+    return unrecomputable(TaskGraph.of(trace)).text() if trace.records_reads else "reads not recorded"
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

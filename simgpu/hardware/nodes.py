@@ -242,8 +242,8 @@ def load_node_file(
     problems += _switch_problems(node, where)
     if problems:
         raise InputError(problems)
-    kept = {key: source for key, source in node.sources.items() if not _changed(key, changes)}
-    return node.model_copy(update={"sources": kept})
+    sources = {key: source for key, source in node.sources.items() if not _changed(key, changes)}
+    return node.model_copy(update={"sources": sources})
 
 
 def _changed(place: str, changes: Mapping[str, object]) -> bool:

@@ -31,10 +31,10 @@ class MetadataCacheSection(FileModel):
     @model_validator(mode="after")
     def _is_made_of_sets(self) -> MetadataCacheSection:
         if self.size % (self.line * self.ways):
-            raise ValueError(f"size is no multiple of line times ways, {self.line * self.ways} B: a set has so many")
+            raise ValueError(f"size is no multiple of line times ways, {self.line * self.ways} B: the size of a set")
         if self.entries > 2 * self.line:
             raise ValueError(
-                f"entries are more than a line of {self.line} B tells of: 4 bits for each, {2 * self.line}"
+                f"entries are more than a line of {self.line} B describes: 4 bits for each, {2 * self.line}"
             )
         return self
 

@@ -27,9 +27,9 @@ COMMON = ("numpy", "simpy", "networkx", "lz4")
 LIBRARIES = (*COMMON, "scikit-learn", "scipy", "bayesian-optimization", "numba")
 #: When this process had loaded this module, and may have loaded any other of simgpu.
 LOADED_NS = time.time_ns()
-#: The folders of simgpu that decide no result: how results are requested, judged and shown.
+#: Packages of simgpu that do not affect results: they request, judge and show them.
 _SHOWING = ("cli/", "report/", "testing/", "explain/", "papers/")
-#: In one of these folders, but it says what a cell of a study is.
+#: In one of these packages, but it defines what a cell of a study is.
 _DECIDING = ("papers/tasks.py",)
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -67,7 +67,7 @@ def digest_of(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without what Python and numba keep of compiled code, and editors of open files."""
+    """The files below a folder, without caches of compiled code and hidden files."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if "__pycache__" not in parts and not any(part.startswith(".") for part in parts) and path.is_file():
@@ -104,7 +104,7 @@ def _version(library: str) -> str:
 
 
 def code_behind(cls: type) -> Code:
-    """The code of a class from outside simgpu: the packages that define it and its bases, whole.
+    """The code of a class from outside simgpu: all files of the packages that define it and its bases.
 
     What these import counts too: packages of no installed distribution (a checkout, a folder on the path) as files,
     those of an installed one by its version. Not seen are imports whose module's name is computed while they run.

@@ -20,11 +20,11 @@ def write_fitted(
 ) -> int:
     """Runs the command ``PROG SOURCE -o FILE``; returns its exit code: 0, or 2 for bad input.
 
-    source: what the fit is made from, as the name of the argument and its help. fitted: the table's text from there.
+    source: the input of the fit, as the name of the argument and its help. fitted: the table's text from that input.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("source", type=Path, metavar=source[0], help=source[1])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
     given = parser.parse_args(arguments)
     try:
         table = fitted(given.source)

@@ -70,7 +70,7 @@ JSON_LIMIT = 256 * 2**20
 #: Largest table or log that is read at once, bytes, also of what a gzip file unpacks to: some 20 million kernels.
 TABLE_LIMIT = 2 * 2**30
 
-#: Bytes of a file as they lie, or as gzip unpacks them.
+#: Bytes of a file, raw or unpacked by gzip.
 Stream = gzip.GzipFile | BufferedReader
 
 _GZIP = b"\x1f\x8b"
@@ -137,7 +137,7 @@ def first_bytes(path: str | Path, count: int, what: str = "a file") -> bytes:
 
 @contextmanager
 def open_unzipped(path: str | Path, what: str = "a file", limit: int | None = None) -> Iterator[Stream]:
-    """As `open_input`, read through gzip where its first two bytes say so. limit: of the file itself, as it lies.
+    """As `open_input`, read through gzip where its first two bytes say so. limit: of the file itself, packed.
 
     What is damaged raises where it is read; `read_errors` turns that into messages.
 
@@ -182,7 +182,7 @@ def pieces(stream: Stream, path: str | Path, what: str = "a file", limit: int | 
     [1048576, 451424]
     """
     size = 0
-    # No larger than the file needs: reading takes that much at once, whatever comes.
+    # No larger than the file: a read allocates this much, however little it returns.
     at_once = min(max(os.fstat(stream.fileno()).st_size + 1, 4096), _PIECE)
     while piece := stream.read(at_once):
         size += len(piece)
@@ -200,8 +200,8 @@ def unreadable(path: str | Path, error: OSError | ValueError) -> InputError:
 def too_large(path: str | Path, what: str, size: int | None, limit: int) -> InputError:
     """The message for a file above the limit for its kind. size: bytes, None where only the limit was read."""
     above = f"holds more than {format_bytes(limit)}, the limit for {what}"
-    told = above if size is None else f"has {format_bytes(size)}, and the limit for {what} is {format_bytes(limit)}"
-    return InputError.single(path, "", told, "check that it is the file you mean, or give a smaller one")
+    what = above if size is None else f"has {format_bytes(size)}, and the limit for {what} is {format_bytes(limit)}"
+    return InputError.single(path, "", what, "check that it is the file you mean, or give a smaller one")
 
 
 def _require_regular(path: str | Path, what: str, status: os.stat_result) -> None:

@@ -16,11 +16,11 @@ import yaml
 from simgpu.errors import InputError, Problem
 from simgpu.io.input_files import YAML_LIMIT, read_text
 
-#: Values and keys of a document once each alias is replaced by what it stands for. The largest that ships has 3011.
+#: Values and keys of a document with all aliases expanded. The largest that ships has 3011.
 _NODES = 50_000
 #: Lists and mappings within each other, aliases followed.
 _DEPTH = 100
-#: What YAML takes for the end of a line.
+#: Line breaks in YAML.
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: Characters of a number.
 _DIGITS = 100
@@ -113,7 +113,7 @@ def _loader(text: str, file: str) -> _Loader:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a document above the limits while it is composed, before any of its values are made."""
+    """Refuses a document above the limits while it is composed, before any of its values are built."""
 
     def __init__(self, text: str, file: str = "") -> None:
         super().__init__(text)
@@ -130,7 +130,7 @@ class _Loader(yaml.SafeLoader):
             node = super().compose_node(parent, index)
             if id(node) not in self._finished:
                 what = f"the alias '*{event.anchor}' contains itself"
-                raise self._refused(event, what, "write out what it stands for")
+                raise self._refused(event, what, "write out its content")
             nodes, levels = self._finished[id(node)]
             self._take(event, nodes, self._depth + levels)
         else:
@@ -181,7 +181,7 @@ def _syntax_problem(text: str, file: str, error: yaml.MarkedYAMLError) -> Proble
     place = _place(mark)
     line = _LINE_BREAK.split(text)[mark.line]
     if "\t" in line[: len(line) - len(line.lstrip())]:
-        return Problem(file, place, "indented with a tab", "YAML takes spaces only: write two spaces for each tab")
+        return Problem(file, place, "indented with a tab", "YAML allows spaces only: write two spaces for each tab")
     what = " ".join(part for part in (error.context, error.problem) if part)
     return Problem(file, place, f"YAML syntax: {what}", "check indentation, colons and quotes near there")
 

@@ -28,7 +28,7 @@ from simgpu.trace.row_checks import Place, Problems, Row, is_count, is_text, row
 def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     """Every problem of a trace; an empty list means it is valid.
 
-    at: says where a value stands (file and place); left out, places are positions in the trace's own tuples.
+    at: the file and place of each value; by default, its position in the trace's own tuples.
 
     >>> from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
     >>> info = TraceInfo("tiny", 1, "hand", "float32", Origin.MODELLED, "doctest")

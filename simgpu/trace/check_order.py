@@ -56,7 +56,7 @@ def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
         if before is not None and before.start_ns is not None and kernel.start_ns < before.start_ns:
             what = (
                 f"kernel '{kernel.id}' is out of order: it starts at {kernel.start_ns} ns, before '{before.id}' "
-                f"({before.start_ns} ns), which stands above it on stream {kernel.stream}"
+                f"({before.start_ns} ns), which is above it on stream {kernel.stream}"
             )
             problems.add("kernels", index, "start_ns", what, "put the kernels in the order they ran")
         else:
@@ -254,4 +254,4 @@ def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None
         row.add("before", what, "name the first kernel after backward unpacked it")
     if dropped is not None and dropped < after:
         what = f"it is dropped at kernel '{tensor.dropped}', and saved later, after '{tensor.after}'"
-        row.add("dropped", what, "name the kernel after whose end nobody but autograd held the block")
+        row.add("dropped", what, "name the kernel after whose end only autograd held the block")

@@ -55,8 +55,8 @@ class Column:
     """One column: `parse` turns a stripped, non-blank cell into a value or raises `CellError`.
 
     blank: the value of a blank cell, `REQUIRED` where it must not be blank.
-    stand_in: the value that takes the place of an unreadable cell, so that the other checks can go on.
-    may_be_absent: whether the file may leave the whole column out, as if all its cells were blank.
+    stand_in: the value that replaces an unreadable cell, so that the other checks can go on.
+    may_be_absent: whether the file may omit the column, as if all its cells were blank.
     """
 
     name: str

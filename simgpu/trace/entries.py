@@ -52,7 +52,7 @@ def entries_of(block: Block) -> int:
 
 
 def mean_ratio(rows: Iterable[CompressedSize]) -> float:
-    """Bytes of all memory-entries over those that they take if each takes no more than its size: no packing is lost.
+    """Mean compression ratio: bytes of all memory-entries over the sum of their compressed sizes, without padding.
 
     Rows of several epochs count alike, so it is the mean over epochs by bytes; 1 without histograms, infinite where all
     is zeros. Source: Buddy Compression, figure 3.
@@ -69,7 +69,7 @@ def mean_ratio(rows: Iterable[CompressedSize]) -> float:
 
 
 def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
-    """`total` in whole parts as the weights are, by largest remainder; the first of equal remainders gets more.
+    """`total` in integer parts in proportion to the weights, by largest remainder; of equal ones the first gets more.
 
     Weights are at least 0, and one is more. Exact whatever their size: shares are taken as fractions.
 
@@ -79,8 +79,8 @@ def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
     if sum(weights) == total and all(type(weight) is int for weight in weights):
         return [int(weight) for weight in weights]
     exact = [Fraction(weight) for weight in weights]
-    whole = sum(exact)
-    parts = [total * weight / whole for weight in exact]
+    total_weight = sum(exact)
+    parts = [total * weight / total_weight for weight in exact]
     result = [int(part) for part in parts]
     by_remainder = sorted(range(len(parts)), key=lambda place: result[place] - parts[place])
     for place in by_remainder[: total - sum(result)]:

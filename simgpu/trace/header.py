@@ -19,7 +19,7 @@ _TEXTS = ("model", "device", "dtype", "tool")
 _OPTIONAL_TEXTS = ("date", "compute", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
-#: Bytes; left out where there is nothing to tell.
+#: Bytes; omitted where unknown.
 _SIZES = ("framework_peak_bytes", "workspace_limit")
 #: Keys with one of a few values, and what such a value is called.
 _WORDS: Mapping[str, tuple[type[StrEnum], str]] = {
@@ -31,9 +31,9 @@ _KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, "output", *_SIZES, *_COUNTS)
 
 @dataclass(slots=True)
 class ReadHeader:
-    """What came out of trace.yaml.
+    """The content of trace.yaml.
 
-    places: where each key stands, for messages. counts: the numbers of rows it promises, if any.
+    places: position of each key, for messages. counts: the expected numbers of rows, if given.
     """
 
     info: TraceInfo | None = None

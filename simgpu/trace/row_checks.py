@@ -10,7 +10,7 @@ from typing import Any
 from simgpu.errors import Problem
 from simgpu.trace.columns import LARGEST
 
-#: Says where a value stands: (table, position in it or -1 for the table itself, field) -> (file, place).
+#: Maps (table, position in it or -1 for the table itself, field) to (file, place).
 #: Tables are named as the fields of `Trace`.
 Place = Callable[[str, int, str], tuple[str, str]]
 
@@ -47,7 +47,7 @@ class Row:
         self.problems.add(self.table, self.index, column, what, remedy)
 
     def texts(self, *columns: str, optional: bool = False) -> None:
-        """optional: None stands for unknown."""
+        """optional: None means unknown."""
         for column in columns:
             value = getattr(self.values, column)
             if is_text(value) or (optional and value is None):
@@ -57,7 +57,7 @@ class Row:
             self.add(column, what, f"{remedy}, or None where unknown" if optional else remedy)
 
     def counts(self, *columns: str, optional: bool = False) -> None:
-        """optional: None stands for unknown."""
+        """optional: None means unknown."""
         for column in columns:
             value = getattr(self.values, column)
             if is_count(value) or (optional and value is None):

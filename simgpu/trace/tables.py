@@ -59,7 +59,7 @@ def table_of(text: str, path: Path, table: Table[Row]) -> ReadTable[Row]:
     if not text.endswith(("\n", "\r")):
         last = text.count("\n") + 1
         what = "the last line does not end in a line break: the file seems cut off"
-        remedy = "write the file again, or end the line if the file is whole"
+        remedy = "write the file again, or end the line if the file is complete"
         result.problems.append(Problem(str(path), f"row {last}", what, remedy))
         result.sound = False
     return result

@@ -90,7 +90,7 @@ def test_recorded_logs(name):
         name.rpartition("-b")[0],
         int(name.rpartition("-b")[2]),
     )
-    assert stats.lifetimes_known == stats.lifetimes_asked
+    assert stats.lifetimes_known == stats.lifetimes_expected
 
 
 def line(instruction: str, **fields: object) -> str:

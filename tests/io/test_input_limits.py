@@ -302,8 +302,8 @@ class TestArchives:
     @pytest.mark.parametrize(
         ("member", "expected"),
         [
-            (npy((2**50,)), "a: is damaged or was cut off: its header tells of 1125899906842624 B of data"),
-            (npy((2,), b"abc"), "a: is damaged or was cut off: its header tells of 2 B of data"),
+            (npy((2**50,)), "a: is damaged or was cut off: its header states 1125899906842624 B of data"),
+            (npy((2,), b"abc"), "a: is damaged or was cut off: its header states 2 B of data"),
             (npy((-1,), b""), "a: is damaged or was cut off: a shape of"),
             (npy((1,), b"x" * 8, "|O"), "a: holds Python objects"),
             (b"no array", "a: is no array"),

@@ -41,7 +41,7 @@ def told(path: Path) -> list[str]:
         (b"\x7fELF\x02\x01\x00\xd0", "line 1: is a binary file; give a YAML text file"),
         (
             b"schema: simgpu.node/1\ngpu:\n\tmemory: 8 GiB\n",
-            "line 3, column 1: indented with a tab; YAML takes spaces only: write two spaces for each tab",
+            "line 3, column 1: indented with a tab; YAML allows spaces only: write two spaces for each tab",
         ),
         (b"- a\n- b\n", "is not a mapping of keys to values; write 'key: value' lines, starting with 'schema: "),
         (b"# only a comment\n", "is not a mapping of keys to values; "),

@@ -310,7 +310,7 @@ def test_a_cut_off_table_is_noticed(tmp_path, cut):
 def test_a_table_cut_at_the_end_of_a_line_is_noticed(tmp_path):
     folder = small_folder(tmp_path)
     edit(folder, "kernels.csv", lambda text: text[: text.index("k5,")])
-    assert "kernels.csv is whole" in problems_of(folder)[0]
+    assert "kernels.csv is complete" in problems_of(folder)[0]
 
 
 def test_zero_kernels(tmp_path):

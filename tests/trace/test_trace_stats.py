@@ -50,7 +50,7 @@ def test_recorded_lifetimes_can_exceed_needed_ones():
 def test_unknown_lifetimes_have_no_recorded_peak():
     blocks = [replace(block, release=None) if block.id == "z" else block for block in SMALL.blocks]
     stats = trace_stats(replace(SMALL, blocks=tuple(blocks)))
-    assert (stats.lifetimes_known, stats.lifetimes_asked) == (3, 4)
+    assert (stats.lifetimes_known, stats.lifetimes_expected) == (3, 4)
     assert stats.peak_recorded is None
     assert dict(stats.summary_rows())["peak over recorded lifetimes"] == "lifetimes not recorded"
 
