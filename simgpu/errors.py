@@ -7,7 +7,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -120,36 +120,27 @@ class ProgramError(SimgpuError):
     """A program breaks a rule of `verify`; names the instruction and the block or kernel."""
 
 
+@dataclass(eq=False, repr=False)
 class OutOfMemoryError(SimgpuError):
     """The simulated run ran out of memory: no event can happen any more, and an instruction waits for memory.
 
     waiting: the waiting instruction, in words. kernel: id of the kernel that compute had come to, empty if none.
     requested, free, largest_hole, capacity: bytes. holders: blocks that hold memory, (id, bytes), largest first.
-    Arguments are positional because SimPy rebuilds exceptions from `args`.
+    SimPy rebuilds exceptions from `args`, so these are all fields in order.
     """
 
-    def __init__(
-        self,
-        waiting: str,
-        space: str,
-        requested: int,
-        free: int,
-        largest_hole: int,
-        capacity: int,
-        at_ns: int,
-        holders: tuple[tuple[str, int], ...] = (),
-        kernel: str = "",
-    ) -> None:
-        super().__init__(waiting, space, requested, free, largest_hole, capacity, at_ns, holders, kernel)
-        self.kernel = kernel
-        self.waiting = waiting
-        self.space = space
-        self.requested = requested
-        self.free = free
-        self.largest_hole = largest_hole
-        self.capacity = capacity
-        self.at_ns = at_ns
-        self.holders = holders
+    waiting: str
+    space: str
+    requested: int
+    free: int
+    largest_hole: int
+    capacity: int
+    at_ns: int
+    holders: tuple[tuple[str, int], ...] = ()
+    kernel: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(*(getattr(self, each.name) for each in fields(self)))
 
     def __str__(self) -> str:
         from simgpu.units import format_bytes, format_time
@@ -172,6 +163,7 @@ class OutOfMemoryError(SimgpuError):
         return f"{text}; held by {held}" if held else text
 
 
+@dataclass(eq=False, repr=False)
 class MissingExtraError(SimgpuError):
     """An optional dependency is not installed; names its package and the extra of simgpu that includes it.
 
@@ -179,11 +171,12 @@ class MissingExtraError(SimgpuError):
     recording a model needs torch, which is not installed; install torch, or simgpu with its extra 'record'
     """
 
-    def __init__(self, purpose: str, package: str, extra: str) -> None:
-        super().__init__(purpose, package, extra)
-        self.purpose = purpose
-        self.package = package
-        self.extra = extra
+    purpose: str
+    package: str
+    extra: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.purpose, self.package, self.extra)
 
     def __str__(self) -> str:
         return (

@@ -155,5 +155,5 @@ def _values(
         else:
             place = f"row {line}, column {column.name}"
             problems.append(Problem(str(path), place, "the cell is blank", f"give the {column.name}"))
-        values.append(column.stand_in)
+        values.append(column.stand_in if column.blank is REQUIRED else column.blank)
     return values

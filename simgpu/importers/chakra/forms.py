@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.importers.chakra.nodes import Document, Node, Operands, document, nanoseconds, node_type
+from simgpu.importers.chakra.nodes import ChakraNode, Document, Operands, document, nanoseconds, node_type
 from simgpu.importers.json_stream import head, items, members_before, values
 from simgpu.importers.quantities import shown, whole
 from simgpu.io.input_files import Stream, open_unzipped, read_errors
@@ -91,7 +91,7 @@ def _jsonized_metadata(place: str, raw: dict[str, Any]) -> tuple[str, dict[str, 
     return str(raw.get("version", "")), _values_by_name(raw.get("attr", ()))
 
 
-def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
+def _jsonized_node(place: str, raw: dict[str, Any]) -> ChakraNode:
     def get(name: str, default: Any) -> Any:
         first, *rest = name.split("_")
         return raw.get(name, raw.get(first + "".join(part.capitalize() for part in rest), default))
@@ -100,7 +100,7 @@ def _jsonized_node(place: str, raw: dict[str, Any]) -> Node:
         side = raw.get(name, {})
         return Operands(side.get("values", ""), side.get("shapes", ""), side.get("types", ""))
 
-    return Node(
+    return ChakraNode(
         place=place,
         id=whole(get("id", 0)),
         name=str(get("name", "")),
@@ -130,7 +130,7 @@ def _signed(text: str) -> int:
     return -whole(text[1:]) if text.startswith("-") else whole(text)
 
 
-def _linked_node(place: str, raw: dict[str, Any]) -> Node:
+def _linked_node(place: str, raw: dict[str, Any]) -> ChakraNode:
     """A node of the host, or of the GPU where it has a category; its parent is the operator that launched it."""
     attributes = {item["name"]: item["value"] for item in raw.get("attrs", ())}
     attributes["is_cpu_op"] = raw.get("cat") is None
@@ -139,7 +139,7 @@ def _linked_node(place: str, raw: dict[str, Any]) -> Node:
     name, parent = str(raw["name"]), raw["ctrl_deps"]
     is_collective = "ncclKernel" in name or "ncclDevKernel" in name
     waits_for = (raw.get("inter_thread_dep"), *(raw.get("sync_dep") or ()))
-    return Node(
+    return ChakraNode(
         place=place,
         id=whole(raw["id"]),
         name=name,
@@ -154,8 +154,8 @@ def _linked_node(place: str, raw: dict[str, Any]) -> Node:
     )
 
 
-def _graph_node(place: str, raw: dict[str, Any]) -> Node:
-    return Node(
+def _graph_node(place: str, raw: dict[str, Any]) -> ChakraNode:
+    return ChakraNode(
         place=place,
         id=whole(raw["Id"]),
         name=str(raw["Name"]),
@@ -166,24 +166,16 @@ def _graph_node(place: str, raw: dict[str, Any]) -> Node:
     )
 
 
+#: The types that an attribute's value may have; their fields have the odd numbers from 3.
+_VALUE_KINDS = (
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
+    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string"),
+)
 #: Fields of each message: name, number, type; a type that is another message's name, and "*" where it repeats.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     "AttributeProto": (
         ("name", 1, "string"),
-        ("double_val", 3, "double"),
-        ("float_val", 5, "float"),
-        ("int32_val", 7, "int32"),
-        ("int64_val", 9, "int64"),
-        ("uint32_val", 11, "uint32"),
-        ("uint64_val", 13, "uint64"),
-        ("sint32_val", 15, "sint32"),
-        ("sint64_val", 17, "sint64"),
-        ("fixed32_val", 19, "fixed32"),
-        ("fixed64_val", 21, "fixed64"),
-        ("sfixed32_val", 23, "sfixed32"),
-        ("sfixed64_val", 25, "sfixed64"),
-        ("bool_val", 27, "bool"),
-        ("string_val", 29, "string"),
+        *((f"{kind}_val", number, kind) for kind, number in zip(_VALUE_KINDS, range(3, 30, 2), strict=True)),
     ),
     "GlobalMetadata": (("version", 1, "string"), ("attr", 2, "AttributeProto*")),
     "IOInfo": (("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")),
@@ -289,9 +281,9 @@ def _stream(path: Path, file: Any, message: Any, number: int) -> Iterator[tuple[
         number += 1
 
 
-def _node(path: Path, place: str, raw: Any) -> Node:
+def _node(path: Path, place: str, raw: Any) -> ChakraNode:
     try:
-        return Node(
+        return ChakraNode(
             place=place,
             id=raw.id,
             name=raw.name,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.chakra.nodes import Document, Node
+from simgpu.importers.chakra.nodes import ChakraNode, Document
 from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
 
@@ -60,16 +60,16 @@ class Kernels:
         self.nodes = [node for node in ordered(document, chosen, self.has_starts) if node.id in chosen]
         self.transfers = [node for node in document.nodes if self.is_transfer(node)]
 
-    def is_host(self, node: Node) -> bool:
+    def is_host(self, node: ChakraNode) -> bool:
         """Whether a compute node runs on the host; one that does not say so does, where others say it."""
         return bool(node.attributes.get("is_cpu_op", self.is_told))
 
-    def is_transfer(self, node: Node) -> bool:
+    def is_transfer(self, node: ChakraNode) -> bool:
         """Whether a node moves or fills memory."""
         is_gpu = node.type == "COMP_NODE" and not self.is_host(node)
         return node.type in _TRANSFER_TYPES or (is_gpu and _TRANSFER.match(node.name) is not None)
 
-    def around(self, node: Node) -> Iterator[Node]:
+    def around(self, node: ChakraNode) -> Iterator[ChakraNode]:
         """The nodes of the host around a node, innermost first."""
         seen = {node.id}
         while parents := [number for number in node.ctrl_deps if number in self.by_id and number not in seen]:
@@ -77,15 +77,15 @@ class Kernels:
             seen.add(node.id)
             yield node
 
-    def operator(self, node: Node) -> Node:
+    def operator(self, node: ChakraNode) -> ChakraNode:
         """The operator that launched a kernel, or the kernel itself."""
         return next((outer for outer in self.around(node) if not outer.name.startswith(_MARKS)), node)
 
-    def pure(self, node: Node) -> bool | None:
+    def pure(self, node: ChakraNode) -> bool | None:
         """What the innermost operator that settles it says."""
         return innermost_purity(outer.name for outer in (node, *self.around(node)))
 
-    def layer(self, node: Node) -> str | None:
+    def layer(self, node: ChakraNode) -> str | None:
         """The layer that a node's name holds, if any."""
         match = _LAYER.fullmatch(node.name)
         return match[1] if match else None
@@ -95,7 +95,7 @@ class Kernels:
         """The phase of each kernel by its id; None if unknown."""
         return {node.id: self._phase(node) for node in self.nodes}
 
-    def _phase(self, node: Node) -> Phase | None:
+    def _phase(self, node: ChakraNode) -> Phase | None:
         around = [node, *self.around(node)]
         if any(is_optimizer(outer.name) for outer in around):
             return Phase.OPTIMIZER
@@ -121,7 +121,7 @@ class Kernels:
         remedy = "link the host's trace with the profile of the GPU (chakra_trace_link), then convert it"
         return InputError.single(self.document.path, "", what, remedy)
 
-    def _require_durations(self, kernels: list[Node]) -> None:
+    def _require_durations(self, kernels: list[ChakraNode]) -> None:
         """All kernels at 0 us, or one with work at 0 us, means that durations are missing."""
         missing = [node for node in kernels if not node.duration_ns and node.attributes.get("num_ops")]
         if all(not node.duration_ns for node in kernels):
@@ -133,7 +133,7 @@ class Kernels:
             raise InputError([Problem(file, node.place, f"node {node.label} {what}", remedy) for node in missing])
 
 
-def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[Node]:
+def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[ChakraNode]:
     """All nodes, each after its dependencies.
 
     kernels: ids of the nodes that run in order of start (if `by_start`), then id; the others come as early as possible.
@@ -162,7 +162,7 @@ def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[
     raise InputError.single(document.path, nodes[cycle[first]].place, what, "convert it again")
 
 
-def _dependencies(document: Document, nodes: Mapping[int, Node]) -> list[tuple[int, int]]:
+def _dependencies(document: Document, nodes: Mapping[int, ChakraNode]) -> list[tuple[int, int]]:
     """Pairs of a node's id and that of one that depends on it."""
     pairs, problems = [], []
     for node in document.nodes:

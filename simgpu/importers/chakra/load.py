@@ -13,7 +13,7 @@ from simgpu.errors import InputError
 from simgpu.importers.chakra.forms import read_document
 from simgpu.importers.chakra.kernels import Kernels
 from simgpu.importers.chakra.memory import ChakraBlock, block, find_memory, samples
-from simgpu.importers.chakra.nodes import Node
+from simgpu.importers.chakra.nodes import ChakraNode
 from simgpu.importers.drafts import printable, reads_and_writes
 from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
@@ -59,7 +59,7 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock])
     )
 
 
-def _stream(kernels: Kernels, node: Node) -> int | str | None:
+def _stream(kernels: Kernels, node: ChakraNode) -> int | str | None:
     """What the node calls its stream; None where it does not say."""
     stream = node.attributes.get("stream")
     if not isinstance(stream, int | str | None):
@@ -68,7 +68,7 @@ def _stream(kernels: Kernels, node: Node) -> int | str | None:
     return stream
 
 
-def _count(node: Node, name: str) -> int | None:
+def _count(node: ChakraNode, name: str) -> int | None:
     value = node.attributes.get(name)
     return value if type(value) is int and value > 0 else None
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.importers.chakra.kernels import Kernels
-from simgpu.importers.chakra.nodes import Node, Operands
+from simgpu.importers.chakra.nodes import ChakraNode, Operands
 from simgpu.importers.drafts import BlockDraft, StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.execution_trace import Tensor, tensors_of
 from simgpu.importers.pytorch_operators import samples as data_samples
@@ -86,7 +86,7 @@ class _Walk:
             self._launched.setdefault(self._owner(node), []).append(position)
         self._copying = {self._owner(node) for node in kernels.transfers if "HtoD" in node.name}
 
-    def _tensors(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
+    def _tensors(self, node: ChakraNode) -> tuple[list[Tensor], list[Tensor]]:
         op_schema = str(node.attributes.get("op_schema") or "")
         try:
             sides = [(_lists(node.inputs), op_schema), (_lists(node.outputs), "")]
@@ -100,11 +100,11 @@ class _Walk:
             raise InputError.single(self.kernels.document.path, node.place, what, "import the trace of one GPU")
         return inputs, outputs
 
-    def _owner(self, kernel: Node) -> int:
+    def _owner(self, kernel: ChakraNode) -> int:
         """The innermost operator around a kernel that names tensors, or the kernel itself."""
         return next((node.id for node in self.kernels.around(kernel) if node.id in self._named), kernel.id)
 
-    def operators(self) -> Iterator[Node]:
+    def operators(self) -> Iterator[ChakraNode]:
         """Nodes that name tensors, in the order in which they began; kernels count where they own themselves."""
         nodes = sorted(self.kernels.document.nodes, key=lambda node: node.id)
         place = {node.id: position for position, node in enumerate(self.kernels.nodes)}
@@ -115,7 +115,7 @@ class _Walk:
             return iter(sorted(chosen, key=lambda node: place.get(node.id, -1)))
         return iter(chosen)
 
-    def follow(self, operator: Node) -> None:
+    def follow(self, operator: ChakraNode) -> None:
         inputs, outputs = self._named[operator.id]
         given = [(tensor, self._given(tensor)) for tensor in inputs]
         created = [(tensor, self._created(tensor, operator, given)) for tensor in outputs]
@@ -137,7 +137,9 @@ class _Walk:
     def _given(self, tensor: Tensor) -> ChakraBlock:
         return self._current.get(tensor.storage) or self._new(tensor, -1)
 
-    def _created(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, ChakraBlock]]) -> ChakraBlock:
+    def _created(
+        self, tensor: Tensor, operator: ChakraNode, given: Sequence[tuple[Tensor, ChakraBlock]]
+    ) -> ChakraBlock:
         held = self._current.get(tensor.storage)
         if held is not None and any(memory is held for _, memory in given):
             if all(tensor.tensor != other.tensor for other, memory in given if memory is held):

@@ -45,7 +45,7 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ChakraNode:
     """One node. place: where it stands in its file.
 
     start_ns, duration_ns: 0 where the file does not say, which the schema cannot distinguish from a time of 0.
@@ -75,7 +75,7 @@ class Document:
     """All nodes of a file, in the order in which it lists them. metadata: the attributes of the whole."""
 
     path: Path
-    nodes: tuple[Node, ...]
+    nodes: tuple[ChakraNode, ...]
     metadata: Mapping[str, Any]
 
     @property
@@ -109,7 +109,7 @@ def nanoseconds(value: object) -> int:
     return int(time.to_integral_value())
 
 
-def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[Node]) -> Document:
+def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[ChakraNode]) -> Document:
     """The file as a whole.
 
     Raises `InputError` for an unknown schema version, an id that comes twice, and more nodes than memory can hold.
@@ -119,7 +119,7 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
         raise _unknown(path, version)
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
-    result: dict[int, Node] = {}
+    result: dict[int, ChakraNode] = {}
     budget = MemoryBudget(path, NODES)
     for node in nodes:
         budget.take()

@@ -19,7 +19,7 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.importers.execution_trace import ExecutionTrace
 from simgpu.importers.json_stream import items
-from simgpu.importers.kineto.profile import STEP, Event, Kernel, Profile, Span, Thread, read_profile
+from simgpu.importers.kineto.profile import STEP, Event, GpuWork, Profile, Span, Thread, read_profile
 from simgpu.io.input_files import open_unzipped
 
 #: Of some steps, the last one first, those that are worth reading.
@@ -36,14 +36,14 @@ class Iteration:
     number: int | None
     begin: int
     end: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[GpuWork, ...]
     marks: int = 0
 
     def contains(self, at: int) -> bool:
         return self.begin <= at < self.end
 
 
-def launched_at(kernel: Kernel, profile: Profile) -> int:
+def launched_at(kernel: GpuWork, profile: Profile) -> int:
     """When the CPU launched a kernel; when it ran, where its launch was not recorded."""
     launch = profile.launches.get(kernel.correlation)
     return kernel.start if launch is None else launch[1]
@@ -121,7 +121,7 @@ def _iteration(profile: Profile, step: Span) -> Iteration:
     return Iteration(_number(step.name), step.start, step.end, _in_order(inside), len(profile.steps))
 
 
-def _in_order(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+def _in_order(kernels: Iterable[GpuWork]) -> tuple[GpuWork, ...]:
     """In the order they ran."""
     return tuple(sorted(kernels, key=lambda kernel: (kernel.start, kernel.number)))
 

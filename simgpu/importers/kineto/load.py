@@ -37,7 +37,7 @@ from simgpu.importers.kineto.blocks import (
 )
 from simgpu.importers.kineto.iteration import Iteration, iterations, launched_at, may_cover
 from simgpu.importers.kineto.joined import Nodes, join, joined_drafts
-from simgpu.importers.kineto.profile import Kernel, Op, Profile, Span
+from simgpu.importers.kineto.profile import GpuWork, Op, Profile, Span
 from simgpu.importers.options import ImportOptions
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.units import format_bytes, format_time
@@ -210,20 +210,20 @@ _PARTS = 20
 _MERGED = "record each process and GPU by itself and import one of them"
 
 
-def number_streams(kernels: Sequence[Kernel], path: Path) -> tuple[dict[int, int], int]:
+def number_streams(kernels: Sequence[GpuWork], path: Path) -> tuple[dict[int, int], int]:
     """Streams in the order in which they first appear, and how long kernels overlap on their own stream (ns).
 
     kernels: in the order they ran. Raises `InputError` naming two that overlap on one stream and cannot.
     """
     numbers: dict[int, int] = {}
-    by_stream: dict[int, list[Kernel]] = defaultdict(list)
+    by_stream: dict[int, list[GpuWork]] = defaultdict(list)
     for kernel in kernels:
         numbers.setdefault(kernel.stream, len(numbers))
         by_stream[kernel.stream].append(kernel)
     return numbers, sum(_overlap(row, path) for row in by_stream.values())
 
 
-def _overlap(row: Sequence[Kernel], path: Path) -> int:
+def _overlap(row: Sequence[GpuWork], path: Path) -> int:
     """How long kernels of one stream overlap, ns."""
     grain = 2000 if all(kernel.start % 1000 == 0 and kernel.duration % 1000 == 0 for kernel in row) else 0
     total, worst = 0, (0, row[0], row[0])
@@ -241,7 +241,7 @@ def _overlap(row: Sequence[Kernel], path: Path) -> int:
     return total
 
 
-def _refusal(path: Path, first: Kernel, second: Kernel, why: str) -> InputError:
+def _refusal(path: Path, first: GpuWork, second: GpuWork, why: str) -> InputError:
     place = f"event {second.number} ({second.name[:60]})"
     what = f"overlaps event {first.number} ({first.name[:60]}) on stream {first.stream}: {why}"
     return InputError.single(path, place, what, _MERGED)

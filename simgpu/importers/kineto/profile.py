@@ -30,6 +30,226 @@ EVENTS = Piece(
     "profiler's step(), so that one is taken",
 )
 
+AGAIN = "record it again"
+
+#: What the names of the profiler's steps begin with.
+STEP = "ProfilerStep#"
+_MODULE = "nn.Module: "
+_LAUNCH = re.compile(r"Launch|Memcpy|Memset|memcpy|memset")
+
+#: Whole microseconds below which no check in nanoseconds is needed, and what 64 bits can hold.
+_CLOCK_US = LARGEST // 1000
+_WORD = 2**64
+
+#: A thread: process and thread number, as the profiler writes them.
+Thread = tuple[Any, Any]
+
+
+class Op(NamedTuple):
+    """An operator or an annotation (of a step, by a user) on a CPU thread; start and end in ns.
+
+    external, function: its External id and Record function id, 0 where not recorded. sequence: its place in the
+    autograd graph, -1 where none. is_backward: whether it answers a forward operator of another moment.
+    samples: the first side of its data argument, None where shapes were not recorded or the operator has none.
+    """
+
+    thread: Thread
+    start: int
+    end: int
+    name: str
+    external: int
+    function: int
+    sequence: int
+    is_backward: bool
+    is_annotation: bool
+    samples: int | None
+
+
+class GpuWork(NamedTuple):
+    """A kernel, copy or fill on a GPU; start and duration in ns. number: its place among the events of the file.
+
+    is_kernel: whether it is one, or a copy within the device, which is work like a kernel's. bytes: copied or filled.
+    """
+
+    number: int
+    name: str
+    start: int
+    duration: int
+    device: int
+    stream: int
+    correlation: int
+    external: int
+    is_kernel: bool
+    bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.duration
+
+
+class MemoryEvent(NamedTuple):
+    """Memory allocated (positive bytes) or freed (negative) on a device at a moment of a CPU thread."""
+
+    number: int
+    thread: Thread
+    at: int
+    address: int
+    bytes: int
+    total: int
+    device: int
+
+
+class Span(NamedTuple):
+    """A named stretch of a CPU thread: a module's forward, or a step of the profiler."""
+
+    thread: Thread
+    start: int
+    end: int
+    name: str
+
+
+@dataclass(slots=True)
+class Profile:
+    """All that is kept, in the order of the file. launches: (thread, moment) of the call, by correlation.
+
+    left_out: copies over the link and fills of memory. steps: all that the file marks, whichever of them is kept.
+    gpus: those that ran a kernel at any time. before: the last moment before what is kept at which work was launched,
+    or ran where its launch is not recorded; None where none.
+    """
+
+    path: Path
+    ops: list[Op] = field(default_factory=list)
+    kernels: list[GpuWork] = field(default_factory=list)
+    launches: dict[int, tuple[Thread, int]] = field(default_factory=dict)
+    memory: list[MemoryEvent] = field(default_factory=list)
+    modules: list[Span] = field(default_factory=list)
+    steps: list[Span] = field(default_factory=list)
+    left_out: list[GpuWork] = field(default_factory=list)
+    gpus: set[int] = field(default_factory=set)
+    before: int | None = None
+    devices: dict[int, str] = field(default_factory=dict)
+    base_ns: int = 0
+
+
+class Event:
+    """One event of the file; errors in its fields name its number and name."""
+
+    __slots__ = ("arguments", "number", "path", "raw")
+
+    def __init__(self, path: Path, number: int, raw: dict[str, Any]) -> None:
+        self.path, self.number, self.raw = path, number, raw
+        arguments = raw.get("args")
+        self.arguments: dict[str, Any] = arguments if isinstance(arguments, dict) else {}
+
+    @property
+    def name(self) -> str:
+        return sys.intern(str(self.raw.get("name", "")))
+
+    @property
+    def thread(self) -> Thread:
+        pid, tid = self.raw.get("pid"), self.raw.get("tid")
+        for key, value in (("pid", pid), ("tid", tid)):
+            if not isinstance(value, int | str | None):
+                raise self.wrong(f"its {key} is {shown(value)}, neither a number nor a name")
+        return pid, tid
+
+    @property
+    def category(self) -> str:
+        category = self.raw.get("cat")
+        if not isinstance(category, str | None):
+            raise self.wrong(f"its cat is {shown(category)}, not a text")
+        return category or ""
+
+    @property
+    def is_op(self) -> bool:
+        """Whether it is an operator or an annotation, with begin and end."""
+        return self.category in ("cpu_op", "user_annotation") and self.raw.get("ph") == "X"
+
+    def wrong(self, what: str, remedy: str = AGAIN) -> InputError:
+        return InputError.single(self.path, f"event {self.number} ({self.name[:60]})", what, remedy)
+
+    def nanoseconds(self, key: str) -> int:
+        """A time in microseconds as whole nanoseconds, without going through a float; finer is rounded."""
+        value = self.raw.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            what = f"has no {key}" if value is None else f"its {key} is {shown(value)}, not a number of microseconds"
+            raise self.wrong(what)
+        if type(value) is int and -_CLOCK_US < value < _CLOCK_US:
+            return value * 1000
+        try:
+            return int(nanoseconds(value, "microseconds").to_integral_value())
+        except ValueError:
+            raise self.wrong(f"its {key} is {shown(value)} microseconds, beyond any clock") from None
+
+    def times(self) -> tuple[int, int]:
+        """Start and duration, ns."""
+        start, duration = self.nanoseconds("ts"), self.nanoseconds("dur")
+        if duration < 0:
+            raise self.wrong(f"its dur is {shown(self.raw['dur'])}, less than nothing")
+        return start, duration
+
+    def _named_span(self, prefix: str, name: str) -> Span | None:
+        if not self.name.startswith(prefix):
+            return None
+        start, duration = self.times()
+        return Span(self.thread, start, start + duration, name)
+
+    def whole(self, key: str, otherwise: int | None = None) -> int:
+        value = self.arguments.get(key, otherwise)
+        if type(value) is not int or not -_WORD < value < _WORD:
+            what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
+            raise self.wrong(what, "export it with torch.profiler, which writes it")
+        return value
+
+    def op(self) -> Op:
+        """An operator or an annotation."""
+        start, duration = self.times()
+        name = self.name
+        return Op(
+            self.thread,
+            start,
+            start + duration,
+            name,
+            self.whole("External id", 0),
+            self.whole("Record function id", 0),
+            self.whole("Sequence number", -1),
+            self.whole("Fwd thread id", 0) > 0,
+            self.raw["cat"] == "user_annotation",
+            samples(name, self.arguments.get("Input Dims")),
+        )
+
+    def step(self) -> Span | None:
+        """The step of the profiler that an annotation marks; None for another annotation."""
+        return self._named_span(STEP, self.name)
+
+    def kernel(self) -> GpuWork:
+        """A kernel, copy or fill on a GPU."""
+        start, duration = self.times()
+        correlation = self.whole("correlation")
+        device, stream = self.whole("device"), self.whole("stream", 0)
+        external = self.whole("External id", 0)
+        is_kernel = self.category == "kernel" or "DtoD" in self.name
+        size = self.whole("bytes", 0)
+        return GpuWork(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel, size)
+
+    def launch(self) -> tuple[int, tuple[Thread, int]] | None:
+        """The correlation, thread and moment of a call that starts work on a GPU; None for another call."""
+        if "correlation" not in self.arguments or _LAUNCH.search(self.name) is None:
+            return None
+        return self.whole("correlation"), (self.thread, self.nanoseconds("ts"))
+
+    def memory(self) -> MemoryEvent | None:
+        """An allocation or free on a GPU; None for another instant."""
+        if self.raw.get("name") != "[memory]" or self.whole("Device Type", 0) == 0:
+            return None
+        at, address, size = self.nanoseconds("ts"), self.whole("Addr"), self.whole("Bytes")
+        total, device = self.whole("Total Allocated", -1), self.whole("Device Id", 0)
+        return MemoryEvent(self.number, self.thread, at, address, size, total, device)
+
+    def module(self) -> Span | None:
+        """A module's forward; None for another function."""
+        return self._named_span(_MODULE, sys.intern(self.name.removeprefix(_MODULE)))
+
 
 def read_profile(path: Path, step: Span | None = None) -> Profile:
     """What a recording holds of a step, or of all time. Raises `InputError` for the first event that cannot be read."""
@@ -86,7 +306,7 @@ class _Keeper:
         self._end: float = inf if step is None else step.end
         self._budget = MemoryBudget(profile.path, EVENTS)
         self._launched_elsewhere = _Numbers()
-        self._waiting: dict[int, list[Kernel]] = {}
+        self._waiting: dict[int, list[GpuWork]] = {}
 
     def take(self, event: Event) -> None:
         """Keep the next event of the file, if it belongs to the step."""
@@ -133,7 +353,7 @@ class _Keeper:
             self._waiting.setdefault(number, []).append(kernel)
         self._budget.take()
 
-    def _keep_work(self, kernel: Kernel) -> None:
+    def _keep_work(self, kernel: GpuWork) -> None:
         (self.profile.kernels if kernel.is_kernel else self.profile.left_out).append(kernel)
 
     def _launch(self, event: Event) -> None:
@@ -171,7 +391,7 @@ class _Keeper:
 
 
 class _Numbers:
-    """A set of whole numbers most of which follow one another: a bit each."""
+    """A set of mostly consecutive integers, one bit each."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
@@ -183,224 +403,3 @@ class _Numbers:
     def __contains__(self, number: int) -> bool:
         page, bit = divmod(number, 1024)
         return bool(self._pages.get(page, 0) >> bit & 1)
-
-
-AGAIN = "record it again"
-
-#: What the names of the profiler's steps begin with.
-STEP = "ProfilerStep#"
-_MODULE = "nn.Module: "
-_LAUNCH = re.compile(r"Launch|Memcpy|Memset|memcpy|memset")
-
-#: Whole microseconds below which no check in nanoseconds is needed, and what 64 bits can hold.
-_CLOCK_US = LARGEST // 1000
-_WORD = 2**64
-
-
-class Event:
-    """One event of the file; errors in its fields name its number and name."""
-
-    __slots__ = ("arguments", "number", "path", "raw")
-
-    def __init__(self, path: Path, number: int, raw: dict[str, Any]) -> None:
-        self.path, self.number, self.raw = path, number, raw
-        arguments = raw.get("args")
-        self.arguments: dict[str, Any] = arguments if isinstance(arguments, dict) else {}
-
-    @property
-    def name(self) -> str:
-        return sys.intern(str(self.raw.get("name", "")))
-
-    @property
-    def thread(self) -> Thread:
-        pid, tid = self.raw.get("pid"), self.raw.get("tid")
-        for key, value in (("pid", pid), ("tid", tid)):
-            if not isinstance(value, int | str | None):
-                raise self.wrong(f"its {key} is {shown(value)}, neither a number nor a name")
-        return pid, tid
-
-    @property
-    def category(self) -> str:
-        category = self.raw.get("cat")
-        if not isinstance(category, str | None):
-            raise self.wrong(f"its cat is {shown(category)}, not a text")
-        return category or ""
-
-    @property
-    def is_op(self) -> bool:
-        """Whether it is an operator or an annotation, with begin and end."""
-        return self.category in ("cpu_op", "user_annotation") and self.raw.get("ph") == "X"
-
-    def wrong(self, what: str, remedy: str = AGAIN) -> InputError:
-        return InputError.single(self.path, f"event {self.number} ({self.name[:60]})", what, remedy)
-
-    def nanoseconds(self, key: str) -> int:
-        """A time in microseconds as whole nanoseconds, without going through a float; finer is rounded."""
-        value = self.raw.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            what = f"has no {key}" if value is None else f"its {key} is {shown(value)}, not a number of microseconds"
-            raise self.wrong(what)
-        if type(value) is int and -_CLOCK_US < value < _CLOCK_US:
-            return value * 1000
-        try:
-            return int(nanoseconds(value, "microseconds").to_integral_value())
-        except ValueError:
-            raise self.wrong(f"its {key} is {shown(value)} microseconds, beyond any clock") from None
-
-    def span(self) -> tuple[int, int]:
-        start, duration = self.nanoseconds("ts"), self.nanoseconds("dur")
-        if duration < 0:
-            raise self.wrong(f"its dur is {shown(self.raw['dur'])}, less than nothing")
-        return start, duration
-
-    def whole(self, key: str, otherwise: int | None = None) -> int:
-        value = self.arguments.get(key, otherwise)
-        if type(value) is not int or not -_WORD < value < _WORD:
-            what = f"its {key} is {shown(value)}, not a whole number" if key in self.arguments else f"has no {key}"
-            raise self.wrong(what, "export it with torch.profiler, which writes it")
-        return value
-
-    def op(self) -> Op:
-        """An operator or an annotation."""
-        start, duration = self.span()
-        name = self.name
-        return Op(
-            self.thread,
-            start,
-            start + duration,
-            name,
-            self.whole("External id", 0),
-            self.whole("Record function id", 0),
-            self.whole("Sequence number", -1),
-            self.whole("Fwd thread id", 0) > 0,
-            self.raw["cat"] == "user_annotation",
-            samples(name, self.arguments.get("Input Dims")),
-        )
-
-    def step(self) -> Span | None:
-        """The step of the profiler that an annotation marks, if it does."""
-        if not self.name.startswith(STEP):
-            return None
-        start, duration = self.span()
-        return Span(self.thread, start, start + duration, self.name)
-
-    def kernel(self) -> Kernel:
-        """Something that ran on a GPU."""
-        start, duration = self.span()
-        correlation = self.whole("correlation")
-        device, stream = self.whole("device"), self.whole("stream", 0)
-        external = self.whole("External id", 0)
-        is_kernel = self.category == "kernel" or "DtoD" in self.name
-        size = self.whole("bytes", 0)
-        return Kernel(self.number, self.name, start, duration, device, stream, correlation, external, is_kernel, size)
-
-    def launch(self) -> tuple[int, tuple[Thread, int]] | None:
-        """The correlation, thread and moment of a call that starts work on a GPU; None for another call."""
-        if "correlation" not in self.arguments or _LAUNCH.search(self.name) is None:
-            return None
-        return self.whole("correlation"), (self.thread, self.nanoseconds("ts"))
-
-    def memory(self) -> MemoryEvent | None:
-        """What came or went on a GPU; None for another instant."""
-        if self.raw.get("name") != "[memory]" or self.whole("Device Type", 0) == 0:
-            return None
-        at, address, size = self.nanoseconds("ts"), self.whole("Addr"), self.whole("Bytes")
-        total, device = self.whole("Total Allocated", -1), self.whole("Device Id", 0)
-        return MemoryEvent(self.number, self.thread, at, address, size, total, device)
-
-    def module(self) -> Span | None:
-        """A module's forward; None for another function."""
-        if not self.name.startswith(_MODULE):
-            return None
-        start, duration = self.span()
-        return Span(self.thread, start, start + duration, sys.intern(self.name.removeprefix(_MODULE)))
-
-
-#: A thread: process and thread number, as the profiler writes them.
-Thread = tuple[Any, Any]
-
-
-class Op(NamedTuple):
-    """An operator or an annotation (of a step, by a user) on a CPU thread; start and end in ns.
-
-    external, function: its External id and Record function id, 0 where not recorded. sequence: its place in the
-    autograd graph, -1 where none. is_backward: whether it answers a forward operator of another moment.
-    samples: the first side of its data argument, None where shapes were not recorded or the operator has none.
-    """
-
-    thread: Thread
-    start: int
-    end: int
-    name: str
-    external: int
-    function: int
-    sequence: int
-    is_backward: bool
-    is_annotation: bool
-    samples: int | None
-
-
-class Kernel(NamedTuple):
-    """Something that ran on a GPU; start and duration in ns. number: its place among the events of the file.
-
-    is_kernel: whether it is one, or a copy within the device, which is work like a kernel's. bytes: copied or filled.
-    """
-
-    number: int
-    name: str
-    start: int
-    duration: int
-    device: int
-    stream: int
-    correlation: int
-    external: int
-    is_kernel: bool
-    bytes: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.duration
-
-
-class MemoryEvent(NamedTuple):
-    """Memory allocated (positive bytes) or freed (negative) on a device at a moment of a CPU thread."""
-
-    number: int
-    thread: Thread
-    at: int
-    address: int
-    bytes: int
-    total: int
-    device: int
-
-
-class Span(NamedTuple):
-    """A named stretch of a CPU thread: a module's forward, or a step of the profiler."""
-
-    thread: Thread
-    start: int
-    end: int
-    name: str
-
-
-@dataclass(slots=True)
-class Profile:
-    """All that is kept, in the order of the file. launches: (thread, moment) of the call, by correlation.
-
-    left_out: copies over the link and fills of memory. steps: all that the file marks, whichever of them is kept.
-    gpus: those that ran a kernel at any time. before: the last moment before what is kept at which work was launched,
-    or ran where its launch is not recorded; None where none.
-    """
-
-    path: Path
-    ops: list[Op] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
-    launches: dict[int, tuple[Thread, int]] = field(default_factory=dict)
-    memory: list[MemoryEvent] = field(default_factory=list)
-    modules: list[Span] = field(default_factory=list)
-    steps: list[Span] = field(default_factory=list)
-    left_out: list[Kernel] = field(default_factory=list)
-    gpus: set[int] = field(default_factory=set)
-    before: int | None = None
-    devices: dict[int, str] = field(default_factory=dict)
-    base_ns: int = 0
