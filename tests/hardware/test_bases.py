@@ -50,7 +50,7 @@ def told(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
     return [str(problem).replace(f"{path.parent}/", "") for problem in caught.value.problems]
 
 
-def test_what_a_file_leaves_out_its_base_gives_but_for_name_and_description(tmp_path: Path) -> None:
+def test_base_provides_missing_values_except_name_and_description(tmp_path: Path) -> None:
     node, base = load_node(over(tmp_path)), load_node(tmp_path / "under.yaml")
     assert (node.gpu, node.link, node.host, node.switches) == (base.gpu, base.link, base.host, base.switches)
     assert (node.name, node.description) == ("over", "")
@@ -69,7 +69,7 @@ def test_mappings_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> 
     assert [switch.gpus for switch in node.switches] == [(1,)]
 
 
-def test_null_takes_a_value_away(tmp_path: Path) -> None:
+def test_null_removes_a_value_of_the_base(tmp_path: Path) -> None:
     file = load_node_file(over(tmp_path, "gpu: {fp32_rate: null}\n"))
     assert file.gpu.fp32_rate is None
     assert "gpu.fp32_rate" not in file.sources
@@ -115,7 +115,7 @@ def test_a_base_cannot_be_changed_by_an_override(tmp_path: Path) -> None:
     assert problem.startswith("override: node.base: a base is laid under a file, not under a change; choose another")
 
 
-def test_a_mistake_is_told_in_the_file_that_makes_it(tmp_path: Path) -> None:
+def test_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
     path = over(tmp_path, "gpu: {memory: 4}\nlink:\n  h2d_bandwidth: fast\nsources: {gpu.memoy: me}\n")
     write(tmp_path, "under", UNDER.replace("12 GB/s", "-12 GB/s") + "  gpu.latency: nowhere\n")
     problems = told(path)
@@ -136,7 +136,7 @@ def test_a_mistake_of_the_base_that_is_overridden_is_none(tmp_path: Path) -> Non
     assert load_node(path).gpu.memory == 4 * 2**30
 
 
-def test_what_neither_file_has_is_missing_from_the_one_that_was_asked_for(tmp_path: Path) -> None:
+def test_value_missing_in_all_files_is_reported_in_the_requested_one(tmp_path: Path) -> None:
     path = over(tmp_path)
     write(tmp_path, "under", "schema: simgpu.node/1\nname: under\ngpu: {name: a GPU, memory: 1 GiB}\n")
     assert told(path) == ["over.yaml: link: is missing; add it"]
@@ -157,7 +157,7 @@ def test_a_base_that_is_none(tmp_path: Path, base: str, expected: str) -> None:
     assert told(path)[0].startswith(f"over.yaml: {expected}")
 
 
-def test_a_long_circle_is_told_where_it_closes(tmp_path: Path) -> None:
+def test_circular_bases_are_reported_where_the_circle_closes(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     for name, base in zip(names, ("b", "c", "b"), strict=True):
         write(tmp_path, name, f"schema: simgpu.node/1\nname: {name}\nbase: {base}.yaml\n")

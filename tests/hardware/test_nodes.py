@@ -35,7 +35,7 @@ def node_file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_units_become_whole_numbers(tmp_path: Path) -> None:
+def test_units_become_integers(tmp_path: Path) -> None:
     extra = "  latency: 1.5 us\n  duplex: half\nhost:\n  pinned_memory: 16 GB\n"
     node = load_node(node_file(tmp_path, GOOD + extra))
     assert node.gpu.memory == 8 * 2**30
@@ -63,7 +63,7 @@ def test_overrides_change_values_the_name_and_the_sources() -> None:
     assert load_node("v100").name == "v100", "an override must not leak into the next load"
 
 
-def test_an_override_of_several_gpus_drops_what_it_replaces() -> None:
+def test_override_of_several_gpus_replaces_their_values() -> None:
     switch = {"gpus": [0], "d2h_bandwidth": "1 GB/s", "h2d_bandwidth": "1 GB/s"}
     file = load_node_file("k40-x4", {"switches": [switch], "gpus": 2})
     assert file.spec().switches == (SwitchSpec((0,), 10**9, 10**9),)
@@ -82,7 +82,7 @@ def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
     ]
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     text = (
         GOOD.replace("8 GiB", "8")
         .replace("11.7 GB/s", "-11.7 GB/s")

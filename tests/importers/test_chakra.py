@@ -65,7 +65,7 @@ def test_compute_nodes_of_the_gpu_become_kernels(tmp_path):
     assert trace.info.model == "net"
 
 
-def test_what_is_not_recorded_is_said(tmp_path):
+def test_notes_state_what_is_not_recorded(tmp_path):
     notes = imported(tmp_path, CHAIN).info.notes
     assert "Kernels whose phase is not recorded: 1; they count as forward." in notes
     assert "Starts are not recorded" in notes
@@ -75,7 +75,7 @@ def test_what_is_not_recorded_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_json_says_the_same_as_protobuf(tmp_path, pack):
+def test_json_and_protobuf_give_the_same_trace(tmp_path, pack):
     first, _ = import_trace(saved(tmp_path, pack(files.protobuf(CHAIN))), ONE)
     second, recognised = import_trace(saved(tmp_path, pack(files.jsonized(CHAIN).encode()), "net.json"), ONE)
     assert recognised == "Chakra trace"
@@ -119,7 +119,7 @@ def test_fields_that_are_not_read_are_skipped(tmp_path):
     assert import_trace(path, ONE)[0].compute_ns == 3000
 
 
-def test_where_no_node_says_where_it_runs_all_are_kernels(tmp_path):
+def test_all_nodes_are_kernels_if_none_says_where_it_runs(tmp_path):
     """A workload that chakra_converter made from text: layers and phases are in the names."""
     parts = ("FWD", "BWD_WG", "BWD_IG")
     nodes: list[Node] = [
@@ -140,7 +140,7 @@ def test_order_follows_dependencies_then_ids(tmp_path):
     assert [kernel.op for kernel in imported(tmp_path, nodes).kernels] == ["a", "b", "d", "c"]
 
 
-def test_order_follows_starts_where_they_are_recorded(tmp_path):
+def test_order_follows_recorded_starts(tmp_path):
     nodes = [
         gpu(1, "late", 5, start_time_micros=1030),
         gpu(2, "early", 5, start_time_micros=1000),
@@ -154,7 +154,7 @@ def test_order_follows_starts_where_they_are_recorded(tmp_path):
     ]
 
 
-def test_starts_that_are_launches_order_and_are_not_kept(tmp_path):
+def test_launch_times_order_kernels_and_are_not_stored(tmp_path):
     """Converted from PyTorch, a node's time is when its kernel was launched."""
     metadata = b"".join(
         files.text(2, raw)
@@ -200,7 +200,7 @@ def test_same_bytes_each_time(tmp_path):
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
-def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
+def test_more_nodes_than_memory_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
     monkeypatch.setattr(free_memory, "available_memory", lambda: 200_000)
     path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(100)]))
@@ -209,7 +209,7 @@ def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
         import_trace(path, ONE)
 
 
-def test_the_batch_must_be_told(tmp_path):
+def test_batch_is_required(tmp_path):
     with pytest.raises(InputError, match=r"does not say its batch size; .*--batch"):
         import_trace(saved(tmp_path, files.protobuf(CHAIN)))
 
@@ -254,13 +254,13 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_damaged_protobuf_is_told(tmp_path, case):
+def test_damaged_protobuf_is_reported(tmp_path, case):
     content, message = SPOILT[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved(tmp_path, content), ONE)
 
 
-def test_a_file_cut_anywhere_is_told_unless_whole_messages_are_left(tmp_path):
+def test_truncated_file_is_reported_unless_cut_between_messages(tmp_path):
     ends = {len(files.protobuf(CHAIN[:count])) for count in range(1, len(CHAIN) + 1)}
     for size in range(1, len(WHOLE)):
         path = saved(tmp_path, WHOLE[:size])
@@ -294,7 +294,7 @@ SPOILT_JSON = {
 
 
 @pytest.mark.parametrize("case", SPOILT_JSON)
-def test_damaged_json_is_told(tmp_path, case):
+def test_damaged_json_is_reported(tmp_path, case):
     content, message = SPOILT_JSON[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved(tmp_path, content, "net.json"), ONE)
@@ -306,7 +306,7 @@ def test_other_files_are_not_taken_for_it(tmp_path, content):
         detect(saved(tmp_path, content))
 
 
-def test_without_protobuf_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_protobuf_names_the_package_to_install(tmp_path, monkeypatch):
     path = saved(tmp_path, files.protobuf(CHAIN))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="simgpu with its extra 'chakra'"):

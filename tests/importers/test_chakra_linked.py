@@ -160,7 +160,7 @@ def test_tensors_are_in_the_same_blocks_as_in_the_pair(vgg13):
     assert rows(vgg13) == rows(pair())
 
 
-def test_the_memory_a_node_takes_is_what_is_counted_with(tmp_path):
+def test_memory_per_node_matches_the_constant(tmp_path):
     """The larger form; a limit that is derived from the count must not be far from the truth."""
     path = tmp_path / "vgg13.json"
     path.write_text(json.dumps(linked()))
@@ -194,7 +194,7 @@ def saved_linked(folder: Path, nodes: list[dict[str, Any]], schema: str = SCHEMA
     return path
 
 
-def test_fractions_of_microseconds_are_kept(tmp_path):
+def test_fractions_of_microseconds_are_exact(tmp_path):
     trace, _ = import_trace(saved_linked(tmp_path, LINKED))
     assert [(kernel.op, kernel.duration_ns, kernel.start_ns) for kernel in trace.kernels] == [
         ("aten::relu", 3500, None)
@@ -227,13 +227,13 @@ SPOILT_LINKS = {
 
 
 @pytest.mark.parametrize("case", SPOILT_LINKS)
-def test_damaged_linked_traces_are_told(tmp_path, case):
+def test_damaged_linked_traces_are_reported(tmp_path, case):
     nodes, schema, message = SPOILT_LINKS[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved_linked(tmp_path, nodes, schema))
 
 
-def test_a_linked_trace_that_is_cut_off_is_told(tmp_path):
+def test_truncated_linked_trace_is_reported(tmp_path):
     path = saved_linked(tmp_path, LINKED)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(InputError, match=r"item 2 of nodes: the JSON ends too early: the file is cut off"):

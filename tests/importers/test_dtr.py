@@ -182,7 +182,7 @@ def test_names_become_blocks(tmp_path):
     assert check_trace(trace) == []
 
 
-def test_what_the_user_tells_goes_before_what_the_file_name_says(tmp_path):
+def test_options_override_the_file_name(tmp_path):
     path = written(tmp_path, SMALL)
     trace, _ = import_trace(path, ImportOptions(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
     assert (trace.info.model, trace.info.batch, trace.info.device) == ("net", 32, "Titan V")
@@ -282,7 +282,7 @@ def test_a_log_in_gzip_is_the_same_trace(tmp_path: Path) -> None:
     assert zipped.info.batch == 4
 
 
-def test_a_damaged_log_in_gzip_is_told(tmp_path: Path) -> None:
+def test_damaged_gzip_log_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "net-b4.log.gz"
     small_log(path)
     path.write_bytes(path.read_bytes()[:-9])
@@ -301,7 +301,7 @@ def test_a_log_in_gzip_counts_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         import_trace(path)
 
 
-def test_a_batch_that_is_guessed_is_said_to_be(tmp_path: Path) -> None:
+def test_guessed_batch_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "net-b4.log"
     small_log(path)
     assert "The batch of 4 is a guess from the file's name" in import_trace(path)[0].info.notes
@@ -327,7 +327,7 @@ def pooled(tmp_path: Path, follower: str) -> TaskGraph:
     return TaskGraph.of(trace)
 
 
-def test_forward_pooling_and_what_follows_it_can_be_recomputed(tmp_path: Path) -> None:
+def test_forward_pooling_and_its_consumers_can_be_recomputed(tmp_path: Path) -> None:
     """The log calls it max_pool2d_backward: it stands before BACKWARD and makes values and indices of one argument."""
     graph = pooled(tmp_path, "relu")
     ancestry = Ancestry(graph)
@@ -335,7 +335,7 @@ def test_forward_pooling_and_what_follows_it_can_be_recomputed(tmp_path: Path) -
     assert {name: ancestry.why_not(graph.block(name)) for name in "ypiz"} == dict.fromkeys("ypiz")
 
 
-def test_operators_that_nobody_knows_still_cannot(tmp_path: Path) -> None:
+def test_unknown_operators_cannot_be_recomputed(tmp_path: Path) -> None:
     """Of y (64 B), i (32 B) and z (16 B), which backward reads, z comes of an operator of unknown purity."""
     found = unrecomputable(pooled(tmp_path, "mine"))
     assert found == Unrecomputable(112, 16, (("mine", "purity unknown", 16),))

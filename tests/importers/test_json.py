@@ -80,7 +80,7 @@ def test_an_event_with_a_list_for_a_name(tmp_path, key, value):
 
 
 @pytest.mark.parametrize("repeated", [1, 500])
-def test_a_version_behind_the_events_is_told_however_far_behind(tmp_path, repeated):
+def test_version_after_the_events_is_reported(tmp_path, repeated):
     profile, _ = small_run()
     events = profile.events * repeated
     path = tmp_path / "net.json"
@@ -89,7 +89,7 @@ def test_a_version_behind_the_events_is_told_however_far_behind(tmp_path, repeat
         import_trace(path)
 
 
-def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
+def test_unreadable_file_is_reported(tmp_path, monkeypatch):
     path = small_run()[0].write(tmp_path / "net.json")
 
     def denied(*_args, **_options):
@@ -100,7 +100,7 @@ def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
         import_trace(path)
 
 
-def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
+def test_unreadable_execution_trace_is_reported(tmp_path, monkeypatch):
     profile, recorded = small_run()
     path, graph = profile.write(tmp_path / "net.json"), recorded.write(tmp_path / "graph.json")
     plainly = os.open

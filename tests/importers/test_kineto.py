@@ -99,7 +99,7 @@ def test_joined_without_memory_events_lifetimes_are_unknown(tmp_path):
     assert "lifetimes are not recorded" in trace.info.notes
 
 
-def test_a_storage_that_comes_back_is_a_new_block(tmp_path):
+def test_reused_storage_begins_a_new_block(tmp_path):
     profile, recorded = Profile(), small_run()[1]
     recorded.nodes.clear()
     first = profile.op("aten::linear", 10, 10, Input_Dims=[[8, 4], [4, 4], []])
@@ -187,7 +187,7 @@ def test_a_kernel_belongs_to_the_iteration_that_launched_it(tmp_path):
     assert [kernel.duration_ns for kernel in trace.kernels] == [5000, 7000]
 
 
-def test_streams_are_kept_and_numbered_from_zero(tmp_path):
+def test_streams_are_numbered_from_zero(tmp_path):
     profile, _ = small_run(with_memory=False)
     profile.kernel(14, 112, 50, stream=20, name="other")
     trace, _ = import_trace(profile.write(tmp_path / "net.json"))
@@ -205,7 +205,7 @@ def test_copies_within_the_device_are_kernels_others_are_counted(tmp_path):
     assert "left out: 2, 7 us in all" in trace.info.notes
 
 
-def test_what_the_host_puts_into_memory_is_born(tmp_path):
+def test_memory_filled_by_the_host_is_born(tmp_path):
     """A batch copied in: memory without a kernel that writes it is there from the next kernel on."""
     profile, recorded = small_run()
     profile.mark("ProfilerStep#1", 0, 90)
@@ -239,14 +239,14 @@ def test_times_are_exact_however_large_the_clock(tmp_path):
     assert [duration for _, duration in late] == [1, 3]
 
 
-def test_what_the_user_tells_goes_first(tmp_path):
+def test_options_override_the_recording(tmp_path):
     path = small_run()[0].write(tmp_path / "net.json")
     told = ImportOptions(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
     info = import_trace(path, told)[0].info
     assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(told)[:5]
 
 
-def test_a_batch_that_shapes_do_not_tell_must_be_told(tmp_path):
+def test_batch_is_required_if_shapes_do_not_show_it(tmp_path):
     profile, _ = small_run()
     for event in profile.events:
         event.get("args", {}).pop("Input Dims", None)
@@ -306,7 +306,7 @@ def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
     assert [block.persistent for block in trace.blocks] == [False]
 
 
-def test_an_execution_trace_beside_several_iterations_picks_the_one_it_covers(tmp_path):
+def test_execution_trace_selects_the_iteration_it_covers(tmp_path):
     profile, recorded = several_iterations(), small_run()[1]
     recorded.nodes.clear()
     ids = [e["args"]["Record function id"] for e in profile.events if e["name"] == "aten::linear"]
@@ -325,7 +325,7 @@ def test_annotations_are_no_operators(tmp_path):
     assert trace.kernels[-1].op == "mine"
 
 
-def test_strides_tell_how_far_a_tensor_reaches(tmp_path):
+def test_strides_determine_the_extent_of_a_tensor(tmp_path):
     """A column of a matrix, two rows down: 3 elements, 8 apart, from the 16th on."""
     _, recorded = small_run()
     recorded.nodes = recorded.nodes[:1]

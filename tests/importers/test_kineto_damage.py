@@ -123,7 +123,7 @@ def test_kernels_that_overlap_on_one_stream_all_the_time(tmp_path):
     assert "overlaps event 2 (k0) on stream 7: kernels of the stream overlap by 45 us in all" in told
 
 
-def test_a_tail_that_overlaps_is_kept_and_told(tmp_path):
+def test_overlapping_tail_is_accepted_and_noted(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 100.5)
     profile.kernel(2, 198.25, 10)
@@ -132,7 +132,7 @@ def test_a_tail_that_overlaps_is_kept_and_told(tmp_path):
     assert "overlap on their own stream, counted twice: 2.25 us" in trace.info.notes
 
 
-def test_overlap_on_several_streams_is_what_streams_are_for(tmp_path):
+def test_overlap_on_several_streams_is_accepted(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 50.5, stream=1)
     profile.kernel(2, 110, 20, stream=2)
@@ -217,7 +217,7 @@ def test_a_truncated_execution_trace(tmp_path):
     assert "graph.json: item 4 of nodes: the JSON ends too early" in told
 
 
-def test_an_execution_trace_for_a_format_that_takes_none(tmp_path):
+def test_execution_trace_is_refused_for_other_formats(tmp_path):
     log = tmp_path / "net-b4.log"
     log.write_text(json.dumps({"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}) + "\n")
     told = refusal(log, execution_trace=tmp_path / "graph.json")

@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_dropped_events(tmp_path):
     assert peak_of_import(large) < peak_of_import(small) + 100_000
 
 
-def test_the_whole_program_stays_small(tmp_path):
+def test_process_memory_stays_small(tmp_path):
     """Peak resident memory of a program of its own, the JSON parser's buffers included."""
     program = (
         "import resource, sys\n"
@@ -101,7 +101,7 @@ def write_busy(path: Path, iterations: int) -> tuple[Path, Path, int, int]:
     return profile.write(path / "busy.json"), recorded.write(path / "graph.json"), len(profile.events), iterations
 
 
-def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
+def test_memory_per_event_matches_the_constant(tmp_path):
     profile, recorded, events, nodes = write_busy(tmp_path, 800)
     peak_of_import(profile, ImportOptions(execution_trace=recorded))  # the first import fills caches
     alone = peak_of_import(profile)

@@ -90,7 +90,7 @@ def without_marks(trace: Trace) -> Trace:
 @pytest.mark.parametrize("is_joined", [False, True], ids=["alone", "joined"])
 @pytest.mark.parametrize("order", ["as it comes", "reversed"])
 @pytest.mark.parametrize("step", [0, 2, 4])
-def test_what_stands_around_a_step_changes_nothing(tmp_path, step, order, is_joined):
+def test_events_outside_a_step_change_nothing(tmp_path, step, order, is_joined):
     groups = steps_of(5)
     everything = [*groups, crossing(5)]
     if order == "reversed":
@@ -233,7 +233,7 @@ def test_kernels_of_another_gpu_in_another_step_are_noticed(tmp_path):
         import_trace(write_events(tmp_path / "net.json", *groups))
 
 
-def test_marks_written_in_another_way_are_found_all_the_same(tmp_path):
+def test_marks_in_another_notation_are_recognised(tmp_path):
     """JSON may write any letter by its number; then the file is read once more."""
     path = write_events(tmp_path / "net.json", *steps_of(3))
     plain, _ = import_trace(path)
@@ -242,7 +242,7 @@ def test_marks_written_in_another_way_are_found_all_the_same(tmp_path):
     assert import_trace(path)[0] == plain
 
 
-def test_what_only_looks_like_a_mark_is_none(tmp_path):
+def test_similar_names_are_no_marks(tmp_path):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     plain, _ = import_trace(path)
     shadows = [
@@ -257,7 +257,7 @@ def test_what_only_looks_like_a_mark_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 4000])
-def test_marks_are_found_wherever_the_file_is_cut_into_pieces(tmp_path, monkeypatch, piece):
+def test_marks_are_recognised_across_piece_borders(tmp_path, monkeypatch, piece):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     expected = marked_steps(path)
     assert len(expected) == 3

@@ -75,7 +75,7 @@ def test_pooling_indices_are_written_by_their_pooling(vgg13):
         assert blocks[indices].bytes == 2 * blocks[values].bytes
 
 
-def test_memory_that_comes_back_is_another_block(vgg13):
+def test_reallocated_memory_is_a_new_block(vgg13):
     """No block is both a feature map read in backward and then a gradient: reused storage was told apart."""
     phases: dict[str, set[Phase]] = {}
     for kernel in vgg13.kernels:
@@ -198,7 +198,7 @@ def test_empty_or_binary_parts(tmp_path):
         import_trace(folder)
 
 
-def test_a_batch_nobody_tells(tmp_path):
+def test_unknown_batch_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not say its batch size"):
         import_trace(written(tmp_path / "net", tensors=TENSORS.replace('"[4, 2]",8,4,input', "[],8,4,input")))
 

@@ -43,7 +43,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
 
 
-def test_what_goes_wrong_inside_is_told_of_the_folder_and_other_files_keep_their_names(tmp_path):
+def test_errors_inside_name_the_folder_and_other_files_keep_their_names(tmp_path):
     with pytest.raises(InputError) as caught, atomic_folder(tmp_path / "out", nothing_foreign) as part:
         with pytest.raises(InputError) as inside, atomic_file(part / "absent" / "file.csv") as file:
             file.write_text("x")
@@ -63,7 +63,7 @@ def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_what_a_folder_holds_is_seen_by_any_path_that_leads_there(tmp_path):
+def test_foreign_content_is_seen_through_any_path(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
         pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),

@@ -86,7 +86,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     codestate._installed.cache_clear()
 
 
-def test_code_of_a_class_is_its_package_and_what_it_imports(site: Path) -> None:
+def test_code_of_a_class_is_its_package_and_its_imports(site: Path) -> None:
     cls = import_module("codestate_own").Own
     before = code_behind(cls)
     assert set(before.libraries) == {"numpy", "far", "simpy"}, "what it imports, and what that requires"

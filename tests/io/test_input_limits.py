@@ -148,9 +148,7 @@ CASES = [(reader, other) for reader in READERS for other in OTHERS if (reader, o
 
 
 @pytest.mark.parametrize(("reader", "other"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_what_is_no_file_of_its_kind_is_refused_at_once(
-    reader: str, other: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_special_files_are_refused_at_once(reader: str, other: Callable[[Path], None], tmp_path: Path) -> None:
     name, read = READERS[reader]
     path = tmp_path / name
     other(path)
@@ -276,7 +274,7 @@ class TestStreams:
     ],
     ids=lambda value: value[:12],
 )
-def test_json_that_cannot_be_read_is_told(content: str, expected: str, tmp_path: Path) -> None:
+def test_unreadable_json_is_reported(content: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError) as caught:

@@ -79,14 +79,14 @@ def told(path: Path) -> list[str]:
         (b"!!set {schema: , a: }", "is not a mapping of keys to values; write 'key: value' lines, starting with"),
     ],
 )
-def test_what_is_wrong_with_the_text(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_syntax_errors_are_reported_with_their_place(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(content)
     (message,) = told(path)
     assert message.startswith(expected)
 
 
-def test_keys_given_twice_are_all_told(tmp_path: Path) -> None:
+def test_duplicate_keys_are_all_reported(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("schema: simgpu.node/1\ngpu:\n  memory: 1\n  memory: 2\ngpu: 3\n", encoding="utf-8")
     assert told(path) == [

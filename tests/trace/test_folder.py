@@ -59,13 +59,13 @@ def test_columns_are_the_fields_in_order(table, row):
     assert [column.name for column in table.columns] == [field.name for field in fields(row)]
 
 
-def test_small_trace_comes_back(tmp_path):
+def test_small_trace_round_trips(tmp_path):
     read = read_trace(small_folder(tmp_path))
     assert read == SMALL
     assert read.name == "small"
 
 
-def test_where_walks_begin_comes_back_and_is_0_where_it_is_blank(tmp_path):
+def test_first_entry_round_trips_and_defaults_to_0(tmp_path):
     input_of_four = replace(SMALL.blocks[0], bytes=500)
     within = replace(SMALL.accesses[0], order=AccessOrder.SEQUENTIAL, first=3)
     trace = replace(SMALL, blocks=(input_of_four, *SMALL.blocks[1:]), accesses=(within, *SMALL.accesses[1:]))
@@ -92,7 +92,7 @@ def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_
 
 @settings(max_examples=150, deadline=None)
 @given(traces())
-def test_every_valid_trace_comes_back(trace: Trace):
+def test_every_valid_trace_round_trips(trace: Trace):
     assert check_trace(trace) == []
     with tempfile.TemporaryDirectory() as parent:
         first, second = Path(parent) / "first", Path(parent) / "second"
@@ -237,7 +237,7 @@ WITH_CONSEQUENCES = ("id,id", "k2,loss", ",stream2,", "end,step", "k 3,loss", "x
 @pytest.mark.parametrize(
     ("file", "old", "new", "place", "told"), [(file, *case) for file, cases in MISTAKES.items() for case in cases]
 )
-def test_a_mistake_is_told_with_its_place(tmp_path, file, old, new, place, told):
+def test_mistake_is_reported_with_its_place(tmp_path, file, old, new, place, told):
     folder = small_folder(tmp_path)
     edit(folder, file, lambda text: text.replace(old, new, 1))
     problems = problems_of(folder)
@@ -256,7 +256,7 @@ def test_all_problems_come_at_once(tmp_path):
     assert files == ["trace.yaml", "kernels.csv", "kernels.csv", "blocks.csv", "sparsity.csv"]
 
 
-def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
+def test_cycle_is_reported_kernel_by_kernel(tmp_path):
     folder = small_folder(tmp_path)
     (folder / "trace.yaml").write_text(
         (folder / "trace.yaml").read_text().replace("kernels: 5", "kernels: 4").replace("blocks: 7", "blocks: 4")
@@ -426,7 +426,7 @@ def test_writing_replaces_a_trace_but_nothing_else(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["small"]
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_folder(tmp_path, monkeypatch):
     folder = small_folder(tmp_path)
 
     def full_disk(*_: object) -> None:

@@ -75,7 +75,7 @@ def test_spread_is_summed_where_every_kernel_has_one():
     assert trace_stats(replace(SMALL, kernels=some)).spread_ns is None
 
 
-def test_the_frameworks_own_peak_stands_beside_the_recorded_one():
+def test_framework_peak_is_shown_with_the_recorded_peak():
     assert dict(trace_stats(SMALL).summary_rows())["peak by the framework itself"] == "not recorded"
     info = replace(SMALL.info, framework_peak_bytes=2 * max(NEEDED))
     told = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak by the framework itself"]
