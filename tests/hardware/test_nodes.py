@@ -89,7 +89,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         .replace("10.6 GB/s", "0 GB/s")
         .replace("kind:", "knid:")
     )
-    told = "\n".join(problems_of(node_file(tmp_path, text + "sources:\n  gpu.meory: somewhere\n")))
+    reported = "\n".join(problems_of(node_file(tmp_path, text + "sources:\n  gpu.meory: somewhere\n")))
     for expected in (
         "node.yaml: line 5, gpu.memory: 8 has no unit",
         "node.yaml: line 8, link.d2h_bandwidth: '-11.7 GB/s' is negative",
@@ -98,8 +98,8 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         "node.yaml: line 6, link.kind: is missing",
         "node.yaml: line 11, sources.gpu.meory: 'gpu.meory' is not in this file",
     ):
-        assert expected in told
-    assert len(told.splitlines()) == 6
+        assert expected in reported
+    assert len(reported.splitlines()) == 6
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    told = problems_of(node_file(tmp_path, GOOD.replace(*change)))
-    assert any(problem.startswith(f"node.yaml: {expected}") for problem in told)
-    assert len(told) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
+    reported = problems_of(node_file(tmp_path, GOOD.replace(*change)))
+    assert any(problem.startswith(f"node.yaml: {expected}") for problem in reported)
+    assert len(reported) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
 
 
 def test_unknown_node_suggests_the_closest() -> None:

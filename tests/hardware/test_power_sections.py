@@ -65,9 +65,9 @@ def test_powers_and_energies_become_integers(tmp_path: Path) -> None:
     ],
 )
 def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    told = problems_of(tmp_path, FILE.replace(*change))
-    assert any(expected in problem for problem in told), told
-    assert len(told) == (2 if "idel" in expected else 1), "what is misspelt is missing too"
+    reported = problems_of(tmp_path, FILE.replace(*change))
+    assert any(expected in problem for problem in reported), reported
+    assert len(reported) == (2 if "idel" in expected else 1), "what is misspelt is missing too"
 
 
 def test_section_values_can_be_changed_and_the_section_removed(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_json_and_protobuf_give_the_same_trace(tmp_path, pack):
 
 
 def test_field_names_of_the_schema_are_read_in_json_too(tmp_path):
-    """Protobuf can be told to keep its names; numbers may be numbers."""
+    """Protobuf can be reported to keep its names; numbers may be numbers."""
     rows: list[dict[str, Any]] = [{"version": "0.0.4"}, {"name": "a", "type": 4, "duration_micros": 3}]
     rows.append({"id": 1, "name": "b", "type": "COMP_NODE", "data_deps": [0], "duration_micros": "4"})
     trace, _ = import_trace(saved(tmp_path, "\n".join(map(json.dumps, rows))), ONE)
@@ -102,13 +102,13 @@ def test_workload_graph_of_the_feeder(tmp_path):
 
 def test_attributes_of_every_kind(tmp_path):
     """The kinds that chakra's own generator writes in its test of all types, negative numbers among them."""
-    told = [("a", "double_val", 1.25), ("b", "float_val", 0.5), ("c", "int32_val", 12345), ("d", "sint64_val", -9)]
-    told += [("e", "fixed32_val", 7), ("f", "int64_val", -1), ("g", "string_val", "12345")]
+    reported = [("a", "double_val", 1.25), ("b", "float_val", 0.5), ("c", "int32_val", 12345), ("d", "sint64_val", -9)]
+    reported += [("e", "fixed32_val", 7), ("f", "int64_val", -1), ("g", "string_val", "12345")]
     from simgpu.importers.chakra.forms import read_protobuf
 
-    path = saved(tmp_path, files.protobuf([gpu(0, "a", 1, attr=told)]))
+    path = saved(tmp_path, files.protobuf([gpu(0, "a", 1, attr=reported)]))
     attributes = read_protobuf(path).nodes[0].attributes
-    assert attributes == {"is_cpu_op": False} | {name: value for name, _, value in told}
+    assert attributes == {"is_cpu_op": False} | {name: value for name, _, value in reported}
 
 
 def test_fields_that_are_not_read_are_skipped(tmp_path):

@@ -90,28 +90,28 @@ def converted() -> bytes:
     about = linked()
     metadata = [("schema", "string_val", SCHEMA), ("pid", "uint64_val", about["pid"])]
     nodes: list[Node] = []
-    for told in about["nodes"]:
-        attrs = [("op_schema", "string_val", item["value"]) for item in told["attrs"] if item["name"] == "op_schema"]
-        attrs += [(a["name"], "int64_val", a["value"]) for a in told["attrs"] if a["name"] in ("fw_parent", "fw_tid")]
-        attrs.append(("is_cpu_op", "bool_val", "cat" not in told))
-        if "stream" in told:
-            attrs.append(("stream", "int64_val", told["stream"]))
-        parent = told["ctrl_deps"]
+    for node in about["nodes"]:
+        attrs = [("op_schema", "string_val", item["value"]) for item in node["attrs"] if item["name"] == "op_schema"]
+        attrs += [(a["name"], "int64_val", a["value"]) for a in node["attrs"] if a["name"] in ("fw_parent", "fw_tid")]
+        attrs.append(("is_cpu_op", "bool_val", "cat" not in node))
+        if "stream" in node:
+            attrs.append(("stream", "int64_val", node["stream"]))
+        parent = node["ctrl_deps"]
         nodes.append(
             {
-                "id": told["id"],
-                "name": told["name"],
+                "id": node["id"],
+                "name": node["name"],
                 "type": 4,
                 "ctrl_deps": [] if parent is None else [parent],
                 "data_deps": [] if parent is None else [parent],
-                "start_time_micros": int(told.get("ts", 0)),
-                "duration_micros": int(told.get("exclusive_dur", 0)),
-                "inputs": told["inputs"],
-                "outputs": told["outputs"],
+                "start_time_micros": int(node.get("ts", 0)),
+                "duration_micros": int(node.get("exclusive_dur", 0)),
+                "inputs": node["inputs"],
+                "outputs": node["outputs"],
                 "attr": attrs,
             }
         )
-    return files.protobuf(nodes, b"".join(files.text(2, files.attribute(*told)) for told in metadata))
+    return files.protobuf(nodes, b"".join(files.text(2, files.attribute(*node)) for node in metadata))
 
 
 @pytest.fixture(scope="module", params=["linked JSON", "protobuf"])

@@ -22,10 +22,10 @@ class Host:
 
     def call(self, name: str, given: Any, made: Any, schema: str = "", kernels: tuple[str, ...] = ("k",)) -> int:
         number = len(self.nodes) + 1
-        told = [("is_cpu_op", "bool_val", True), ("op_schema", "string_val", schema)]
+        reported = [("is_cpu_op", "bool_val", True), ("op_schema", "string_val", schema)]
         after = [number - 1] if self.nodes else []
         common = {"type": 4, "inputs": given, "outputs": made}
-        self.nodes.append({"id": number, "name": name, "data_deps": after, "attr": told, **common})
+        self.nodes.append({"id": number, "name": name, "data_deps": after, "attr": reported, **common})
         for kernel in kernels:
             attr = [("is_cpu_op", "bool_val", False)]
             place = {"id": len(self.nodes) + 1, "name": kernel, "ctrl_deps": [number]}

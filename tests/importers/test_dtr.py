@@ -203,7 +203,7 @@ def negative_time(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "end", "told"),
+    ("lines", "end", "reported"),
     [
         (SMALL[:20], '\n{"INSTRUCTION": "REL', "row 21: not a line of JSON: the log seems cut off"),
         ([*SMALL[:20], "hello", *SMALL[20:]], "\n", "row 21: not a line of JSON: 'hello'"),
@@ -227,16 +227,16 @@ def negative_time(lines: list[str]) -> list[str]:
         ([*SMALL, line("CALL", NAME="a", ARGS="w2", RESULT=[], TIME="1")], "\n", "ARGS is 'w2', not a list of str"),
     ],
 )
-def test_damaged_logs(tmp_path, lines, end, told):
+def test_damaged_logs(tmp_path, lines, end, reported):
     with pytest.raises(InputError) as caught:
         import_trace(written(tmp_path, lines, end))
     (problem,) = caught.value.problems
-    assert told in str(problem)
+    assert reported in str(problem)
     assert problem.file == str(tmp_path / "net-b4.log")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b"", "is empty"),
         (b"\x7fELF\0\0\x01", "not a recording of a known format"),
@@ -245,10 +245,10 @@ def test_damaged_logs(tmp_path, lines, end, told):
         (b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n\0\0', "is a binary file"),
     ],
 )
-def test_other_files(tmp_path, content, told):
+def test_other_files(tmp_path, content, reported):
     path = tmp_path / "file.log"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=reported):
         import_trace(path)
 
 

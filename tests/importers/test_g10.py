@@ -58,8 +58,8 @@ def test_notes_attribute_weight_flags_to_the_file(name):
     trace, text = recorded(name), (FOLDERS / name / "tensors.config").read_text()
     sizes = [int(size) for flag, size in FLAG_AND_SIZE.findall(text) if flag == "1"]
     assert sum(block.bytes for block in trace.blocks if block.kind == "weight") == sum(sizes)
-    told = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
-    assert f"{told}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
+    reported = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
+    assert f"{reported}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
 
 
 @pytest.mark.parametrize("name", FACTS)

@@ -1,4 +1,4 @@
-"""JSON recordings as files: byte order marks, numbers nobody can read, files the system does not give away."""
+"""JSON recordings as files: byte order marks, numbers beyond any limit, unreadable files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_times_beyond_any_clock(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "reported"),
     [
         ({"deviceProperties": 5}, "deviceProperties: 5 is not a list of GPUs"),
         ({"deviceProperties": [{"name": "A", "id": [1]}]}, r"deviceProperties: the id of 'A' is \[1\], no number"),
@@ -64,10 +64,10 @@ def test_times_beyond_any_clock(tmp_path, number):
         ({"baseTimeNanoseconds": "noon"}, "baseTimeNanoseconds: 'noon' is not a time in nanoseconds"),
     ],
 )
-def test_a_head_that_cannot_be_read(tmp_path, head, told):
+def test_a_head_that_cannot_be_read(tmp_path, head, reported):
     profile, _ = small_run()
     profile.head |= head
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=reported):
         import_trace(profile.write(tmp_path / "net.json"))
 
 

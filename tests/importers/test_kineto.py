@@ -64,8 +64,8 @@ def test_alone_without_memory_events_there_are_no_blocks(tmp_path):
 @pytest.mark.parametrize("schema", ["1.0.1", "1.1.1-chakra.0.0.4"])
 def test_joined_a_block_is_a_storage(tmp_path, schema):
     profile, recorded = small_run(schema=schema)
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, recognised = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, recognised = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert recognised == "PyTorch profile joined with an execution trace"
     blocks = [(b.id, b.bytes, b.kind, b.persistent, b.release, b.shape, b.layer) for b in trace.blocks]
     assert blocks == [
@@ -88,8 +88,8 @@ def test_joined_a_block_is_a_storage(tmp_path, schema):
 
 def test_joined_without_memory_events_lifetimes_are_unknown(tmp_path):
     profile, recorded = small_run(with_memory=False)
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert [(block.id, block.persistent, block.release) for block in trace.blocks] == [
         ("s1", True, None),
         ("s2", True, None),
@@ -112,8 +112,8 @@ def test_reused_storage_begins_a_new_block(tmp_path):
     x, w = tensor(11, 1, 8, 4), tensor(12, 2, 4, 4)
     recorded.node("aten::linear", first, [x, w], [tensor(13, 3, 8, 4)])
     recorded.node("aten::linear", second, [x, w], [tensor(13, 3, 8, 32)])
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     made = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.FEATURE_MAP]
     assert made == [("s3", 128, "1"), ("s3.2", 1024, RELEASED_AT_END)]
 
@@ -128,8 +128,8 @@ def test_an_expanded_view_does_not_make_its_block_larger(tmp_path):
     bias, wide = tensor(11, 1, 4), tensor(12, 1, 8, 4)
     recorded.node("aten::expand", expand, [bias], [wide], "aten::expand(Tensor(a) self, SymInt[] size) -> Tensor(a)")
     recorded.node("aten::add", add, [wide, tensor(13, 2, 8, 4)], [tensor(14, 3, 8, 4)])
-    told = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert {block.id: block.bytes for block in trace.blocks} == {"s1": 16, "s2": 128, "s3": 128}
 
 
@@ -149,8 +149,8 @@ def test_kernels_joined_by_order_where_numbers_differ(tmp_path):
     by_name[engine], by_name[step] = recorded.nodes[-2:]
     order = ["aten::linear", "aten::relu_", engine, "aten::linear_backward", step, "aten::add_"]
     recorded.nodes = [dict(by_name[name], id=number) for number, name in enumerate(order)]
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert trace == plain
 
 
@@ -213,8 +213,8 @@ def test_memory_filled_by_the_host_is_born(tmp_path):
     profile.memory(3, 1000, 512, 2560)
     recorded.node("aten::empty", copy, [], [tensor(11, 1, 8, 4)])
     recorded.nodes.sort(key=lambda node: node["name"] != "aten::empty")
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     batch = trace.block_by_id["s1"]
     assert (batch.persistent, batch.born, batch.release) == (False, "1", RELEASED_AT_END)
 
@@ -241,9 +241,9 @@ def test_times_are_exact_however_large_the_clock(tmp_path):
 
 def test_options_override_the_recording(tmp_path):
     path = small_run()[0].write(tmp_path / "net.json")
-    told = ImportOptions(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
-    info = import_trace(path, told)[0].info
-    assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(told)[:5]
+    reported = ImportOptions(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
+    info = import_trace(path, reported)[0].info
+    assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(reported)[:5]
 
 
 def test_batch_is_required_if_shapes_do_not_show_it(tmp_path):
@@ -258,8 +258,8 @@ def test_batch_is_required_if_shapes_do_not_show_it(tmp_path):
 
 def test_gzip_and_folder_give_the_same_trace(tmp_path):
     profile, recorded = small_run()
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    plain, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    plain, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     (tmp_path / "pair").mkdir()
     profile.write(tmp_path / "pair" / "net.json.gz")
     recorded.write(tmp_path / "pair" / "graph.json.gz")
@@ -271,10 +271,10 @@ def test_gzip_and_folder_give_the_same_trace(tmp_path):
 
 def test_importing_twice_writes_the_same_bytes(tmp_path):
     profile, recorded = small_run()
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     path = profile.write(tmp_path / "net.json")
     for name in ("one", "two"):
-        write_trace(import_trace(path, told)[0], tmp_path / name)
+        write_trace(import_trace(path, reported)[0], tmp_path / name)
     files = [file.name for file in (tmp_path / "one").iterdir()]
     assert sorted(files) == ["blocks.csv", "kernels.csv", "trace.yaml"]
     assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
@@ -282,10 +282,10 @@ def test_importing_twice_writes_the_same_bytes(tmp_path):
 
 def test_events_in_any_order_give_the_same_trace(tmp_path):
     profile, recorded = small_run()
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    forward, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    forward, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     profile.events.reverse()
-    assert import_trace(profile.write(tmp_path / "net.json"), told)[0] == forward
+    assert import_trace(profile.write(tmp_path / "net.json"), reported)[0] == forward
 
 
 def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
@@ -299,8 +299,8 @@ def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
     made = tensor(13, 3, 8, 4)
     recorded.node("aten::zeros", zeros, [], [made])
     recorded.node("aten::mul_", fill, [made], [made], "aten::mul_(Tensor(a!) self) -> Tensor(a!)")
-    told = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert [(kernel.reads, kernel.writes) for kernel in trace.kernels] == [((), ("s3",))]
     assert not check_trace(trace)
     assert [block.persistent for block in trace.blocks] == [False]
@@ -311,8 +311,8 @@ def test_execution_trace_selects_the_iteration_it_covers(tmp_path):
     recorded.nodes.clear()
     ids = [e["args"]["Record function id"] for e in profile.events if e["name"] == "aten::linear"]
     recorded.node("aten::linear", ids[0], [tensor(11, 1, 2, 4), tensor(12, 2, 4, 4)], [tensor(13, 3, 2, 4)])
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert "Iteration 4 of the 3" in trace.info.notes
 
 

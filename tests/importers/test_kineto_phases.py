@@ -1,4 +1,4 @@
-"""Phases of kernels in PyTorch profiles that do not hold all that tells them."""
+"""Phases of kernels in PyTorch profiles with incomplete information."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_phases_of_a_profile_without_sequence_numbers(tmp_path):
 
 
 def test_kernels_without_operators_have_no_phase_and_the_notes_say_so(tmp_path):
-    """A profile of the GPU alone; an annotation of the optimizer still tells, one of the user's does not."""
+    """A profile of the GPU alone; an annotation of the optimizer still counts, one of the user's does not."""
     profile, _ = small_run(with_memory=False)
     profile.events = [event for event in profile.events if event["cat"] != "cpu_op"]
     profile.mark("my own part", 10, 10)

@@ -54,10 +54,10 @@ def write_noisy(path: Path, repeated: int) -> Path:
     return path
 
 
-def peak_of_import(path: Path, told: ImportOptions | None = None) -> int:
+def peak_of_import(path: Path, reported: ImportOptions | None = None) -> int:
     tracemalloc.start()
     try:
-        import_trace(path, told)
+        import_trace(path, reported)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Profiles of many steps: only the step that is taken is kept, and what stands around it changes nothing."""
+"""Profiles of many steps: only the chosen step is read into memory, and events outside it change nothing."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def of_step(event: dict[str, Any], step: int) -> dict[str, Any]:
     """An event of the small run as it comes again in a later step: its own time, numbers and addresses."""
     event = copy.deepcopy(event)
     event["ts"] += PERIOD * step
-    told = event.get("args", {})
+    reported = event.get("args", {})
     for key in ("External id", "Record function id", "correlation", "Sequence number"):
-        if key in told:
-            told[key] += 100 * step
-    if "Addr" in told:
-        told["Addr"] += 100_000 * step
-        told["Total Allocated"] += 512 * step  # what a step allocates and does not free
+        if key in reported:
+            reported[key] += 100 * step
+    if "Addr" in reported:
+        reported["Addr"] += 100_000 * step
+        reported["Total Allocated"] += 512 * step  # what a step allocates and does not free
     return event
 
 
 def steps_of(count: int) -> list[list[dict[str, Any]]]:
-    """The events of each of so many steps, all of them the small run."""
+    """The events of `count` steps, all of them the small run."""
     profile, _ = small_run()
     profile.mark("ProfilerStep#", 0, 90)
     made = []
@@ -96,11 +96,11 @@ def test_events_outside_a_step_change_nothing(tmp_path, step, order, is_joined):
     if order == "reversed":
         everything = [group[::-1] for group in everything[::-1]]
     graph = graph_of(step, tmp_path / "graph.json") if is_joined else None
-    told = ImportOptions(iteration=step, execution_trace=graph)
+    reported = ImportOptions(iteration=step, execution_trace=graph)
     (tmp_path / "lone").mkdir()
-    around, _ = import_trace(write_events(tmp_path / "net.json", *everything), told)
+    around, _ = import_trace(write_events(tmp_path / "net.json", *everything), reported)
     module = [event for event in crossing(5) if event["cat"] == "python_function"]
-    lone, _ = import_trace(write_events(tmp_path / "lone" / "net.json", groups[step], module), told)
+    lone, _ = import_trace(write_events(tmp_path / "lone" / "net.json", groups[step], module), reported)
     assert f"Iteration {step} of the 5" in around.info.notes
     assert without_marks(around) == without_marks(lone)
     assert [kernel.phase for kernel in around.kernels] == [Phase.FORWARD] * 3 + [Phase.BACKWARD, Phase.OPTIMIZER]
@@ -208,8 +208,8 @@ def test_an_execution_trace_whose_numbers_are_others_joins_by_order(tmp_path, mo
     for function in (502, 503):
         recorded.node("aten::relu", function, [], [])
     read = counting(monkeypatch)
-    told = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert len(trace.kernels) == 2
     assert read == ["ProfilerStep#3", "ProfilerStep#1"]
 

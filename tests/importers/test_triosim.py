@@ -76,7 +76,7 @@ def test_pooling_indices_are_written_by_their_pooling(vgg13):
 
 
 def test_reallocated_memory_is_a_new_block(vgg13):
-    """No block is both a feature map read in backward and then a gradient: reused storage was told apart."""
+    """No block is both a feature map read in backward and then a gradient: reused storage was reported apart."""
     phases: dict[str, set[Phase]] = {}
     for kernel in vgg13.kernels:
         for name in kernel.writes:
@@ -151,7 +151,7 @@ def test_tensors_become_blocks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "reported"),
     [
         ("trace", ",7,", ",7.0005,", "trace.csv: row 2: '7.0005' microseconds are not whole nanoseconds"),
         ("trace", ",7,", ",-7,", "trace.csv: row 2: '-7' microseconds are not whole nanoseconds"),
@@ -169,14 +169,14 @@ def test_tensors_become_blocks(tmp_path):
         ("tensor", "TensorStorgeid", "Storage", "tensor.csv: row 1: columns missing: TensorStorgeid"),
     ],
 )
-def test_damaged_folders(tmp_path, file, old, new, told):
+def test_damaged_folders(tmp_path, file, old, new, reported):
     texts = {"trace": OPERATORS, "tensor": TENSORS}
     assert old in texts[file]
     texts[file] = texts[file].replace(old, new, 1)
     folder = written(tmp_path / "net", texts["trace"], texts["tensor"])
     with pytest.raises(InputError) as caught:
         import_trace(folder)
-    assert told in str(caught.value.problems[0]).replace(f"{folder}/", "")
+    assert reported in str(caught.value.problems[0]).replace(f"{folder}/", "")
 
 
 @pytest.mark.parametrize("missing", ["trace.csv", "tensor.csv"])

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whatever stood there before."""
+"""Atomic files and folders, also where something existed before."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_errors_inside_name_the_folder_and_other_files_keep_their_names(tmp_path
     with pytest.raises(InputError) as caught, atomic_folder(tmp_path / "out", nothing_foreign) as part:
         with pytest.raises(InputError) as inside, atomic_file(part / "absent" / "file.csv") as file:
             file.write_text("x")
-        other = InputError.single("elsewhere.csv", "", "is empty")
+        other = InputError.single("other.csv", "", "is empty")
         raise InputError([*inside.value.problems, *other.problems])
-    assert [problem.file for problem in caught.value.problems] == [str(tmp_path / "out"), "elsewhere.csv"]
+    assert [problem.file for problem in caught.value.problems] == [str(tmp_path / "out"), "other.csv"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Recordings and traces that are read whole: refused before they are read when they would not fit into memory."""
+"""Recordings and traces that are read at once are refused before reading if they would not fit into memory."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ TWICE = [LARGE[0], *LARGE]
 def peaks() -> dict[str, int]:
     """By folder, in a process where nobody else has these traces: names that others hold already would take nothing."""
     call = f"import {__name__} as here; print(*(here.peak_of(lambda: here.read_trace(each)) for each in here.TWICE))"
-    told = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
-    return dict(zip([folder.name for folder in TWICE], map(int, told.stdout.split()), strict=True))
+    reported = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
+    return dict(zip([folder.name for folder in TWICE], map(int, reported.stdout.split()), strict=True))
 
 
 @pytest.mark.parametrize("folder", LARGE, ids=lambda folder: folder.name)

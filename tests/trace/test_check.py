@@ -33,7 +33,7 @@ def test_a_valid_trace_has_no_problems():
 
 
 @pytest.mark.parametrize(
-    ("trace", "place", "told"),
+    ("trace", "place", "reported"),
     [
         (with_kernel(1, duration_ns=1.5), "kernels[1].duration_ns", "1.5 is not a whole number"),
         (with_kernel(1, duration_ns=-3), "kernels[1].duration_ns", "-3 is negative"),
@@ -55,9 +55,9 @@ def test_a_valid_trace_has_no_problems():
         (replace(SMALL, info=replace(SMALL.info, device="")), "info.device", "blank"),
     ],
 )
-def test_values_that_are_refused(trace, place, told):
+def test_values_that_are_refused(trace, place, reported):
     found = [(problem.place, problem.what) for problem in check_trace(trace)]
-    assert any(where == place and told in what for where, what in found), found
+    assert any(where == place and reported in what for where, what in found), found
 
 
 def test_unused_block_is_reported_unless_persistent_or_born():

@@ -1,4 +1,4 @@
-"""A trace on disk: what is written is read back, whole or not at all, and every mistake is told with its place."""
+"""A trace on disk: what is written is read back, atomically, and every mistake is reported with its place."""
 
 from __future__ import annotations
 
@@ -235,15 +235,15 @@ WITH_CONSEQUENCES = ("id,id", "k2,loss", ",stream2,", "end,step", "k 3,loss", "x
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "place", "told"), [(file, *case) for file, cases in MISTAKES.items() for case in cases]
+    ("file", "old", "new", "place", "reported"), [(file, *case) for file, cases in MISTAKES.items() for case in cases]
 )
-def test_mistake_is_reported_with_its_place(tmp_path, file, old, new, place, told):
+def test_mistake_is_reported_with_its_place(tmp_path, file, old, new, place, reported):
     folder = small_folder(tmp_path)
     edit(folder, file, lambda text: text.replace(old, new, 1))
     problems = problems_of(folder)
     assert len(problems) == 1 or new in WITH_CONSEQUENCES
     where = f"{'kernels.csv' if place == 'row 2, column reads' else file}: {place}"
-    assert any(problem.startswith(where) and told in problem for problem in problems), problems
+    assert any(problem.startswith(where) and reported in problem for problem in problems), problems
 
 
 def test_all_problems_come_at_once(tmp_path):
@@ -273,7 +273,7 @@ def test_cycle_is_reported_kernel_by_kernel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "reported"),
     [
         ("kernels.csv", None, "kernels.csv: no such file"),
         ("blocks.csv", b"", "blocks.csv: is empty; write it again, or remove it if not needed"),
@@ -291,13 +291,13 @@ def test_cycle_is_reported_kernel_by_kernel(tmp_path):
         ("trace.yaml", b"schema: simgpu.trace/1\n\tmodel: x\n", "tab"),
     ],
 )
-def test_unreadable_files(tmp_path, file, content, told):
+def test_unreadable_files(tmp_path, file, content, reported):
     folder = small_folder(tmp_path)
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_bytes(content)
     problems = problems_of(folder)
-    assert any(told in problem for problem in problems), problems
+    assert any(reported in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 30])
@@ -336,19 +336,19 @@ def shipped_copy(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("promised", [True, False])
 @pytest.mark.parametrize(
-    ("file", "told", "told_unpromised"),
+    ("file", "reported", "reported_unpromised"),
     [
         ("kernels.csv", "has no rows, and trace.yaml promises ", "no kernels; a trace has at least one kernel"),
         ("blocks.csv", "has no rows, and trace.yaml promises ", "no blocks, although kernels name some, 'input' for"),
     ],
 )
-def test_a_table_without_rows_is_one_mistake(tmp_path, file, told, told_unpromised, promised):
+def test_a_table_without_rows_is_one_mistake(tmp_path, file, reported, reported_unpromised, promised):
     folder = shipped_copy(tmp_path)
     edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
     if not promised:
         edit(folder, "trace.yaml", lambda text: re.sub(r"(?m)^(kernels|blocks): \d+\n", "", text))
     (problem,) = problems_of(folder)
-    assert problem.startswith(f"{file}: {told if promised else told_unpromised}")
+    assert problem.startswith(f"{file}: {reported if promised else reported_unpromised}")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x89PNG"])
