@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.least_memory import least_memory
     from simgpu.experiments.least_time import least_time
     from simgpu.experiments.max_batch import max_batch
-    from simgpu.experiments.scenarios.load import load_scenario, load_trace
+    from simgpu.experiments.scenarios.load import load_scenario
     from simgpu.experiments.scenarios.load_study import load_study
     from simgpu.experiments.scenarios.load_sweep import load_sweep
     from simgpu.experiments.scenarios.model import Scenario
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from simgpu.simulation.result import Result
     from simgpu.simulation.run import simulate
     from simgpu.timeline.model import Timeline
-    from simgpu.trace.folder import write_trace
+    from simgpu.trace.folder import load_trace, write_trace
     from simgpu.trace.model import Trace
     from simgpu.workloads.rescale.entry import at_batch
 
@@ -85,7 +85,7 @@ _HOMES = {
     "load_scenario": "simgpu.experiments.scenarios.load",
     "load_study": "simgpu.experiments.scenarios.load_study",
     "load_sweep": "simgpu.experiments.scenarios.load_sweep",
-    "load_trace": "simgpu.experiments.scenarios.load",
+    "load_trace": "simgpu.trace.folder",
     "max_batch": "simgpu.experiments.max_batch",
     "node_names": "simgpu.hardware.nodes",
     "policy_names": "simgpu.policies.registry",

@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the list of problems they are made from."""
+"""Every error that a user can meet, and the list of problems that input errors consist of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -41,7 +41,7 @@ class SimgpuError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
-#: Of one kind of problem in one column, so many are written out; the rest are counted.
+#: Number of problems of one kind in one column that are printed; the rest are counted.
 _WRITTEN_OUT = 20
 _VARYING = re.compile(r"'[^']*'|\d+")
 
@@ -74,13 +74,13 @@ class InputError(SimgpuError):
         blocks.csv: 80 more like that of row 21, column bytes
         """
         kinds = [_kind(problem) for problem in self.problems]
-        total, told = Counter(kinds), Counter[tuple[str, str, str]]()
+        total, printed = Counter(kinds), Counter[tuple[str, str, str]]()
         lines = []
         for problem, kind in zip(self.problems, kinds, strict=True):
-            told[kind] += 1
-            if told[kind] <= _WRITTEN_OUT:
+            printed[kind] += 1
+            if printed[kind] <= _WRITTEN_OUT:
                 lines.append(str(problem))
-            if told[kind] == _WRITTEN_OUT < total[kind]:
+            if printed[kind] == _WRITTEN_OUT < total[kind]:
                 more = f"{total[kind] - _WRITTEN_OUT} more like that"
                 lines.append(str(Problem(problem.file, "", f"{more} of {problem.place}" if problem.place else more)))
         return lines
@@ -92,14 +92,14 @@ class InputError(SimgpuError):
 
 
 def _kind(problem: Problem) -> tuple[str, str, str]:
-    """What problems have in common that differ in their numbers and quoted words alone."""
+    """What problems that differ only in numbers and quoted words have in common."""
     return problem.file, _VARYING.sub("#", problem.place), _VARYING.sub("#", problem.what)
 
 
 class PolicyError(InputError):
     """A policy's own code failed, or what it planned is refused; the exception behind it is the `__cause__`.
 
-    Made with `of`, it names the policy and the line of its file; the whole traceback is that of the cause.
+    Built with `of`, it names the policy and the line of its file; the cause has the full traceback.
 
     >>> print(PolicyError.of("largest(count=3)", "plan raised IndexError: list index out of range", "largest.py:38"))
     largest.py:38: policy largest(count=3): plan raised IndexError: list index out of range
@@ -124,36 +124,27 @@ class ProgramError(SimgpuError):
     """A program breaks a rule of `verify`; names the instruction and the block or kernel."""
 
 
+@dataclass(eq=False, repr=False)
 class OutOfMemoryError(SimgpuError):
-    """The simulated run could not go on for lack of memory: nothing can happen any more and somebody waits.
+    """The simulated run ran out of memory: no event can happen any more, and an instruction waits for memory.
 
-    waiting: who waits, in words. kernel: id of the kernel that compute had come to, empty if none.
+    waiting: the waiting instruction, in words. kernel: id of the kernel that compute had come to, empty if none.
     requested, free, largest_hole, capacity: bytes. holders: blocks that hold memory, (id, bytes), largest first.
-    Arguments are positional because SimPy rebuilds exceptions from `args`.
+    SimPy rebuilds exceptions from `args`, so these are all fields in order.
     """
 
-    def __init__(
-        self,
-        waiting: str,
-        space: str,
-        requested: int,
-        free: int,
-        largest_hole: int,
-        capacity: int,
-        at_ns: int,
-        holders: tuple[tuple[str, int], ...] = (),
-        kernel: str = "",
-    ) -> None:
-        super().__init__(waiting, space, requested, free, largest_hole, capacity, at_ns, holders, kernel)
-        self.kernel = kernel
-        self.waiting = waiting
-        self.space = space
-        self.requested = requested
-        self.free = free
-        self.largest_hole = largest_hole
-        self.capacity = capacity
-        self.at_ns = at_ns
-        self.holders = holders
+    waiting: str
+    space: str
+    requested: int
+    free: int
+    largest_hole: int
+    capacity: int
+    at_ns: int
+    holders: tuple[tuple[str, int], ...] = ()
+    kernel: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(*(getattr(self, each.name) for each in fields(self)))
 
     def __str__(self) -> str:
         from simgpu.units import format_bytes, format_time
@@ -176,18 +167,20 @@ class OutOfMemoryError(SimgpuError):
         return f"{text}; held by {held}" if held else text
 
 
+@dataclass(eq=False, repr=False)
 class MissingExtraError(SimgpuError):
-    """An optional dependency is not installed; names its package, which can be had wherever simgpu came from.
+    """An optional dependency is not installed; names its package and the extra of simgpu that includes it.
 
     >>> print(MissingExtraError("recording a model", "torch", "record"))
     recording a model needs torch, which is not installed; install torch, or simgpu with its extra 'record'
     """
 
-    def __init__(self, purpose: str, package: str, extra: str) -> None:
-        super().__init__(purpose, package, extra)
-        self.purpose = purpose
-        self.package = package
-        self.extra = extra
+    purpose: str
+    package: str
+    extra: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.purpose, self.package, self.extra)
 
     def __str__(self) -> str:
         return (
@@ -210,12 +203,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{close}'? {listing}" if close else listing
 
 
-#: Letters that pass for digits.
+#: Letters that look like digits.
 _LOOKS_LIKE = str.maketrans("oil", "011")
 
 
 def _closest(name: str, words: Iterable[str]) -> str | None:
-    """The word that looks most like a name; one of the same characters in another order before all others."""
+    """The word most similar to a name; one with the same characters in another order comes first."""
     wanted = name.casefold().translate(_LOOKS_LIKE)
     by_look = {word.casefold().translate(_LOOKS_LIKE): word for word in words}
     transposed = [look for look in by_look if sorted(look) == sorted(wanted)]

@@ -1,16 +1,15 @@
-"""Physical quantities as text and as whole numbers: the only place where a unit is read or written.
+"""Physical quantities as text and as integers: all units are parsed and formatted here.
 
-Time is an integer count of nanoseconds, memory of bytes, bandwidth of bytes per second, arithmetic rate of
-operations per second, power of milliwatts, energy of nanojoules, energy of moved data of femtojoules per byte. GB means
-1e9 bytes, GiB means 2**30. A quantity whose value is not a whole number of its
-base unit is refused rather than rounded.
+Base units: nanoseconds, bytes, bytes per second, operations per second, milliwatts, nanojoules, femtojoules per byte.
+GB is 1e9 bytes, GiB is 2**30. A quantity that is not an integer in its base unit is an error, never rounded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, DecimalException
+from types import MappingProxyType
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -19,8 +18,21 @@ BYTE_UNITS: dict[str, int] = {f"{prefix}B": factor for prefix, factor in (_DECIM
 BANDWIDTH_UNITS: dict[str, int] = {f"{unit}/s": factor for unit, factor in BYTE_UNITS.items()}
 TIME_UNITS: dict[str, int] = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 RATE_UNITS: dict[str, int] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items() if prefix}
+#: Largest first, as `format_energy` tries them.
+ENERGY_UNITS: dict[str, int] = {"kJ": 10**12, "J": 10**9, "mJ": 10**6, "uJ": 10**3}
 POWER_UNITS: dict[str, int] = {"mW": 1, "W": 10**3, "kW": 10**6}
 ENERGY_PER_BYTE_UNITS: dict[str, int] = {"fJ/B": 1, "pJ/B": 10**3, "nJ/B": 10**6, "fJ/bit": 8, "pJ/bit": 8 * 10**3}
+
+#: Bytes of one value of each number format.
+ITEMSIZE: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("complex128",), 16),
+        **dict.fromkeys(("float64", "complex64", "int64"), 8),
+        **dict.fromkeys(("float32", "int32"), 4),
+        **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+        **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    }
+)
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ][A-Za-zµ/]*)?\s*$")
 
@@ -35,23 +47,23 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
     if unit is None:
         raise ValueError(f"{text!r} has no unit: write for example '{example}'")
     if unit not in units:
-        close = spelled(unit, units)
+        close = case_variant(unit, units)
         bits = " (bytes, not bits)" if units is BANDWIDTH_UNITS else ""
         meant = f"did you mean '{number} {close}'{bits}? " if close else ""
         raise ValueError(f"{text!r}: '{unit}' is not a unit of {what}; {meant}known: {', '.join(units)}")
     try:
         value = Decimal(number.replace("_", "")) * units[unit]
     except DecimalException as error:
-        raise ValueError(f"{text!r} is beyond all sizes of numbers: check the {what}") from error
+        raise ValueError(f"{text!r} is too large a number: check the {what}") from error
     if value != value.to_integral_value():
         raise ValueError(f"{text!r} is not a whole number of {next(iter(units))}")
     return int(value)
 
 
-def spelled(unit: str, units: Iterable[str]) -> str | None:
-    """The unit that differs from what was written in upper and lower case alone, and least of all such; None of none.
+def case_variant(unit: str, units: Iterable[str]) -> str | None:
+    """The unit that differs only in case, the closest of several; None if there is none.
 
-    >>> [spelled(unit, BYTE_UNITS) for unit in ("gb", "Gib", "kb", "KIB", "x")]
+    >>> [case_variant(unit, BYTE_UNITS) for unit in ("gb", "Gib", "kb", "KIB", "x")]
     ['GB', 'GiB', 'kB', 'KiB', None]
     """
     same = [known for known in units if known.casefold() == unit.casefold()]
@@ -112,10 +124,6 @@ def parse_energy_per_byte(text: object) -> int:
     return _parse(text, ENERGY_PER_BYTE_UNITS, "energy of moved data", "14 pJ/bit")
 
 
-def _shortest(value: int, factor: int) -> str:
-    return f"{value / factor:.4g}" if abs(value) < 1000 * factor else f"{value / factor:.0f}"
-
-
 def parse_share(text: object) -> float:
     """A share of something, 0 to 1.
 
@@ -134,16 +142,25 @@ def parse_share(text: object) -> float:
     return float(share)
 
 
+def _shortest(value: int, factor: int) -> str:
+    return f"{value / factor:.4g}" if abs(value) < 1000 * factor else f"{value / factor:.0f}"
+
+
+def _format(value: int, units: Mapping[str, int], choices: Iterable[str], base: str) -> str:
+    """The value with four digits in the first of the choices, largest first, that it reaches; else in the base unit."""
+    for unit in choices:
+        if abs(value) >= units[unit]:
+            return f"{_shortest(value, units[unit])} {unit}"
+    return f"{value} {base}"
+
+
 def format_bytes(value: int) -> str:
     """Bytes for people, in binary units with four digits.
 
     >>> format_bytes(8589934592), format_bytes(1000)
     ('8 GiB', '1000 B')
     """
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if abs(value) >= BYTE_UNITS[unit]:
-            return f"{_shortest(value, BYTE_UNITS[unit])} {unit}"
-    return f"{value} B"
+    return _format(value, BYTE_UNITS, ("TiB", "GiB", "MiB", "KiB"), "B")
 
 
 def format_time(value: int) -> str:
@@ -152,10 +169,7 @@ def format_time(value: int) -> str:
     >>> format_time(94031000), format_time(350)
     ('94.03 ms', '350 ns')
     """
-    for unit in ("s", "ms", "us"):
-        if abs(value) >= TIME_UNITS[unit]:
-            return f"{_shortest(value, TIME_UNITS[unit])} {unit}"
-    return f"{value} ns"
+    return _format(value, TIME_UNITS, ("s", "ms", "us"), "ns")
 
 
 def format_bandwidth(value: int) -> str:
@@ -164,10 +178,7 @@ def format_bandwidth(value: int) -> str:
     >>> format_bandwidth(11700000000)
     '11.7 GB/s'
     """
-    for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
-        if abs(value) >= BANDWIDTH_UNITS[unit]:
-            return f"{_shortest(value, BANDWIDTH_UNITS[unit])} {unit}"
-    return f"{value} B/s"
+    return _format(value, BANDWIDTH_UNITS, ("TB/s", "GB/s", "MB/s", "kB/s"), "B/s")
 
 
 def format_rate(value: int) -> str:
@@ -176,10 +187,7 @@ def format_rate(value: int) -> str:
     >>> format_rate(15700000000000)
     '15.7 TFLOP/s'
     """
-    for unit in ("TFLOP/s", "GFLOP/s", "MFLOP/s"):
-        if abs(value) >= RATE_UNITS[unit]:
-            return f"{_shortest(value, RATE_UNITS[unit])} {unit}"
-    return f"{value} FLOP/s"
+    return _format(value, RATE_UNITS, ("TFLOP/s", "GFLOP/s", "MFLOP/s"), "FLOP/s")
 
 
 def format_power(value: float) -> str:
@@ -197,10 +205,7 @@ def format_energy(value: int) -> str:
     >>> format_energy(12_345_678_901), format_energy(40_500)
     ('12.35 J', '40.5 uJ')
     """
-    for unit, factor in (("kJ", 10**12), ("J", 10**9), ("mJ", 10**6), ("uJ", 10**3)):
-        if abs(value) >= factor:
-            return f"{_shortest(value, factor)} {unit}"
-    return f"{value} nJ"
+    return _format(value, ENERGY_UNITS, ENERGY_UNITS, "nJ")
 
 
 def format_energy_per_byte(value: int) -> str:

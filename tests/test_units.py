@@ -46,7 +46,7 @@ def test_a_bandwidth_in_bits_is_suggested_as_one_in_bytes() -> None:
         parse_bandwidth("10 Gb/s")
 
 
-def test_what_is_close_to_no_unit_has_no_suggestion() -> None:
+def test_unknown_unit_has_no_suggestion() -> None:
     with pytest.raises(ValueError, match=r"'G' is not a unit of size; known: B, kB"):
         parse_bytes("10 G")
 

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve
 from simgpu.errors import InputError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.timeline.model import Column, Timeline
 from simgpu.timeline.streams import track_order
 from simgpu.trace.model import Phase
@@ -189,7 +189,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     if suffix not in _METADATA:
         known = ", ".join(f".{name}" for name in _METADATA)
         raise InputError.single(path, "", f"'{suffix}' is not a format of figures", f"end the name in one of {known}")
-    with whole_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}):
+    with atomic_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}):
         figure.savefig(file, format=suffix, dpi=150, metadata=_METADATA[suffix])
 
 

@@ -16,7 +16,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
 from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_scenario, load_trace
+from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.what_fits import WhatFits, what_fits
 from simgpu.graph.bounds import Bound, MemoryBounds, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph
@@ -25,6 +25,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.policies.subbatch import SubBatch, select_sub_batch
 from simgpu.simulation.run import task_graph
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import Peak, trace_stats
 from simgpu.units import format_bytes

@@ -11,9 +11,9 @@ from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.gpu.tuner import LaunchTuner, expert_setting
 from simgpu.compression.codecs.registry import codec_class
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.epochs import sparsity_at
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind
 from simgpu.units import format_bytes, format_time
 

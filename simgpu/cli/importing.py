@@ -11,7 +11,7 @@ import click
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.trace_folder import folder_options, refuse_another, show_written
 from simgpu.errors import InputError
-from simgpu.importers import IMPORTERS, Told, detect, import_trace
+from simgpu.importers import IMPORTERS, ImportOptions, detect, import_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Trace
 
@@ -53,7 +53,7 @@ def import_(path: Path, output: Path, force: bool, quiet: bool, **told: Any) -> 
         say(f"reading {path.name}")
         if path.is_dir():
             _look_inside(path)
-        trace, recognised = import_trace(path, Told(**told))
+        trace, recognised = import_trace(path, ImportOptions(**told))
         refuse_another(output, force, trace)
         say(f"writing {output}")
         write_trace(trace, output)
@@ -72,7 +72,7 @@ def policies_that_run(trace: Trace) -> str:
     streams = len({kernel.stream for kernel in trace.kernels})
     if not trace.blocks:
         return "ideal alone: the recording has no tensors"
-    if not trace.tells_reads:
+    if not trace.records_reads:
         return "ideal and none: what kernels read is not recorded"
     if streams > 1:
         return f"ideal and none: the kernels ran on {streams} streams, the others take one"

@@ -11,7 +11,7 @@ from simgpu.cli.screen import Screen, progress, quiet_option
 from simgpu.cli.settings import parse_size
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node_file
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.recorder.machine.entry import DEFAULT_REPETITIONS, record_node
 from simgpu.units import format_bytes
@@ -46,7 +46,7 @@ def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, q
     with progress(quiet) as say:
         say(f"measuring {device}")
         text = record_node(output.stem, device=device, sizes=_bytes_of(sizes), repetitions=repetitions)
-    with whole_file(output) as part:
+    with atomic_file(output) as part:
         part.write_text(text, encoding="utf-8")
     screen = Screen()
     show_node(screen, load_node_file(output))

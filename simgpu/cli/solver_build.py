@@ -14,8 +14,8 @@ from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_insid
 from simgpu.compression.buddy.snapshots import Seen, Snapshots, classes_of, collect
 from simgpu.compression.buddy.stored import FILE, save_entries
 from simgpu.compression.codecs.entries import ENTRY_SIZES
-from simgpu.io.atomic import whole_folder
-from simgpu.trace.folder import strangers, write_trace
+from simgpu.io.atomic import atomic_folder
+from simgpu.trace.folder import foreign_files, write_trace
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
@@ -59,7 +59,7 @@ def solve(
         refuse_inside({"-o": output, "--arrays": arrays})
         seen: list[dict[str, Seen]] = []
         with ExitStack() as folders:
-            kept = None if arrays is None else folders.enter_context(whole_folder(arrays, _anything))
+            kept = None if arrays is None else folders.enter_context(atomic_folder(arrays, _anything))
             for step, state in zip(moments, chosen.snapshots(snapshots), strict=True):
                 say(f"step {step} of {chosen.steps}")
                 seen.append({name: Seen(array.nbytes, classes_of(array)) for name, array in state.items()})
@@ -68,7 +68,7 @@ def solve(
             found = collect(chosen.name, [f"step {step}" for step in moments], seen, _about(chosen))
             trace = solver_trace(chosen, _histograms(found))
             say(f"writing {output}")
-            part = folders.enter_context(whole_folder(output, strangers))
+            part = folders.enter_context(atomic_folder(output, foreign_files))
             write_trace(trace, part)
             save_entries(found, part / FILE)
     Screen().print(facts(_facts(chosen, trace)))

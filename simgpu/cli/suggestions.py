@@ -14,8 +14,8 @@ from typing import Any, get_args
 import click
 from click.shell_completion import CompletionItem
 
+from simgpu.io.input_files import read_text
 from simgpu.io.shipped import shipped_folder, shipped_names
-from simgpu.io.text_files import read_text
 
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 #: Before the name of a network of the zoo, where a trace could stand.

@@ -10,11 +10,10 @@ import click
 from simgpu.cli.screen import Screen, facts, table
 from simgpu.cli.suggestions import traces
 from simgpu.compression.buddy.sources import read_trace_and_entries
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.io.shipped import find
-from simgpu.trace.folder import other_files
+from simgpu.trace.folder import load_trace, other_files
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
@@ -85,7 +84,7 @@ def stats(path: str) -> None:
 
 def _lost(trace: Trace) -> str:
     """How much of the saved activations cannot be recomputed, and by which operators."""
-    return unrecomputable(TaskGraph.of(trace)).text() if trace.tells_reads else "reads not recorded"
+    return unrecomputable(TaskGraph.of(trace)).text() if trace.records_reads else "reads not recorded"
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

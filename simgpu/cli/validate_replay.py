@@ -11,7 +11,7 @@ from rich.text import Text
 from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.errors import InputError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.validation.replay.outcome import Outcome
 from simgpu.validation.replay.running import DEFAULT_REPETITIONS
 from simgpu.validation.replay.running import replay as run_replay
@@ -58,7 +58,7 @@ def replay(program: Path, device: str, repetitions: int, as_json: bool, output: 
         outcome = run_replay(program, device=device, repetitions=repetitions, progress=say)
     document = json.dumps(outcome.to_dict(), indent=2, allow_nan=False)
     if output is not None:
-        with whole_file(output) as part:
+        with atomic_file(output) as part:
             part.write_text(document + "\n", encoding="utf-8")
     if as_json:
         click.echo(document)

@@ -71,7 +71,7 @@ def advice(
         trace = at_batch(trace, trace.info.batch // together.gpus)
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
-    need, kernel = _largest_kernel(trace) if trace.tells_reads else (0, "")
+    need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
     told = [("largest kernel", f"{format_bytes(need)} with all that it reads and writes: {kernel}")] if kernel else []
     if peak is not None:
         where = f"{format_bytes(peak.bytes)} at kernel {peak.kernel}, of {format_bytes(memory)} there are"
@@ -94,7 +94,7 @@ def advice(
 
 def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
     """What sub-batches need at least (moDNN, equation 7); None where the batch cannot be partitioned."""
-    if not trace.tells_reads or not trace.blocks or len(trace.kernels) > _MOST_KERNELS:
+    if not trace.records_reads or not trace.blocks or len(trace.kernels) > _MOST_KERNELS:
         return None
     found = memory_bounds(task_graph(trace, scenario.node), scenario.alignment or scenario.node.gpu.alignment)
     return found if found.batch < trace.info.batch else None
@@ -195,7 +195,8 @@ def _in_micro_batches(result: Result) -> str:
 def _in_words(result: Result) -> str:
     """The policy as a scenario names it.
 
-    >>> from simgpu.experiments.scenarios.load import load_scenario, load_trace
+    >>> from simgpu.experiments.scenarios.load import load_scenario
+    >>> from simgpu.trace.folder import load_trace
     >>> scenario = load_scenario("quickstart")
     >>> _in_words(simulate(scenario.trace, scenario.node, "vdnn", parameters={"mode": "conv"}))
     'vdnn: {mode: conv}'
@@ -219,7 +220,7 @@ def _smaller_batch(trace: Trace) -> Iterator[str]:
     key = _key_in_zoo(trace.info.model) if trace.info.tool.startswith(_ZOO) else None
     if half and key:
         yield f"a smaller batch: simgpu zoo build {key} --batch {half}, all else as before"
-    elif half and trace.tells_reads:
+    elif half and trace.records_reads:
         yield f"a smaller batch: simgpu.at_batch(trace, {half}) in Python, which models it"
 
 

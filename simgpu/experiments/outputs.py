@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.graph.tasks_file import tasks_to_json
-from simgpu.io.atomic import Foreign, refuse_foreign, unwritable, whole_folder
-from simgpu.io.json_files import read_json
+from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
+from simgpu.io.input_files import read_json
 from simgpu.program.text import to_json
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet, write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
@@ -103,7 +103,7 @@ def write_outputs(
     """
     folder = folder.absolute()
     check_outputs(folder, timeline)
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         for run, name in zip(comparison, folder_names(run.label for run in comparison), strict=True):
             if run.result is not None:
                 home = part / name
@@ -125,7 +125,7 @@ def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mappi
 
     folder = folder.absolute()
     check_outputs(folder, ())
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         for training, name in zip(trainings, folder_names(training.label for training in trainings), strict=True):
             home = part / name
             home.mkdir()

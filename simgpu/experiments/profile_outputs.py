@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.outputs import REPORT, check_folder, holds_other_than
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 
 if TYPE_CHECKING:
     from simgpu.analysis.buddy_profile import BuddyProfile
@@ -38,7 +38,7 @@ def write_profile(profile: BuddyProfile, folder: Path, *, about: Mapping[str, An
 
     folder = folder.absolute()
     check_profile_outputs(folder)
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         profile.frame().to_csv(part / "allocations.csv", lineterminator="\n")
         profile.sweep_frame().to_csv(part / "threshold.csv", lineterminator="\n")
         save_figure(profile.plot("threshold"), part / "threshold.png")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.outputs import REPORT, check_folder, folder_names, holds_other_than
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.search_found import Search
@@ -40,7 +40,7 @@ def write_searches(searches: Sequence[Search], folder: Path, *, about: Mapping[s
 
     folder = folder.absolute()
     check_search_outputs(folder)
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         for search, name in zip(searches, folder_names(search.label for search in searches), strict=True):
             home = part / name
             home.mkdir()

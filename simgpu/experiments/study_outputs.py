@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.experiments.outputs import REPORT, check_folder, holds_other_than
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study
@@ -39,7 +39,7 @@ def write_study(result: StudyResult, folder: Path, *, about: Mapping[str, Any]) 
 
     folder = folder.absolute()
     check_study_outputs(folder)
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         result.frame().to_csv(part / RESULTS, lineterminator="\n")
         for what in _figures(result.study):
             save_figure(result.plot(what), part / f"{what}.png")

@@ -152,7 +152,7 @@ def train(
     Raises `InputError` where there are no epochs, and what `simulate` raises.
 
     >>> from simgpu.hardware.nodes import load_node
-    >>> from simgpu.experiments.scenarios.load import load_trace
+    >>> from simgpu.trace.folder import load_trace
     >>> trace, node = load_trace("vgg16-b128-v100"), load_node("v100")
     >>> training = train(trace, node, "oracle", parameters={"codec": "zvc"}, epochs=[0, 40])
     >>> training.decisions["conv1_1"], training.counts

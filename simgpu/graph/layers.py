@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import Phase
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 
 
 @dataclass(frozen=True, slots=True)

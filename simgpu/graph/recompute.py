@@ -20,7 +20,7 @@ from typing import NamedTuple
 from simgpu.graph.feature_maps import saved_activations
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.trace.purity import repeats_with_saved
+from simgpu.trace.operators import repeats_with_saved
 from simgpu.units import format_bytes
 
 #: Operators that `Unrecomputable.text` names; the rest is summed.

@@ -11,7 +11,7 @@ from simgpu.errors import InputError
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import in_versions
-from simgpu.io.json_files import parse_json
+from simgpu.io.input_files import parse_json
 from simgpu.trace.model import Trace
 
 SCHEMA = "simgpu.tasks/1"

@@ -50,7 +50,7 @@ def not_told(trace: Trace) -> str:
     silent = sum(kernel.flops is None for kernel in products)
     if silent:
         return f"{silent} of {len(products)} convolutions and matrix products do not tell their operations"
-    knows_blocks = trace.blocks and trace.tells_reads
+    knows_blocks = trace.blocks and trace.records_reads
     if not knows_blocks and any(kernel.dram_bytes is None for kernel in trace.kernels):
         return "the recording does not tell what its kernels read, nor how much they move"
     return ""

@@ -1,1 +1,1 @@
-"""What a node is made of, read from configs/*.yaml."""
+"""Nodes: GPU, memories, links, switches and host, read from configs/*.yaml."""

@@ -1,4 +1,4 @@
-"""A node file laid over the one it is based on, and that over its own base."""
+"""Merging a node file with the file that it is based on, and that one with its own base."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OWN = ("schema", "name", "description", "base")
 
 
 @dataclass(frozen=True)
-class Layered:
-    """Files laid over each other, the one that was asked for first, and what they say together.
+class LayeredFile:
+    """A node file, the files that it is based on, and their merged values; the requested file is first.
 
     values: as if all stood in one file. origins: the file that each dotted place of it comes from.
     """
@@ -50,7 +50,7 @@ class Layered:
         return problems
 
 
-def read_layered(path: Path, schema: str) -> Layered:
+def read_layered(path: Path, schema: str) -> LayeredFile:
     """The YAML mapping at `path` laid over its `base`, if it has one: a shipped name, or a path from its folder.
 
     Mappings are merged key by key, everything else is replaced. A file's sources are its base's, without those of
@@ -67,7 +67,7 @@ def read_layered(path: Path, schema: str) -> Layered:
             origins.pop(key, None)
         _drop_sources(values, document)
         _lay(values, copy.deepcopy(dict(document.values)), "", document, origins)
-    return Layered(files, values, origins)
+    return LayeredFile(files, values, origins)
 
 
 def _chain(path: Path, schema: str) -> Iterator[YamlMapping]:
@@ -92,13 +92,13 @@ def _chain(path: Path, schema: str) -> Iterator[YamlMapping]:
 
 
 def _at(file: str, place: str, problem: Problem) -> Problem:
-    """A problem of finding the base, told where the base is named."""
+    """A problem with finding the base, placed where the base is named."""
     what = f"{problem.what}: {problem.file}" if problem.file else problem.what
     return Problem(file, place, what, problem.remedy)
 
 
 def _drop_sources(values: dict[str, Any], document: YamlMapping) -> None:
-    """Drops the sources of values that the document gives itself, or takes away with their section."""
+    """Drops the sources of values that the document gives itself, or drops with their section."""
     sources = values.get("sources")
     if isinstance(sources, dict):
         given = document.lines

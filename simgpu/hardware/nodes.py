@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.hardware.buddy_section import BuddySection
 from simgpu.hardware.layering import read_layered
-from simgpu.hardware.sections import CdmaSection, LinkSection, PowerSection, Text, nothing_required
+from simgpu.hardware.sections import BuddySection, CdmaSection, LinkSection, PowerSection, Text, nothing_required
 from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
 from simgpu.io.schema import (
     Alignment,
@@ -243,8 +242,8 @@ def load_node_file(
     problems += _switch_problems(node, where)
     if problems:
         raise InputError(problems)
-    kept = {key: source for key, source in node.sources.items() if not _changed(key, changes)}
-    return node.model_copy(update={"sources": kept})
+    sources = {key: source for key, source in node.sources.items() if not _changed(key, changes)}
+    return node.model_copy(update={"sources": sources})
 
 
 def _changed(place: str, changes: Mapping[str, object]) -> bool:

@@ -1,4 +1,4 @@
-"""What a node is made of: frozen descriptions of GPUs, links, switches and host."""
+"""Frozen descriptions of a node: GPUs, links, switches and host. Everything outside this package uses these."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MetadataCacheSpec:
     """The cache of what compressed memory-entries are like (Buddy Compression, section 3.2).
 
     size: bytes of each slice. slices: how many there are. ways: lines of a set. line: bytes that a miss reads. entries:
-    memory-entries that a line tells of.
+    memory-entries that a line describes.
     """
 
     size: int
@@ -93,14 +93,14 @@ class MetadataCacheSpec:
 
 
 class BuddyMode(StrEnum):
-    """What compression is for: more memory, with a buddy memory beside it, or only faster transfers to the L2 cache."""
+    """What compression is for: more memory, extended by a buddy memory, or only faster transfers to the L2 cache."""
 
     CAPACITY = "capacity"
     BANDWIDTH_ONLY = "bandwidth-only"
 
 
 class Granularity(StrEnum):
-    """What a target ratio is chosen for: each allocation, or the whole program (section 3.4's naive choice)."""
+    """What a target ratio is chosen for: each allocation, or the whole program (the naive choice of section 3.4)."""
 
     ALLOCATION = "allocation"
     PROGRAM = "program"
@@ -112,9 +112,9 @@ class BuddySpec:
 
     link: to the buddy memory, None for the GPU's own link to the host, which copies use too. carve_out: size of the
     buddy memory, in times the device memory. cache: of metadata. decompression_ns: that an access to a compressed entry
-    takes longer. memory_latency_ns: of an access to device memory. in_flight: bytes asked for that the GPU can have
-    under way at once. overlap: share of a kernel's time on the device beside which its bytes pass the link to the buddy
-    memory. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
+    takes longer. memory_latency_ns: of an access to device memory. in_flight: requested bytes that the GPU can have
+    outstanding at once. overlap: share of a kernel's time on the device that its traffic to the buddy memory may
+    overlap. mode: what compression is for. granularity, threshold, mostly_zero: how targets are chosen: for
     what, the largest share of an allocation's entries that may overflow, and whether those that stay almost all
     zero get a sixteenth of their size.
     """
@@ -161,7 +161,7 @@ class GpuSpec:
     cdma: its compressing DMA engine; buddy: its compressed memory; None where it has none. power: what its parts draw,
     None where not stated.
     reported_as: what its driver calls it, where that is not its name; boards of several sizes may share a chip's rates.
-    instant_codecs: as if codecs took no time, on the GPU and on its host: what no machine has, and a what-if asks for.
+    instant_codecs: codecs take no time, on the GPU and on its host; for what-if runs only.
     """
 
     name: str
@@ -221,7 +221,7 @@ class HostSpec:
     accumulate_limit: int | None = None
 
     def accumulating(self, cores: int) -> int | None:
-        """Bytes per second that so many cores read and write while they add up gradients; None where not stated.
+        """Bytes per second that `cores` cores read and write while they add up gradients; None where not stated.
 
         >>> HostSpec(accumulate_bandwidth=10, accumulate_limit=25).accumulating(20)
         25

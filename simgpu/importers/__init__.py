@@ -1,6 +1,6 @@
-"""Bringing in recordings that other tools made.
+"""Importing recordings of other tools: the list of formats, detection, and `import_trace`.
 
-Each format has its own module with the rules by which it is read.
+Each format has a module or package of its own, with the rules by which it is read.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.importers import dtr, execution_trace, g10, triosim
+from simgpu.importers.chakra import forms
 from simgpu.importers.chakra import load as chakra
 from simgpu.importers.kineto import load as kineto
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import require_regular, unreadable
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
 
-__all__ = ["IMPORTERS", "Importer", "Told", "detect", "import_trace"]
+__all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "import_trace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Importer:
-    """One format: what it is called, what gives it away, how to tell it and how to read it.
+    """One format: its name, what its files look like, how to recognise and how to read it.
 
-    read_whole: the files of a folder, as patterns, that are read as a whole; "" is the recording itself. A format
-    that is streamed names none: it counts what it keeps. memory_factor: bytes of memory that a byte of these files
+    read_at_once: the files of a folder, as patterns, that are read at once; "" is the recording itself. A format that
+    is streamed names none: it limits its own memory. memory_factor: bytes of memory that a byte of these files
     takes at the peak of an import, by Python's own count; measured on recordings (tests hold the formats to it).
     """
 
     name: str
     looks_like: str
     recognises: Callable[[Path], bool]
-    load: Callable[[Path, Told], Trace]
-    read_whole: tuple[str, ...] = ()
+    load: Callable[[Path, ImportOptions], Trace]
+    read_at_once: tuple[str, ...] = ()
     memory_factor: int = 0
 
     def files(self, path: Path) -> list[Path]:
-        """The files of a recording that are read as a whole."""
-        return [file for name in self.read_whole for file in (sorted(path.glob(name)) if name else [path])]
+        """The files of a recording that are read at once."""
+        return [file for name in self.read_at_once for file in (sorted(path.glob(name)) if name else [path])]
 
 
 _PROFILE = Importer("PyTorch profile", "JSON of torch.profiler, plain or gzip", kineto.recognises, kineto.load)
@@ -61,7 +62,7 @@ IMPORTERS: tuple[Importer, ...] = (
         "a folder with trace.csv and tensor.csv",
         triosim.recognises,
         triosim.load,
-        read_whole=_TRIOSIM_FILES,
+        read_at_once=_TRIOSIM_FILES,
         memory_factor=9,
     ),
     Importer(
@@ -69,7 +70,7 @@ IMPORTERS: tuple[Importer, ...] = (
         "lines of JSON, each with an INSTRUCTION, plain or gzip",
         dtr.recognises,
         dtr.load,
-        read_whole=("",),
+        read_at_once=("",),
         memory_factor=dtr.MEMORY_FACTOR,
     ),
     Importer(
@@ -77,10 +78,10 @@ IMPORTERS: tuple[Importer, ...] = (
         "a folder with kernels.config, tensors.config and cudnnB.txt",
         g10.recognises,
         g10.load,
-        read_whole=_G10_FILES,
+        read_at_once=_G10_FILES,
         memory_factor=4,
     ),
-    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", chakra.recognises, chakra.load),
+    Importer("Chakra trace", "MLCommons Chakra: protobuf (.et), or JSON of its tools", forms.recognises, chakra.load),
     _PROFILE,
     _JOINED,
     Importer(
@@ -93,7 +94,7 @@ IMPORTERS: tuple[Importer, ...] = (
 
 
 def detect(path: str | Path) -> Importer:
-    r"""The importer for a recording, found by its content; `InputError` when none knows it.
+    r"""The importer for a recording, detected by its content; `InputError` for an unknown format.
 
     >>> import tempfile
     >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
@@ -120,10 +121,10 @@ def detect(path: str | Path) -> Importer:
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
 
 
-def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str]:
+def import_trace(path: str | Path, options: ImportOptions | None = None) -> tuple[Trace, str]:
     r"""The recording at a path as a checked trace, and the name of the format it was recognised as.
 
-    told: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
+    options: what the user knows and the recording does not say (batch, device, dtype, model, date); for a PyTorch
     profile also the execution trace to join it with, and which of its iterations to take.
     Raises `InputError` when the format is unknown, or the recording is damaged or larger than the memory that is free.
 
@@ -138,28 +139,28 @@ def import_trace(path: str | Path, told: Told | None = None) -> tuple[Trace, str
     ... ]
     >>> log = Path(tempfile.mkdtemp()) / "net-b4.log"
     >>> _ = log.write_text("".join(json.dumps(line) + "\n" for line in instructions))
-    >>> trace, recognised = import_trace(log, Told(device="Titan V"))
+    >>> trace, recognised = import_trace(log, ImportOptions(device="Titan V"))
     >>> recognised, trace.info.batch, [kernel.op for kernel in trace.kernels]
     ('DTR log', 4, ['relu'])
     """
-    told = told or Told()
-    importer = _with_execution_trace(detect(path), path, told)
+    options = options or ImportOptions()
+    importer = _with_execution_trace(detect(path), path, options)
     require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
-    trace = importer.load(Path(path), told)
+    trace = importer.load(Path(path), options)
     trace = replace(trace, name=trace.info.model)
     if problems := check_trace(trace):
         raise InputError([replace(problem, file=str(path)) for problem in problems])
     return trace, importer.name
 
 
-def _with_execution_trace(importer: Importer, path: str | Path, told: Told) -> Importer:
-    """What is told of a profile alone is refused for other formats."""
-    if told.execution_trace is None and told.iteration is None:
+def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
+    """Options that apply to a profile only are refused for other formats."""
+    if options.execution_trace is None and options.iteration is None:
         return importer
-    if told.execution_trace is not None and importer is _PROFILE:
+    if options.execution_trace is not None and importer is _PROFILE:
         return replace(_JOINED, load=kineto.load)
-    if told.execution_trace is None and importer in (_PROFILE, _JOINED):
+    if options.execution_trace is None and importer in (_PROFILE, _JOINED):
         return importer
-    option = "an execution trace" if told.execution_trace is not None else "the number of an iteration"
+    option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
     what = f"is a {importer.name}; {option} goes with a PyTorch profile"
     raise InputError.single(path, "", what, "leave it out, or name the profile's file")

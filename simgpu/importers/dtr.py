@@ -14,9 +14,9 @@ before ANNOTATE BACKWARD, has one argument and two results (values and indices),
 has `max_pool2d_with_indices_backward`; the prototype's wrapper of `max_pool2d_with_indices` passes the wrong name. Both
 pooling and its backward are pure, so `purity` may go by the name.
 
-What the blocks hold is told by the operators: a constant by its place among the arguments of the first operator that
-knows it (see `_ARGUMENTS`; views look through), a forward result is a feature map, unless its kernel read nothing but
-constants of unknown kind, a backward result is a gradient, and a weight's gradient if it is still held when the log
+Kinds follow from the operators: a constant's from its place among the arguments of the first operator that knows it
+(see `_ARGUMENTS`; views are transparent); a forward result is a feature map, unless its kernel read nothing but
+constants of unknown kind; a backward result is a gradient, and a weight's gradient if it is still held when the log
 ends. Everything else is `other`.
 """
 
@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, did_you_mean
+from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.json_stream import head, read_unzipped
-from simgpu.importers.names import kernel_ids
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown, whole
-from simgpu.io.text_files import text_of
+from simgpu.io.input_files import text_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _TOOL = "DTR prototype log"
 
@@ -70,7 +70,7 @@ def recognises(path: Path) -> bool:
     return isinstance(line, dict) and "INSTRUCTION" in line
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The log as a trace. Raises `InputError` naming the first line that cannot be followed."""
     walk = _Walk(path)
     for number, instruction in _instructions(path):
@@ -83,9 +83,9 @@ def load(path: Path, told: Told) -> Trace:
     named = re.fullmatch(r"(.*?)-b?(\d+)", name)
     model, batch = (named[1], int(named[2])) if named else (name, None)
     notes = "One iteration after START."
-    if told.batch is None:
+    if options.batch is None:
         notes += f" The batch of {batch} is a guess from the file's name: the log does not tell it."
-    info = told.info(path, _TOOL, model, batch, notes)
+    info = options.info(path, _TOOL, model, batch, notes)
     return Trace(info, _kernels(walk.operators), _blocks(walk.storages, walk.operators))
 
 
@@ -168,8 +168,8 @@ def _instructions(path: Path) -> list[tuple[int, dict[str, Any]]]:
 class _Storage:
     """A block while the log is walked. Kernels are positions; `died` is None while it has a name.
 
-    born: the kernel that made it, or for a constant the kernel that follows its line.
-    kind: of a constant, once an operator told it.
+    born: the kernel that wrote it first, or for a constant the kernel that follows its line.
+    kind: of a constant, once an operator has shown it.
     """
 
     id: str
@@ -296,8 +296,8 @@ class _Walk:
         size = self.sizes.pop(name)
         self.results.remove(name)
         if text == "-1":
-            made = self._new(name, size, len(self.operators) - 1, constant=False)
-            self.operators[-1].writes.append(made)
+            storage = self._new(name, size, len(self.operators) - 1, constant=False)
+            self.operators[-1].writes.append(storage)
         elif text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(self.arguments):
             storage = self.arguments[int(text)]
             storage.names += 1

@@ -1,4 +1,4 @@
-"""Reading a PyTorch execution trace: the operators that the host ran, with the tensors they were given and gave back.
+"""Reading a PyTorch execution trace: the operators that the host ran, with their input and output tensors.
 
 Schemas 1.0 (fields of a node side by side) and 1.1 (inputs, outputs and attrs nested) are read. A tensor is
 ``[tensor, storage, offset, elements, bytes of an element, device]``; tensors without bytes and tensors outside a GPU
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.importers.json_stream import head, items, members_before
-from simgpu.importers.memory_budget import MemoryBudget, Piece
-from simgpu.importers.provenance import Told
+from simgpu.importers.json_stream import MemoryBudget, Piece, head, items, members_before
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
 from simgpu.io.input_files import require_regular
 from simgpu.trace.columns import LARGEST
@@ -96,7 +95,7 @@ def recognises(path: Path) -> bool:
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"', start) is not None and b'"nodes"' in start
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """Refuses: an execution trace alone has no times."""
     what = "is an execution trace, which has no times"
     remedy = "import the profile of the same run and add this file to it: simgpu trace import PROFILE"
@@ -167,7 +166,7 @@ def _whole(value: object) -> int:
 def tensors_of(operator: str, listed: tuple[Any, Any, Any, Any], schema: str, devices: set[str]) -> Iterator[Tensor]:
     """The tensors on the GPU that an operator names on one side; their devices are added to `devices`.
 
-    listed: values, shapes, types and strides, the last None where not recorded. schema: of the operator, which tells
+    listed: values, shapes, types and strides, the last None where not recorded. schema: of the operator, which says
     what it does with its arguments; empty for outputs.
     """
     return _tensors(operator, listed, _arguments(schema), devices)
@@ -196,14 +195,14 @@ def _arguments(schema: str) -> tuple[_Argument, ...]:
                 break
     if begin < 0 or stop < 0:
         return ()
-    found, after_star = [], False
+    result, after_star = [], False
     for part in parts:
         if part == "*":
             after_star = True
         elif part:
             kind, _, name = part.partition("=")[0].strip().rpartition(" ")
-            found.append(_Argument(sys.intern(name), "!" in kind, after_star and "!" in kind))
-    return tuple(found)
+            result.append(_Argument(sys.intern(name), "!" in kind, after_star and "!" in kind))
+    return tuple(result)
 
 
 def _tensors(
@@ -252,7 +251,7 @@ def _flat(value: Any, shape: Any, stride: Any) -> Iterator[tuple[list[Any], list
 
 
 def _bytes(elements: object, width: int) -> int:
-    """Bytes of so many elements; elements are no number where a shape or its strides hold none."""
+    """Bytes of a number of elements; not an int where a shape or its strides hold something else."""
     if type(elements) is not int or not 0 <= elements * width <= LARGEST:
         raise ValueError(f"{shown(elements)} elements of {shown(width)} bytes are no tensor")
     return elements * width

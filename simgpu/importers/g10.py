@@ -1,23 +1,22 @@
 """Reading the files of the G10 simulator: a folder with kernels.config, tensors.config and cudnnB.txt, B the batch.
 
 The kernels, their order and their tensors are those of the graph that G10 builds from a network's description
-(kernels.config); the durations are those measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
+(kernels.config); the durations were measured for these kernels one by one (cudnnB.txt), exact to the nanosecond.
 The execution times in kernels.config are the same measurements as cycles of the clock that G10 was set to, rounded
-down; the notes say how the two compare. The files whose names end in PF time the kernels under page faults and are not
-read.
+down; the notes compare the two. Files whose names end in PF time the kernels under page faults and are not read.
 
 How tensors become blocks:
 - each tensor is its own block: G10 knows no views, and in-place kernels name a tensor as input and output;
-- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, where an
+- "global" tensors are weights and persistent. Others that no kernel writes were there before: the batch, if an
   embedding or a convolution reads them, else constants such as divisors (`other`);
 - a result of a forward kernel is a feature map; of a later one a gradient, and a weight's gradient if a kernel that
   applies gradients reads it;
-- a tensor that one kernel writes and nobody reads, of the size that cudnnBWorkspace.txt gives for that kernel in whole
-  pages, is that kernel's workspace. Without that file there is none;
-- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing of lifetimes,
-  which are not recorded.
+- a tensor that one kernel writes and no kernel reads, with the size that cudnnBWorkspace.txt gives for that kernel in
+  full pages, is that kernel's workspace. Without that file there is none;
+- a tensor's Range is its place in G10's address space, in which nothing is ever reused: it says nothing about
+  lifetimes, which are not recorded.
 
-Phases follow the kernels' names; gradients are applied as soon as they are there, in between the backward kernels.
+Phases follow the kernels' names; gradients are applied as soon as they exist, in between the backward kernels.
 A layer is one operator: its forward kernel, its backward kernels and the update of its weights share a parent.
 """
 
@@ -25,17 +24,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.g10_graph import GraphKernel, Tensor, read_kernels, read_tensors
-from simgpu.importers.provenance import Told
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
-from simgpu.io.input_files import first_bytes
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 from simgpu.units import format_bytes
 
 _TOOL = "G10 simulator files"
@@ -44,7 +42,7 @@ _PAGE = 4096
 
 #: Forward kernels whose unwritten, non-global operand is the batch.
 _READ_THE_BATCH = ("GatherV2_Forward", "Conv2d_Forward")
-#: Puts the batch on the device, in networks made of layers.
+#: Puts the batch on the device, in networks that consist of layers.
 _LOAD = "LoadData_A0"
 
 
@@ -57,12 +55,12 @@ def _begins(path: Path, word: bytes) -> bool:
     return path.is_file() and first_bytes(path, len(word)) == word
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The folder as a trace. Raises `InputError` with every line that cannot be followed."""
     problems: list[Problem] = []
     tensors = read_tensors(path / "tensors.config", problems)
     kernels = read_kernels(path / "kernels.config", tensors, problems)
-    times_file = _times_file(path, told.batch, problems)
+    times_file = _times_file(path, options.batch, problems)
     durations: list[int] = []
     workspaces: list[int] = []
     if times_file is not None:
@@ -80,24 +78,24 @@ def load(path: Path, told: Told) -> Trace:
     batch = int(times_file.stem.removeprefix("cudnn"))
     model = path.resolve().name
     notes = _notes(kernels, durations, bool(workspaces)) + _on_weights(tensors.values())
-    if told.batch is None:
+    if options.batch is None:
         notes += f" The batch is that in the name of {times_file.name}."
-    info = told.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
+    info = options.info(path, _TOOL, model.removesuffix(f"-{batch}"), batch, notes)
     return Trace(info, _kernels(kernels, durations), _blocks(kernels, tensors, scratch))
 
 
 def _times_file(path: Path, told_batch: int | None, problems: list[Problem]) -> Path | None:
     """cudnnB.txt; where there are several, the one of the batch that the user named."""
-    found = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
-    if not found:
+    result = {int(match[1]): file for file in sorted(path.iterdir()) if (match := _TIMES.fullmatch(file.name))}
+    if not result:
         remedy = "add the file of kernel times, cudnnB.txt for batch B: kernels.config gives cycles of an untold clock"
         problems.append(Problem(str(path), "", "has no cudnnB.txt", remedy))
         return None
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if told_batch in found:
-        return found[told_batch]
-    what = f"has kernel times of several batches: {', '.join(file.name for file in found.values())}"
+    if len(result) == 1:
+        return next(iter(result.values()))
+    if told_batch in result:
+        return result[told_batch]
+    what = f"has kernel times of several batches: {', '.join(file.name for file in result.values())}"
     problems.append(Problem(str(path), "", what, "say which one kernels.config belongs to (--batch)"))
     return None
 
@@ -125,7 +123,7 @@ def _lines(path: Path, unit: str, problems: list[Problem]) -> Iterator[tuple[str
 
 
 def _durations(path: Path, problems: list[Problem]) -> list[int]:
-    found = []
+    result = []
     for place, text in _lines(path, "ms", problems):
         try:
             value = nanoseconds(text, "milliseconds")
@@ -135,18 +133,18 @@ def _durations(path: Path, problems: list[Problem]) -> list[int]:
             what = f"{shown(text)} ms is not a whole number of nanoseconds >= 0"
             problems.append(Problem(str(path), place, what, "record it again"))
             value = Decimal(0)
-        found.append(int(value))
-    return found
+        result.append(int(value))
+    return result
 
 
 def _workspaces(path: Path, problems: list[Problem]) -> list[int]:
-    found = []
+    result = []
     for place, text in _lines(path, "B", problems):
         if (size := _count(text)) < 0:
             what = f"{shown(text)} is not a whole number of bytes"
             problems.append(Problem(str(path), place, what, "record it again"))
-        found.append(max(size, 0))
-    return found
+        result.append(max(size, 0))
+    return result
 
 
 def _count(text: str) -> int:
@@ -158,9 +156,9 @@ def _count(text: str) -> int:
 
 
 def _require_one_each(
-    path: Path, values: Sequence[int], folder: Path, kernels: Sequence[GraphKernel], problems: list[Problem]
+    path: Path, values: Sequence[int], folder: Path, kernels: Sequence[G10Kernel], problems: list[Problem]
 ) -> None:
-    """One value for each kernel; not asked for where a file could not be read, which is told already."""
+    """One value for each kernel; not checked where a file could not be read, which is reported already."""
     if not problems and len(values) != len(kernels):
         what = f"holds {len(values)} kernels, {folder.name}/kernels.config {len(kernels)}"
         problems.append(Problem(str(path), "", what, "give files of one model, batch and run"))
@@ -169,27 +167,27 @@ def _require_one_each(
 def _find_workspaces(
     times_file: Path,
     sizes: Sequence[int],
-    kernels: Sequence[GraphKernel],
-    tensors: Mapping[int, Tensor],
+    kernels: Sequence[G10Kernel],
+    tensors: Mapping[int, G10Tensor],
     problems: list[Problem],
 ) -> frozenset[int]:
-    """The tensors that are workspaces: for each kernel with one, its own result that nobody else touches."""
+    """The tensors that are workspaces: for each kernel with one, its own result that no other kernel touches."""
     touched: dict[int, int] = {}
     for kernel in kernels:
         for number in {*kernel.inputs, *kernel.outputs}:
             touched[number] = touched.get(number, 0) + 1
-    found = set()
+    result = set()
     for kernel, size in zip(kernels, sizes, strict=False):
         pages = -(-size // _PAGE) * _PAGE
         own = [n for n in kernel.outputs if touched[n] == 1 and tensors[n].bytes == pages and n not in kernel.inputs]
         if size and own:
-            found.add(own[-1])
+            result.add(own[-1])
         elif size:
             file = times_file.with_name(f"{times_file.stem}Workspace.txt")
             what = f"kernel {kernel.number} has a workspace of {size} B, but no result of {pages} B of its own"
             remedy = "give files of one model, batch and run"
             problems.append(Problem(str(file), f"row {kernel.number + 1}", what, remedy))
-    return frozenset(found)
+    return frozenset(result)
 
 
 def _phase(name: str) -> Phase:
@@ -202,7 +200,7 @@ def _pure(name: str, phase: Phase) -> bool | None:
     return False if phase is Phase.OPTIMIZER else purity(name.removesuffix("_Forward").lower())
 
 
-def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[Kernel, ...]:
+def _kernels(kernels: Sequence[G10Kernel], durations: Sequence[int]) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             f"{kernel.number:04}",
@@ -219,10 +217,10 @@ def _kernels(kernels: Sequence[GraphKernel], durations: Sequence[int]) -> tuple[
 
 
 def _blocks(
-    kernels: Sequence[GraphKernel], tensors: Mapping[int, Tensor], scratch: frozenset[int]
+    kernels: Sequence[G10Kernel], tensors: Mapping[int, G10Tensor], scratch: frozenset[int]
 ) -> tuple[Block, ...]:
-    readers: dict[int, list[GraphKernel]] = {number: [] for number in tensors}
-    makers: dict[int, GraphKernel] = {}
+    readers: dict[int, list[G10Kernel]] = {number: [] for number in tensors}
+    makers: dict[int, G10Kernel] = {}
     for kernel in kernels:
         for number in kernel.inputs:
             readers[number].append(kernel)
@@ -239,7 +237,7 @@ def _blocks(
     return tuple(blocks)
 
 
-def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKernel]) -> BlockKind:
+def _kind(tensor: G10Tensor, maker: G10Kernel | None, readers: Sequence[G10Kernel]) -> BlockKind:
     if tensor.is_global:
         return BlockKind.WEIGHT
     if maker is None:
@@ -253,7 +251,7 @@ def _kind(tensor: Tensor, maker: GraphKernel | None, readers: Sequence[GraphKern
     return BlockKind.GRADIENT
 
 
-def _on_weights(tensors: Iterable[Tensor]) -> str:
+def _on_weights(tensors: Iterable[G10Tensor]) -> str:
     """Results of kernels may be flagged too, which makes for more weights than the network has."""
     sizes = [tensor.bytes for tensor in tensors if tensor.is_global]
     if not sizes:
@@ -264,7 +262,7 @@ def _on_weights(tensors: Iterable[Tensor]) -> str:
     )
 
 
-def _notes(kernels: Sequence[GraphKernel], durations: Sequence[int], has_workspaces: bool) -> str:
+def _notes(kernels: Sequence[G10Kernel], durations: Sequence[int], has_workspaces: bool) -> str:
     cycles, total = sum(kernel.cycles for kernel in kernels), sum(durations)
     clock = round(Decimal(cycles) / total, 3) if total else Decimal(0)
     apart = max(abs(clock * duration - kernel.cycles) for kernel, duration in zip(kernels, durations, strict=True))
@@ -275,3 +273,151 @@ def _notes(kernels: Sequence[GraphKernel], durations: Sequence[int], has_workspa
         f"the network. The times of kernels.config are {cycles} cycles, {clock.normalize():f} GHz against the measured "
         f"times, with which they {agreement}. Lifetimes are not recorded.{scratch}"
     )
+
+
+_TENSOR = re.compile(r"tensor(\d+) Is weight \(global\)\?: ([01]), Size in byte: (\d+), Range:(\d+)--(\d+)")
+_KERNEL = re.compile(r"Kernel ID: (\d+), Name: (\S+)")
+_PARENT = re.compile(r"Parent (?:OP|Layer) ID:(\d+); Name: ?(\S+)")
+_CYCLES = re.compile(r"Execution Time: (\d+)")
+_SIZES = re.compile(r"\(\d+,\d+,\d+,\d+\)")  # batch, channels, height, width of a convolutional network's layer
+_RULER = re.compile(r"_{10,}")
+_HEADS = ("Input Tensors:", "Output Tensors:")
+_AGAIN = "write it again with G10"
+
+
+@dataclass(frozen=True, slots=True)
+class G10Tensor:
+    """A line of tensors.config."""
+
+    number: int
+    is_global: bool
+    bytes: int
+
+
+@dataclass(slots=True)
+class G10Kernel:
+    """A paragraph of kernels.config; inputs and outputs are numbers of tensors, `parent` its operator, as a layer."""
+
+    number: int
+    name: str
+    parent: str = ""
+    cycles: int = 0
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+
+
+def read_tensors(path: Path, problems: list[Problem]) -> dict[int, G10Tensor]:
+    """All tensors by their number; lines that cannot be followed become problems."""
+    tensors: dict[int, G10Tensor] = {}
+    for row, line in _rows(path, problems):
+        try:
+            tensor = _tensor(line)
+        except ValueError as error:
+            problems.append(Problem(str(path), f"row {row}", str(error), _AGAIN))
+            continue
+        if tensor.number in tensors:
+            problems.append(Problem(str(path), f"row {row}", f"tensor{tensor.number} is listed twice", _AGAIN))
+        tensors[tensor.number] = tensor
+    return tensors
+
+
+def read_kernels(path: Path, tensors: Mapping[int, G10Tensor], problems: list[Problem]) -> list[G10Kernel]:
+    """All kernels in order; the first line that cannot be followed ends the reading, as those below hang on it.
+
+    tensors: those of tensors.config, with which every mention must agree.
+    """
+    reader = _KernelReader(tensors)
+    rows = _rows(path, problems)
+    place = ""
+    try:
+        for row, line in rows:
+            place = f"row {row}"
+            reader.follow(line)
+        if rows and not reader.is_between:
+            raise ValueError("the last kernel has no ruler below it: the file seems cut off")
+    except ValueError as error:
+        problems.append(Problem(str(path), place, str(error), _AGAIN))
+    return reader.kernels
+
+
+def _rows(path: Path, problems: list[Problem]) -> list[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; none where the file cannot be read, which becomes a problem."""
+    try:
+        text = read_text(path, if_empty=_AGAIN)
+    except InputError as error:
+        problems += error.problems
+        return []
+    return [(row, line.strip()) for row, line in enumerate(text.split("\n"), start=1) if line.strip()]
+
+
+def _tensor(line: str) -> G10Tensor:
+    match = _TENSOR.fullmatch(line)
+    if match is None:
+        raise ValueError(f"{line[:60]!r} is not a tensor as G10 writes it")
+    number, is_global, size, begin, end = map(whole, match.groups())
+    if end - begin != size:
+        raise ValueError(f"tensor{number} has {size} B, its range {end - begin} B")
+    return G10Tensor(number, bool(is_global), size)
+
+
+class _KernelReader:
+    """Follows the lines of kernels.config; `ValueError` says what is wrong with one."""
+
+    def __init__(self, tensors: Mapping[int, G10Tensor]) -> None:
+        self.kernels: list[G10Kernel] = []
+        self.is_between = True
+        self._tensors = tensors
+        self._lists: list[list[int]] = []
+
+    def follow(self, line: str) -> None:
+        if self.is_between:
+            self._begin(line)
+        elif _RULER.fullmatch(line):
+            self._end()
+        elif line in _HEADS:
+            self._head(line)
+        elif self._lists:
+            self._mention(line)
+        else:
+            self._describe(line)
+
+    def _begin(self, line: str) -> None:
+        match = _KERNEL.fullmatch(line)
+        if match is None:
+            raise ValueError(f"{line[:60]!r} where a kernel begins (Kernel ID: 5, Name: Add_Forward)")
+        if whole(match[1]) != len(self.kernels):
+            raise ValueError(f"kernel {match[1]} where {len(self.kernels)} comes next: kernels count from 0")
+        self.kernels.append(G10Kernel(whole(match[1]), match[2]))
+        self._lists = []
+        self.is_between = False
+
+    def _describe(self, line: str) -> None:
+        kernel = self.kernels[-1]
+        if match := _PARENT.fullmatch(line):
+            kernel.parent = f"{match[2]}_{match[1]}"
+        elif match := _CYCLES.fullmatch(line):
+            kernel.cycles = whole(match[1])
+        elif not _SIZES.fullmatch(line):
+            raise ValueError(f"{line[:60]!r} is not a kernel's parent or execution time")
+
+    def _head(self, line: str) -> None:
+        kernel = self.kernels[-1]
+        if line != _HEADS[min(len(self._lists), 1)] or len(self._lists) == len(_HEADS):
+            raise ValueError(f"{line!r} does not come here: a kernel lists its inputs, then its outputs")
+        self._lists.append(kernel.outputs if self._lists else kernel.inputs)
+
+    def _mention(self, line: str) -> None:
+        tensor = _tensor(line)
+        if self._tensors and self._tensors.get(tensor.number) != tensor:
+            known = tensor.number in self._tensors
+            what = "is another one in tensors.config" if known else "is not in tensors.config"
+            raise ValueError(f"tensor{tensor.number} {what}")
+        if tensor.number in self._lists[-1]:
+            raise ValueError(f"tensor{tensor.number} is listed twice")
+        self._lists[-1].append(tensor.number)
+
+    def _end(self) -> None:
+        kernel = self.kernels[-1]
+        if not kernel.parent or not kernel.cycles or len(self._lists) < len(_HEADS):
+            raise ValueError(f"kernel {kernel.number} lacks its parent, its execution time or its tensors")
+        self.is_between = True

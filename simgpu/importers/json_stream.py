@@ -1,7 +1,4 @@
-"""Reading large JSON recordings piece by piece, plain or gzip, without holding the file.
-
-Here are the first bytes by which a format is recognised, and the items of one array as they come; no format.
-"""
+"""Large recordings as streams, plain or gzip: JSON items one by one, and a limit on the memory they may take."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +46,13 @@ def read_unzipped(path: Path, factor: int) -> bytes:
     unpacks to more than `TABLE_LIMIT` or the free memory allows, of which the file's own size says nothing.
     """
     free = free_memory.available_memory()
-    found = bytearray()
+    result = bytearray()
     with open_unzipped(path, _WHAT, TABLE_LIMIT) as stream, read_errors(path):
         for piece in pieces(stream, path, _WHAT, TABLE_LIMIT):
-            found += piece
-            if free is not None and len(found) * factor > free:
-                raise free_memory.too_large(path, len(found), factor, free)
-    return bytes(found)
+            result += piece
+            if free is not None and len(result) * factor > free:
+                raise free_memory.too_large(path, len(result), factor, free)
+    return bytes(result)
 
 
 class _Text:
@@ -131,7 +129,7 @@ def head(path: Path) -> bytes:
             while len(start) < _HEAD_BYTES and (piece := stream.read1(_HEAD_BYTES)):
                 start += piece
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        pass  # told when the file is read
+        pass  # reported when the file is read
     except OSError as error:
         raise unreadable(path, error) from None
     return start[:_HEAD_BYTES].removeprefix(BOM_UTF8)
@@ -148,7 +146,7 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
     """
     import ijson
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with _reading(path, lambda: "before its first item"), _open_json(path) as file:
         builder, key = None, ""
         for prefix, event, value in ijson.parse(file):
@@ -158,8 +156,8 @@ def members_before(path: Path, array: str) -> dict[str, Any]:
                 builder, key = ijson.ObjectBuilder(), value
             elif builder is not None and prefix:
                 builder.event(event, value)
-                found[key] = builder.value
-    return found
+                result[key] = builder.value
+    return result
 
 
 def items(path: Path, array: str) -> Iterator[tuple[int, Any]]:
@@ -223,3 +221,51 @@ def _reading(path: Path, place: Callable[[], str]) -> Iterator[None]:
         raise InputError.single(path, place(), f"holds a text that is not UTF-8 ({error.reason})", AGAIN) from None
     except ArithmeticError:
         raise InputError.single(path, place(), "holds a number with an exponent beyond any use", AGAIN) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a recording. plural: its name in messages. bytes: memory per piece, with all objects derived from it.
+    shorter: how to get a recording with fewer pieces.
+    """
+
+    plural: str
+    bytes: int
+    shorter: str
+
+
+_LOOK_EVERY = 4096
+
+
+class MemoryBudget:
+    """Counts the retained pieces and raises `InputError` before it outgrows the memory that was free at the start.
+
+    available: bytes that may be used; left out, what the machine has free now.
+
+    >>> budget = MemoryBudget(Path("profile.json"), Piece("events", 600, "record one iteration"), available=1_000_000)
+    >>> for _ in range(5000):
+    ...     budget.take()
+    Traceback (most recent call last):
+    simgpu.errors.InputError: profile.json: is larger than this machine's memory: 4096 events needed so far, ...
+    """
+
+    def __init__(self, path: Path, piece: Piece, available: int | None = None) -> None:
+        self.path = path
+        self.piece = piece
+        self.available = free_memory.available_memory() if available is None else available
+        self.kept = 0
+
+    def release(self, count: int) -> None:
+        """Release `count` retained pieces."""
+        self.kept -= count
+
+    def take(self) -> None:
+        """Retain one more piece."""
+        self.kept += 1
+        takes = self.kept * self.piece.bytes
+        if self.kept % _LOOK_EVERY == 0 and self.available is not None and takes > self.available:
+            what = (
+                f"is larger than this machine's memory: {self.kept} {self.piece.plural} needed so far, about "
+                f"{format_bytes(takes)}, with {format_bytes(self.available)} free"
+            )
+            raise InputError.single(self.path, "", what, f"{self.piece.shorter}, or use more memory")

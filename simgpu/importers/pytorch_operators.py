@@ -1,11 +1,11 @@
-"""What the names of PyTorch's operators and annotations tell, in whichever recording they stand."""
+"""What the names of PyTorch's operators and annotations mean, in recordings of any format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _ENGINE = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step", "Optimizer.zero_grad")

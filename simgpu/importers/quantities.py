@@ -1,6 +1,6 @@
-"""Numbers of recordings, held within what a trace can say before anything is computed with them.
+"""Numbers of recordings, limited to what a trace can store before anything is computed with them.
 
-A damaged file may hold numbers that take minutes to convert, or that Python refuses to write out.
+A damaged file may hold numbers that take minutes to convert, or that Python refuses to print.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def nanoseconds(value: object, unit: str) -> Decimal:
         raise ValueError(f"{shown(value)} is not a number of {unit}") from None
     if not time.is_finite():
         raise ValueError(f"{shown(value)} is not a number of {unit}")
-    # The first comparison keeps what is too large even to be multiplied out of the second.
+    # The first comparison guards the second: a number may be too large even to be multiplied.
     if not -LARGEST <= time <= LARGEST or not -LARGEST <= time * _UNITS[unit] <= LARGEST:
         raise ValueError(f"{shown(value)} {unit} are beyond any clock")
     return time * _UNITS[unit]

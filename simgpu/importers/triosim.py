@@ -1,11 +1,26 @@
 """Reading a TrioSim recording: a folder with trace.csv (operators) and tensor.csv (their tensors).
 
-Durations are those without overlap. Lifetimes are not recorded, so `release` stays unknown. Which tensors are which
-block, and who wrote what, is settled in `simgpu.importers.storages`; this module reads the two files and turns
-the outcome into a trace. What a block holds is told by the type of its tensors (weight, bias, target), else by the
-stage that first touched it: forward results are feature maps; backward results are gradients, and a weight's gradient
-if the optimizer reads them; persistent blocks are the input, or optimizer state where only the optimizer reads them;
-what the optimizer makes for itself is `other`.
+Durations are those without overlap. Lifetimes are not recorded, so `release` stays unknown. The kind of a block follows
+from the type of its tensors (weight, bias, target), else from the stage that first touched it: forward results are
+feature maps; backward results are gradients, and a weight's gradient if the optimizer reads them; persistent blocks are
+the input, or optimizer state if only the optimizer reads them; what the optimizer creates for itself is `other`.
+
+How tensors become blocks:
+- tensors with one storage id share a block, but storage ids are reused. A tensor that an operator newly writes into a
+  storage it does not read, and whose earlier tensors are not named again, is a new block in reused memory; so is a new
+  tensor that does not fit into the block its storage held, if that one is not named again;
+- an output with the id of an input is written in place. An output with another id in the storage of an input is a view:
+  its kernel reads the block and does not write it. An in-place operator with no outputs listed, such as
+  ``_foreach_add_``, writes its first operand;
+- an undefined tensor (no bytes, storage 0) is no memory and is left out.
+
+Some blocks are read although no listed operator writes them:
+- what was there before the iteration is persistent: a weight, bias or target by its type; and what is first read in the
+  forward or optimizer stage and never listed as an output (the batch, optimizer state);
+- the rest (pooling indices, dropout masks, gradients of operators that the recording leaves out) was created in the
+  iteration. The recording numbers tensors in the order they appear, so such a block is *placed*: taken as written by
+  the operator whose numbers surround its own. If its number lies between two operators', it is the one that its reader
+  is named after (``MaxPool2DWithIndicesBackward0`` after ``max_pool2d``), else the earlier.
 """
 
 from __future__ import annotations
@@ -13,18 +28,17 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.kinds import kind_of_new
-from simgpu.importers.provenance import Told
+from simgpu.importers.drafts import StorageNames, kind_of_new
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import nanoseconds, shown, whole
-from simgpu.importers.storages import Memory, Operator, Resolved, Tensor, resolve
-from simgpu.io.input_files import first_bytes
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import first_bytes, read_text
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 _TOOL = "TrioSim recording"
 _TRACE_COLUMNS = (
@@ -47,10 +61,6 @@ _TENSOR_COLUMNS = (
 _NUMBERS = re.compile(r"\[\s*(?:\d+(?:\s*[;,]\s*\d+)*)?\s*\]")
 
 
-class _CellError(ValueError):
-    """A cell that cannot be read: what is wrong with it."""
-
-
 def recognises(path: Path) -> bool:
     """Whether a folder has a trace.csv or a tensor.csv with TrioSim's first columns."""
     return _header(path / "trace.csv").startswith(b"OperatorID,") or _header(path / "tensor.csv").startswith(
@@ -62,7 +72,7 @@ def _header(path: Path) -> bytes:
     return first_bytes(path, 4096) if path.is_file() else b""
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The recording as a trace. Raises `InputError` with every row that cannot be followed."""
     problems: list[Problem] = []
     tensors = _read_tensors(path / "tensor.csv", problems)
@@ -77,7 +87,7 @@ def load(path: Path, told: Told) -> Trace:
         "operator during which its tensor was numbered. Operands that the recording leaves out are not read here "
         "either. Lifetimes are not recorded."
     )
-    info = told.info(path, _TOOL, path.resolve().name, told.samples(path, _batch(blocks)), notes)
+    info = options.info(path, _TOOL, path.resolve().name, options.samples(path, _batch(blocks)), notes)
     return Trace(info, _kernels(operators, resolved), blocks)
 
 
@@ -107,41 +117,31 @@ def _rows(path: Path, columns: tuple[str, ...], problems: list[Problem]) -> Iter
         problems.append(Problem(str(path), f"row {reader.line_num}", f"not CSV ({error})", "record it again"))
 
 
-def _whole(text: str) -> int:
-    try:
-        return whole(text.strip())
-    except ValueError as error:
-        raise _CellError(str(error)) from None
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text.strip()) is None:
-        raise _CellError(f"{shown(text)} is not a list of numbers such as [4; 6]")
-    return tuple(_whole(number) for number in re.findall(r"\d+", text))
+        raise ValueError(f"{shown(text)} is not a list of numbers such as [4; 6]")
+    return tuple(whole(number) for number in re.findall(r"\d+", text))
 
 
 def _nanoseconds(text: str) -> int:
-    try:
-        value = nanoseconds(text.strip(), "microseconds")
-    except ValueError as error:
-        raise _CellError(str(error)) from None
+    value = nanoseconds(text.strip(), "microseconds")
     if value < 0 or value != value.to_integral_value():
-        raise _CellError(f"{shown(text)} microseconds are not whole nanoseconds >= 0")
+        raise ValueError(f"{shown(text)} microseconds are not whole nanoseconds >= 0")
     return int(value)
 
 
-def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
-    tensors: dict[int, Tensor] = {}
+def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, TrioSimTensor]:
+    tensors: dict[int, TrioSimTensor] = {}
     for place, row in _rows(path, _TENSOR_COLUMNS, problems):
         try:
             shape = _numbers(row["TensorShape"])
-            size = _whole(row["TensorNumElement"]) * _whole(row["TensorEachByte"])
-            number, storage = _whole(row["TensorID"]), _whole(row["TensorStorgeid"])
-        except _CellError as error:
+            size = whole(row["TensorNumElement"].strip()) * whole(row["TensorEachByte"].strip())
+            number, storage = whole(row["TensorID"].strip()), whole(row["TensorStorgeid"].strip())
+        except ValueError as error:
             problems.append(Problem(str(path), place, str(error), "record it again"))
             continue
         types = tensors[number].types if number in tensors else frozenset[str]()
-        tensor = Tensor(number, storage, size, shape, types | {row["TensorType"].strip()})
+        tensor = TrioSimTensor(number, storage, size, shape, types | {row["TensorType"].strip()})
         if number in tensors and tensors[number].storage != storage:
             what = f"tensor {number} is in storage {storage}, above in {tensors[number].storage}"
             problems.append(Problem(str(path), place, what, "record it again"))
@@ -149,26 +149,26 @@ def _read_tensors(path: Path, problems: list[Problem]) -> dict[int, Tensor]:
     return tensors
 
 
-def _read_operators(path: Path, tensors: dict[int, Tensor], problems: list[Problem]) -> list[Operator]:
+def _read_operators(path: Path, tensors: dict[int, TrioSimTensor], problems: list[Problem]) -> list[TrioSimOperator]:
     operators = []
     devices = set()
-    found = len(problems)
+    result = len(problems)
     for place, row in _rows(path, _TRACE_COLUMNS, problems):
         devices.add(row["gpuid"].strip())
         try:
             stage = row["stage"].strip()
             if stage not in list(Phase):
-                raise _CellError(f"{stage!r} is not a stage ({', '.join(Phase)})")
+                raise ValueError(f"{stage!r} is not a stage ({', '.join(Phase)})")
             inputs, outputs = _numbers(row["Operator_input"]), _numbers(row["Operator_output"])
             if tensors and (unknown := [number for number in (*inputs, *outputs) if number not in tensors]):
-                raise _CellError(f"tensor {unknown[0]} has no row in tensor.csv")
+                raise ValueError(f"tensor {unknown[0]} has no row in tensor.csv")
             duration = _nanoseconds(row["Operator_cudatimenooverlap"])
-        except _CellError as error:
+        except ValueError as error:
             problems.append(Problem(str(path), place, str(error), "record it again"))
             continue
         name = row["OperatorName"].strip()
-        operators.append(Operator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
-    if not operators and len(problems) == found:
+        operators.append(TrioSimOperator(row["OperatorID"].strip(), name, Phase(stage), duration, inputs, outputs))
+    if not operators and len(problems) == result:
         problems.append(Problem(str(path), "", "holds no operators", "record an iteration"))
     if len(devices) > 1:
         what = f"holds several GPUs ({', '.join(sorted(devices))})"
@@ -176,7 +176,7 @@ def _read_operators(path: Path, tensors: dict[int, Tensor], problems: list[Probl
     return operators
 
 
-def _kernels(operators: list[Operator], resolved: Resolved) -> tuple[Kernel, ...]:
+def _kernels(operators: list[TrioSimOperator], resolved: Resolved) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(
             operator.id,
@@ -191,7 +191,7 @@ def _kernels(operators: list[Operator], resolved: Resolved) -> tuple[Kernel, ...
     )
 
 
-def _block(memory: Memory, operators: list[Operator]) -> Block:
+def _block(memory: TrioSimBlock, operators: list[TrioSimOperator]) -> Block:
     return Block(
         memory.id,
         memory.bytes,
@@ -201,7 +201,7 @@ def _block(memory: Memory, operators: list[Operator]) -> Block:
     )
 
 
-def _kind(memory: Memory, operators: list[Operator]) -> BlockKind:
+def _kind(memory: TrioSimBlock, operators: list[TrioSimOperator]) -> BlockKind:
     stages = {operators[position].phase for position in memory.readers}
     if memory.persistent:
         if memory.has_type("weight", "bias"):
@@ -218,3 +218,217 @@ def _batch(blocks: tuple[Block, ...]) -> int | None:
     """The first side of the input's shape."""
     shapes = [block.shape for block in blocks if block.kind is BlockKind.INPUT and block.shape]
     return shapes[0][0] if shapes and shapes[0] is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrioSimTensor:
+    """A tensor as tensor.csv lists it; `types` are all the roles it is listed in."""
+
+    number: int
+    storage: int
+    bytes: int
+    shape: tuple[int, ...]
+    types: frozenset[str]
+
+    @property
+    def is_undefined(self) -> bool:
+        return self.storage == 0 and self.bytes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrioSimOperator:
+    """A row of trace.csv; inputs and outputs are tensor numbers."""
+
+    id: str
+    name: str
+    phase: Phase
+    duration_ns: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class TrioSimBlock:
+    """A block of the recording: its tensors, and the positions of the operators that read and write it.
+
+    placed: whether its first writer was inferred from its number.
+    """
+
+    id: str
+    tensors: list[TrioSimTensor] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    persistent: bool = False
+    placed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return max(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def is_unwritten_when_read(self) -> bool:
+        return bool(self.readers) and (not self.writers or self.readers[0] <= self.writers[0])
+
+    def has_type(self, *starts: str) -> bool:
+        """Whether one of its tensors is listed in a role that begins like this (``bias=None`` is a bias)."""
+        return any(role.startswith(starts) for tensor in self.tensors for role in tensor.types)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """All blocks in the order in which operators first touch them, and what each operator reads and writes."""
+
+    memories: list[TrioSimBlock]
+    reads: list[list[TrioSimBlock]]
+    writes: list[list[TrioSimBlock]]
+
+
+def resolve(operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> Resolved:
+    """Settle which tensors are which block, and who reads and writes them."""
+    finder = _StorageWalk(operators, tensors)
+    for position in range(len(operators)):
+        finder.follow(position)
+    unwritten = [memory for memory in finder.memories if memory.is_unwritten_when_read]
+    for memory in unwritten:
+        memory.persistent = _was_there_before(memory, operators)
+    hidden = [memory for memory in unwritten if not memory.persistent]
+    for position, memory in _place(hidden, operators, tensors):
+        memory.writers.insert(0, position)
+        memory.placed = True
+        finder.writes[position].append(memory)
+    return Resolved(finder.memories, finder.reads, finder.writes)
+
+
+class _StorageWalk:
+    """Walks the operators and tracks which block each storage holds."""
+
+    def __init__(self, operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]) -> None:
+        self.operators = operators
+        self.tensors = tensors
+        self.memories: list[TrioSimBlock] = []
+        self.reads: list[list[TrioSimBlock]] = []
+        self.writes: list[list[TrioSimBlock]] = []
+        self._current: dict[int, TrioSimBlock] = {}
+        self._of: dict[int, TrioSimBlock] = {}
+        self._names = StorageNames()
+        self._last_named = {
+            number: position
+            for position, operator in enumerate(operators)
+            for number in (*operator.inputs, *operator.outputs)
+        }
+
+    def follow(self, position: int) -> None:
+        operator = self.operators[position]
+        inputs = [self.tensors[number] for number in operator.inputs]
+        read = [self._read(tensor, position) for tensor in inputs if not tensor.is_undefined]
+        written = [self._of[number] for number in _written_in_place(operator, self.tensors) if number in self._of]
+        for number in operator.outputs:
+            tensor = self.tensors[number]
+            if not tensor.is_undefined and number not in operator.inputs:
+                memory = self._result(tensor, position, read)
+                if memory is not None:
+                    written.append(memory)
+        self.reads.append(list(dict.fromkeys(read)))
+        self.writes.append(list(dict.fromkeys(written)))
+        for memory in self.reads[-1]:
+            memory.readers.append(position)
+        for memory in self.writes[-1]:
+            memory.writers.append(position)
+
+    def _read(self, tensor: TrioSimTensor, position: int) -> TrioSimBlock:
+        if tensor.number in self._of:
+            return self._of[tensor.number]
+        held = self._current.get(tensor.storage)
+        fits = held is not None and (tensor.bytes <= held.bytes or self._named_from(held, position))
+        return self._join(held if fits else None, tensor)
+
+    def _result(self, tensor: TrioSimTensor, position: int, read: list[TrioSimBlock]) -> TrioSimBlock | None:
+        """The block an output is written to; None when it is a view of an input."""
+        if tensor.number in self._of:
+            return self._of[tensor.number]
+        held = self._current.get(tensor.storage)
+        if held is not None and held in read:
+            self._join(held, tensor)
+            return None
+        return self._join(held if held is not None and self._named_from(held, position + 1) else None, tensor)
+
+    def _named_from(self, memory: TrioSimBlock, position: int) -> bool:
+        return any(self._last_named[tensor.number] >= position for tensor in memory.tensors)
+
+    def _join(self, memory: TrioSimBlock | None, tensor: TrioSimTensor) -> TrioSimBlock:
+        if memory is None:
+            memory = TrioSimBlock(self._names.next(tensor.storage))
+            self.memories.append(memory)
+            self._current[tensor.storage] = memory
+        memory.tensors.append(tensor)
+        self._of[tensor.number] = memory
+        return memory
+
+
+def _written_in_place(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTensor]) -> tuple[int, ...]:
+    in_place = tuple(number for number in operator.outputs if number in operator.inputs)
+    if operator.outputs or not operator.name.endswith("_"):
+        return in_place
+    if "_foreach_" not in operator.name:
+        return operator.inputs[:1]
+    return operator.inputs[: len(operator.inputs) // _lists(operator, tensors)]
+
+
+def _lists(operator: TrioSimOperator, tensors: Mapping[int, TrioSimTensor]) -> int:
+    """How many lists of equally many tensors a ``_foreach_`` operator was given, one after another."""
+    known = {"addcmul": 3, "addcdiv": 3, "lerp": 2}
+    action = operator.name.rpartition("_foreach_")[2].strip("_")
+    count, half = len(operator.inputs), len(operator.inputs) // 2
+    if action in known and count % known[action] == 0:
+        return known[action]
+    shapes = [tensors[number].shape for number in operator.inputs]
+    return 2 if count > 1 and count % 2 == 0 and shapes[:half] == shapes[half:] else 1
+
+
+def _was_there_before(memory: TrioSimBlock, operators: Sequence[TrioSimOperator]) -> bool:
+    if memory.has_type("weight", "bias", "target"):
+        return True
+    return operators[memory.readers[0]].phase is not Phase.BACKWARD and not memory.has_type("output")
+
+
+def _place(
+    hidden: list[TrioSimBlock], operators: Sequence[TrioSimOperator], tensors: Mapping[int, TrioSimTensor]
+) -> Iterator[tuple[int, TrioSimBlock]]:
+    """The first writer of each hidden block; one whose number precedes every operator's is persistent instead."""
+    numbered = _numbers_given(operators, {tensor.number for memory in hidden for tensor in memory.tensors}, tensors)
+    for memory in hidden:
+        number, reader = memory.tensors[0].number, memory.readers[0]
+        before = [position for position, low, _ in numbered if low < number and position < reader]
+        if not before:
+            memory.persistent = True
+            continue
+        low = before[-1]
+        inside = any(position == low and number < high for position, _, high in numbered)
+        after = [position for position, first, _ in numbered if first > number]
+        last = low if inside else min([*after[:1], reader - 1])
+        near = [p for p in range(low, last + 1) if _is_named_after(operators[reader].name, operators[p].name)]
+        yield near[0] if near else low, memory
+
+
+def _numbers_given(
+    operators: Sequence[TrioSimOperator], hidden: set[int], tensors: Mapping[int, TrioSimTensor]
+) -> list[tuple[int, int, int]]:
+    """Positions of operators during which tensors were numbered, with the lowest and the highest number."""
+    highest = 0
+    spans = []
+    for position, operator in enumerate(operators):
+        new = [
+            number
+            for number in (*operator.inputs, *operator.outputs)
+            if number > highest and number not in hidden and not tensors[number].is_undefined
+        ]
+        if new:
+            spans.append((position, min(new), max(new)))
+            highest = max(new)
+    return spans
+
+
+def _is_named_after(backward: str, forward: str) -> bool:
+    """Whether an operator's name contains another's: MaxPool2DWithIndicesBackward0 and aten::max_pool2d."""
+    plain = [re.sub(r"[^a-z0-9]", "", name.rpartition("::")[2].lower()) for name in (backward, forward)]
+    return plain[1] in plain[0]

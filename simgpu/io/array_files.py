@@ -1,6 +1,6 @@
-"""Reading NumPy's files: ``.npy`` mapped, ``.npz`` member by member; nothing in them is ever unpickled.
+"""Reading NumPy's files: ``.npy`` mapped into memory, ``.npz`` array by array; nothing is ever unpickled.
 
-What an array takes is known from its header and checked against the file before any of it is read.
+The size of an array is read from its header and checked against the file before its data are read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def open_array(path: str | Path) -> NDArray[Any]:
 class ArrayArchive:
     """An open ``.npz`` file. headers: of its arrays by name, in their order.
 
-    The headers agree with what the archive says of its members, so that reading one takes as much as its header says.
+    The headers are checked against the sizes of the archive's members, so they state the memory that reading takes.
     """
 
     def __init__(self, path: str | Path, archive: zipfile.ZipFile) -> None:
@@ -110,7 +110,7 @@ class ArrayArchive:
             stream.seek(0)
             header = _header(stream)
             if stream.tell() + header.bytes != member.file_size:
-                raise ValueError(f"its header tells of {header.bytes} B of data, its file has {member.file_size} B")
+                raise ValueError(f"its header states {header.bytes} B of data, its file has {member.file_size} B")
         self._members[name], self.headers[name] = member.filename, header
 
     def read(self, name: str, limit: int | None = None) -> NDArray[Any]:
@@ -171,8 +171,8 @@ def _damage(path: str | Path, place: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except _DAMAGE as error:
-        told = str(error).partition("\n")[0][:200]
-        what = "holds Python objects" if "Python objects" in told else f"is damaged or was cut off: {told}"
+        reason = str(error).partition("\n")[0][:200]
+        what = "holds Python objects" if "Python objects" in reason else f"is damaged or was cut off: {reason}"
         raise InputError.single(path, place, what, remedy) from None
 
 

@@ -1,7 +1,6 @@
-"""What decides results besides their inputs: simgpu's code, the code of outside policies, and versions of libraries.
+"""Digests of everything besides the inputs that determines results: simgpu's code, outside policies, library versions.
 
-`own_code` and `code_behind` digest files, `versions` reads installed distributions. Results that are kept on disk are
-reused only where all of these are as they were.
+Results stored on disk are reused only while all of these are unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ COMMON = ("numpy", "simpy", "networkx", "lz4")
 LIBRARIES = (*COMMON, "scikit-learn", "scipy", "bayesian-optimization", "numba")
 #: When this process had loaded this module, and may have loaded any other of simgpu.
 LOADED_NS = time.time_ns()
-#: The folders of simgpu that decide no result: how results are requested, judged and shown.
+#: Packages of simgpu that do not affect results: they request, judge and show them.
 _SHOWING = ("cli/", "report/", "testing/", "explain/", "papers/")
-#: In one of these folders, but it says what a cell of a study is.
+#: In one of these packages, but it defines what a cell of a study is.
 _DECIDING = ("papers/tasks.py",)
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -59,16 +58,16 @@ def _decides(name: str) -> bool:
 
 def digest_of(files: Iterable[tuple[str, Path]]) -> str:
     """16 hexadecimal digits of the SHA-256 of files, each with its name, in the order given."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for name, path in files:
         content = path.read_bytes()
-        found.update(f"{name}\0{len(content)}\0".encode())
-        found.update(content)
-    return found.hexdigest()[:16]
+        result.update(f"{name}\0{len(content)}\0".encode())
+        result.update(content)
+    return result.hexdigest()[:16]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files below a folder, without what Python and numba keep of compiled code, and editors of open files."""
+    """The files below a folder, without caches of compiled code and hidden files."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if "__pycache__" not in parts and not any(part.startswith(".") for part in parts) and path.is_file():
@@ -105,7 +104,7 @@ def _version(library: str) -> str:
 
 
 def code_behind(cls: type) -> Code:
-    """The code of a class from outside simgpu: the packages that define it and its bases, whole.
+    """The code of a class from outside simgpu: all files of the packages that define it and its bases.
 
     What these import counts too: packages of no installed distribution (a checkout, a folder on the path) as files,
     those of an installed one by its version. Not seen are imports whose module's name is computed while they run.
@@ -117,9 +116,9 @@ def code_behind(cls: type) -> Code:
     pending, known = sorted(defining), set(defining)
     while pending:
         root = pending.pop()
-        found = list(_files_of(root))
-        files.update((f"{root}/{name}", path) for name, path in found)
-        for other in sorted(_imported(path for _, path in found) - known):
+        result = list(_files_of(root))
+        files.update((f"{root}/{name}", path) for name, path in result)
+        for other in sorted(_imported(path for _, path in result) - known):
             known.add(other)
             installed = _distributions_of(other) - own
             if installed:
@@ -163,7 +162,7 @@ def _files_of(root: str) -> Iterator[tuple[str, Path]]:
 
 def _imported(paths: Iterable[Path]) -> set[str]:
     """The roots of all modules that these files import anywhere in them."""
-    found = set()
+    result = set()
     for path in paths:
         if path.suffix != ".py":
             continue
@@ -172,8 +171,8 @@ def _imported(paths: Iterable[Path]) -> set[str]:
         except (SyntaxError, ValueError):  # whoever imports it hears of it
             continue
         for node in ast.walk(tree):
-            found |= {root for name in _names(node) if (root := _root(name)) is not None}
-    return found
+            result |= {root for name in _names(node) if (root := _root(name)) is not None}
+    return result
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -211,14 +210,14 @@ def _editable(name: str) -> bool:
 
 def _required(libraries: Iterable[str]) -> set[str]:
     """Distributions and all that they require, without their extras and what is not installed; simgpu is not one."""
-    found: set[str] = set()
+    result: set[str] = set()
     pending = list(libraries)
     while pending:
         name = re.sub(r"[-_.]+", "-", pending.pop()).lower()  # PEP 503
-        if name in found or name == "simgpu" or not _version(name):
+        if name in result or name == "simgpu" or not _version(name):
             continue
-        found.add(name)
+        result.add(name)
         for requirement in distribution(name).requires or ():
             if "extra ==" not in requirement and (match := _REQUIRED.match(requirement)):
                 pending.append(match.group())
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""A command that fits a table that ships, and writes it whole or not at all."""
+"""A command line for programs that fit a shipped table and write it atomically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 
 
 def write_fitted(
@@ -20,15 +20,15 @@ def write_fitted(
 ) -> int:
     """Runs the command ``PROG SOURCE -o FILE``; returns its exit code: 0, or 2 for bad input.
 
-    source: what the fit is made from, as the name of the argument and its help. fitted: the table's text from there.
+    source: the input of the fit, as the name of the argument and its help. fitted: the table's text from that input.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("source", type=Path, metavar=source[0], help=source[1])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write, whole or not at all")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
     given = parser.parse_args(arguments)
     try:
         table = fitted(given.source)
-        with whole_file(given.output) as part:
+        with atomic_file(given.output) as part:
             part.write_bytes(table.encode())
     except (InputError, MissingExtraError) as error:
         for line in str(error).splitlines():

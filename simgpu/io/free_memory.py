@@ -1,4 +1,4 @@
-"""How much memory a program may still use here, and refusing what is read whole before it can outgrow that."""
+"""How much memory this process may still use, and refusing input files that would not fit into it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def require_memory(path: Path, files: Iterable[Path], factor: int) -> None:
-    """Raises `InputError` when what is read whole would not fit into the memory that is free now.
+    """Raises `InputError` when files that are read at once would not fit into the memory that is free now.
 
-    path: what the user named. files: those that are read for it; one that is missing counts nothing, whoever reads it
-    tells. factor: bytes of memory that a byte of these files takes at the peak of reading.
+    path: what the user named. files: those that are read for it; a missing one counts nothing, its reader
+    reports it. factor: bytes of memory that a byte of these files takes at the peak of reading.
 
     >>> require_memory(Path("run.log"), [], 14)
     """
@@ -30,7 +30,7 @@ def require_memory(path: Path, files: Iterable[Path], factor: int) -> None:
 
 
 def too_large(path: Path, size: int, factor: int, free: int) -> InputError:
-    """What is said of a file whose bytes, `size` of them or more, take `factor` times as much as is free."""
+    """The error for a file of at least `size` bytes that needs `factor` times as much memory."""
     what = (
         f"is larger than this machine's memory: reading its {format_bytes(size)} takes about "
         f"{format_bytes(size * factor)}, with {format_bytes(free)} free"
@@ -48,7 +48,7 @@ def _size(file: Path) -> int:
 def available_memory() -> int | None:
     """Bytes that this process could still use: the least that the machine, its control group and its own limits leave.
 
-    None where the system is silent.
+    None if the system does not report it.
     """
     return min([*_of_machine(), *_of_group(), *_of_process()], default=None)
 
@@ -61,7 +61,7 @@ def _of_machine() -> list[int]:
 def _of_group() -> list[int]:
     """What is left below the limit of a container; nothing where it has none.
 
-    Cached files count as used there, although the system gives them up for a program that asks.
+    Cached files count as used there, although the system frees them on demand.
     """
     try:
         limit, used = ((_GROUP / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))

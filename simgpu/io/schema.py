@@ -1,4 +1,4 @@
-"""Typed checking of what a YAML file holds: quantities with units, and pydantic's findings as `Problem`s.
+"""Validation of YAML files with pydantic: quantities with units, and pydantic's errors as `Problem`s.
 
 Imports pydantic, so it is imported only when a file is read.
 """
@@ -38,7 +38,7 @@ class FileModel(BaseModel):
 
 @dataclass(frozen=True)
 class Quantity:
-    """Metadata of a field: a text with a unit in the file, a whole number of base units in the program."""
+    """Metadata of a field: a text with a unit in the file, an integer number of base units in the program."""
 
     parse: Callable[[object], int]
     what: str
@@ -126,7 +126,7 @@ def path_steps(path: str) -> list[str | int]:
 def put(values: dict[str, Any], key: str, value: object) -> None:
     """Puts a value at a dotted key, making the mappings on the way; whether the key exists is `validate`'s matter.
 
-    An index stands for an entry that the list has; where there is none, the whole key is put, which `validate` refuses.
+    An index must exist in its list; otherwise the full key is put, which `validate` refuses.
 
     >>> values = {"gpu": {"memory": "8 GiB"}, "policies": ["none", "vdnn"]}
     >>> put(values, "gpu.memory", "4 GiB"), put(values, "policies[1].vdnn.mode", "conv"), values
@@ -135,14 +135,14 @@ def put(values: dict[str, Any], key: str, value: object) -> None:
     steps = path_steps(key)
     inner: Any = values
     for step, after in pairwise(steps):
-        found = inner[step] if isinstance(step, int) else inner.get(step)
+        result = inner[step] if isinstance(step, int) else inner.get(step)
         if isinstance(after, int):
-            if not isinstance(found, list) or len(found) <= after:
+            if not isinstance(result, list) or len(result) <= after:
                 values[key] = value
                 return
-        elif not isinstance(found, dict):
-            found = inner[step] = {}
-        inner = found
+        elif not isinstance(result, dict):
+            result = inner[step] = {}
+        inner = result
     inner[steps[-1]] = value
 
 
@@ -161,7 +161,7 @@ def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     return Problem(file, place, f"{_short(value)} {what}", remedy.format_map(context))
 
 
-#: What pydantic's kinds of error mean for somebody who wrote a file, and what to do about them.
+#: pydantic's kinds of error in the words of a file's author, and the remedies.
 _MEANINGS = {
     "string_type": ("is not a text", "write a text, in quotes if it looks like a number"),
     "string_too_short": ("is empty", "write something"),
@@ -182,7 +182,7 @@ def _short(value: object) -> str:
 
 
 def _keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed beside an unknown one: those of the model reached by the location's parents."""
+    """The keys allowed at the place of an unknown one: those of the model at the location's parent."""
     current: Any = model
     for part in location[:-1]:
         if isinstance(part, str) and part in current.model_fields:

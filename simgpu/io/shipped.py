@@ -1,7 +1,6 @@
-"""Where the node configurations, traces and scenarios that come with simgpu are, and how a name finds one.
+"""Finds the node configurations, traces and scenarios that ship with simgpu by name, and others by path.
 
-An installed wheel carries them inside the package; a checkout, or an editable install of one, keeps them at the
-repository's top level.
+An installed wheel has them inside the package; a checkout, or an editable install, at the repository's top level.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def shipped_names(kind: Kind) -> tuple[str, ...]:
     """
     folder, (_, marker) = shipped_folder(kind), _WORDS[kind]
     if marker is not None:
-        return tuple(sorted(found.parent.name for found in folder.glob(f"*/{marker}")))
-    return tuple(sorted(found.stem for found in folder.glob("*.yaml")))
+        return tuple(sorted(result.parent.name for result in folder.glob(f"*/{marker}")))
+    return tuple(sorted(result.stem for result in folder.glob("*.yaml")))
 
 
 def find(kind: Kind, name_or_path: str | Path, base: Path | None = None) -> Path:

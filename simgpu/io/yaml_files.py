@@ -1,7 +1,6 @@
-"""Reading a YAML file that must be one mapping, and saying exactly what is wrong with it otherwise.
+"""Reading a YAML file that must be one mapping, with the line of every key and value for error messages.
 
-What keys mean is up to `simgpu.io.schema` and the models that use it. Imports yaml, so it is imported only when a file
-is read.
+Imports yaml, so it is imported only when a file is read. `simgpu.io.schema` checks what the keys mean.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import Any
 import yaml
 
 from simgpu.errors import InputError, Problem
-from simgpu.io.input_files import YAML_LIMIT
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import YAML_LIMIT, read_text
 
-#: Values and keys of a document once each alias is replaced by what it stands for. The largest that ships has 3011.
+#: Values and keys of a document with all aliases expanded. The largest that ships has 3011.
 _NODES = 50_000
 #: Lists and mappings within each other, aliases followed.
 _DEPTH = 100
-#: What YAML takes for the end of a line.
+#: Line breaks in YAML.
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: Characters of a number.
 _DIGITS = 100
@@ -51,7 +49,7 @@ class YamlMapping:
 def read_yaml_mapping(path: str | Path, schema: str) -> YamlMapping:
     """The mapping in a YAML file whose top-level key `schema` must be `schema`, such as ``simgpu.node/1``.
 
-    The returned values still contain `schema`. Raises `InputError` for a file that `simgpu.io.text_files.read_text`
+    The returned values still contain `schema`. Raises `InputError` for a file that `simgpu.io.input_files.read_text`
     refuses, wrong syntax (with line and column), keys given twice, anything but a mapping, a wrong schema, and a
     document above
     the limits: on bytes, on values after aliases are followed, on nesting and on the length of numbers.
@@ -86,7 +84,7 @@ def _parse(text: str, file: str, schema: str) -> YamlMapping:
     try:
         root = loader.get_single_node()
         lines: dict[str, int] = {}
-        problems = [Problem(file, *found) for found in _walk(root, "", lines, set())] if root is not None else []
+        problems = [Problem(file, *result) for result in _walk(root, "", lines, set())] if root is not None else []
         if problems:
             raise InputError(problems)
         values = loader.construct_document(root) if root is not None else None
@@ -115,7 +113,7 @@ def _loader(text: str, file: str) -> _Loader:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a document above the limits while it is composed, before any of its values are made."""
+    """Refuses a document above the limits while it is composed, before any of its values are built."""
 
     def __init__(self, text: str, file: str = "") -> None:
         super().__init__(text)
@@ -132,7 +130,7 @@ class _Loader(yaml.SafeLoader):
             node = super().compose_node(parent, index)
             if id(node) not in self._finished:
                 what = f"the alias '*{event.anchor}' contains itself"
-                raise self._refused(event, what, "write out what it stands for")
+                raise self._refused(event, what, "write out its content")
             nodes, levels = self._finished[id(node)]
             self._take(event, nodes, self._depth + levels)
         else:
@@ -183,7 +181,7 @@ def _syntax_problem(text: str, file: str, error: yaml.MarkedYAMLError) -> Proble
     place = _place(mark)
     line = _LINE_BREAK.split(text)[mark.line]
     if "\t" in line[: len(line) - len(line.lstrip())]:
-        return Problem(file, place, "indented with a tab", "YAML takes spaces only: write two spaces for each tab")
+        return Problem(file, place, "indented with a tab", "YAML allows spaces only: write two spaces for each tab")
     what = " ".join(part for part in (error.context, error.problem) if part)
     return Problem(file, place, f"YAML syntax: {what}", "check indentation, colons and quotes near there")
 

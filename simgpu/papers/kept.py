@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.io.atomic import unwritable, whole_file
+from simgpu.io.atomic import atomic_file, unwritable
 from simgpu.io.codestate import LIBRARIES, digest_of, files_below, interpreter, own_code, versions
-from simgpu.io.json_files import read_json
+from simgpu.io.input_files import read_json
 from simgpu.io.shipped import Kind, shipped_folder
 from simgpu.version import __version__
 
@@ -93,7 +93,7 @@ class Kept:
         if self._folder is not None:
             # A run of another simgpu may have taken it away meanwhile.
             self._folder.mkdir(parents=True, exist_ok=True)
-            with whole_file(self._file(key)) as part:
+            with atomic_file(self._file(key)) as part:
                 part.write_text(text, encoding="utf-8")
 
     def _file(self, key: str) -> Path:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.importers.json_stream import read_unzipped
-from simgpu.io.json_files import parse_json
-from simgpu.io.text_files import read_text, text_of
+from simgpu.io.input_files import parse_json, read_text, text_of
 
 #: Names of what is stated.
 KERNELS = "kernels"

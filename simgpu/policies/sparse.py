@@ -14,7 +14,7 @@ from simgpu.policies.vdnn import place, require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 
 #: Operators whose results are the sparse tensors of CSWAP: ReLU, which PyTorch also calls threshold, and max pooling.
 _MAKES_ZEROS = re.compile(r"(?<!leaky_)(?<!p)relu|threshold|max_?pool|maxpool", re.IGNORECASE)

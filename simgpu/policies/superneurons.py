@@ -24,7 +24,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.options import RECOMPUTE, SWAP, Decisions
 from simgpu.policies.base import PlanContext, parameter
 from simgpu.policies.placing import PlacingPolicy, Vector
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 
 _RECOMPUTED = {OpClass.POOLING, OpClass.ACTIVATION, OpClass.NORMALIZATION}
 

@@ -58,7 +58,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
 
 def require_reads(graph: TaskGraph) -> None:
     """Raises `InputError` where the recording does not tell what kernels read."""
-    if not graph.trace.tells_reads:
+    if not graph.trace.records_reads:
         what = "the recording does not tell what kernels read, so nobody can plan by the uses of a block"
         remedy = "run the policies none or ideal, or import it with its execution trace"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.reads", what, remedy)

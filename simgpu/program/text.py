@@ -16,7 +16,7 @@ from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, WithEncodings, transformed
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
-from simgpu.io.json_files import parse_json
+from simgpu.io.input_files import parse_json
 from simgpu.program.instructions import (
     INSTRUCTIONS,
     Acquire,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 from simgpu.recorder.notes import BlockNote
 from simgpu.trace.model import Block
 
@@ -60,7 +60,7 @@ def kept_in(folder: Path | None) -> Iterator[Path | None]:
     if folder is None:
         yield None
         return
-    with whole_folder(folder, lambda real: f"'{min(entry.name for entry in real.iterdir())}'") as part:
+    with atomic_folder(folder, lambda real: f"'{min(entry.name for entry in real.iterdir())}'") as part:
         yield part
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 
 #: In-place operators that give every element a new value and do not look at the old one.
 _OVERWRITING = frozenset(

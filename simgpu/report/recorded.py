@@ -11,7 +11,7 @@ from typing import Any
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
-from simgpu.io.json_files import read_json
+from simgpu.io.input_files import read_json
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import BLOCKS, KERNELS, LARGEST

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.report.page import page
 from simgpu.report.recorded import Recorded, read_run, recorded_from
 from simgpu.report.template import check_page
@@ -54,7 +54,7 @@ def write_recorded(recorded: Recorded, path: str | Path) -> list[Path]:
             trace, node = recorded.document["trace"], recorded.document["node"]
             run = f"{ran.label}: {trace['name'] or trace['model']} on {node['name']}"
             write_perfetto(ran.timeline, beside[ran.name], {"run": run, "trace": provenance})
-    with whole_file(target) as part:
+    with atomic_file(target) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
     return [target, *beside.values()]
 

@@ -11,7 +11,7 @@ from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.entries import is_of_entries
-from simgpu.trace.epochs import standing_for
+from simgpu.trace.epochs import nearest_epoch
 from simgpu.trace.model import Trace
 from simgpu.workloads.rescale import at_batch
 
@@ -64,5 +64,5 @@ def _footprints(graph: TaskGraph, node: NodeSpec, epoch: int) -> TaskGraph:
 
     known = trace_histograms(graph.trace)
     profiled = {block: tuple(epochs.values()) for block, epochs in known.items()}
-    now = {block: epochs[standing_for(epochs, epoch)] for block, epochs in known.items()}
+    now = {block: epochs[nearest_epoch(epochs, epoch)] for block, epochs in known.items()}
     return WithFootprints(node, profiled, now).apply(graph)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simgpu.errors import MissingExtraError
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.perfetto import write_perfetto
 
@@ -107,7 +107,7 @@ def write_parquet(timeline: Timeline, path: str | Path) -> None:
     except ImportError as error:
         raise MissingExtraError("writing Parquet", "pyarrow", "parquet") from error
     # An open file rather than a path: then the system's own words reach the user when it refuses.
-    with whole_file(path) as part, part.open("wb") as file:
+    with atomic_file(path) as part, part.open("wb") as file:
         to_frame(timeline).to_parquet(file, engine="pyarrow", index=False)
 
 
@@ -143,7 +143,7 @@ def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
 
 
 def _write_rows(path: str | Path, header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> None:
-    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)

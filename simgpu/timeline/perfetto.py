@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
 from simgpu.timeline.streams import track_order
 
@@ -29,7 +29,7 @@ def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str
     the file and as labels of every GPU, which viewers show beside its name.
     """
     about = dict(about or {})
-    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
         told = f'"otherData":{_json(about)},' if about else ""
         file.write(f'{{"displayTimeUnit":"ms",{told}"traceEvents":[')
         separator = "\n"

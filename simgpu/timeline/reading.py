@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
-from simgpu.io.input_files import TABLE_LIMIT, open_input, too_large
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import TABLE_LIMIT, open_input, read_text, too_large
 from simgpu.timeline.export import HOST, MEMORY_COLUMNS, SPAN_COLUMNS
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import track_order

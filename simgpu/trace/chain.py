@@ -1,4 +1,4 @@
-"""Hand-made chains: the simplest traces, for closed forms, examples and tests."""
+"""Synthetic chains of layers: the simplest traces, for closed forms, examples and tests."""
 
 from __future__ import annotations
 

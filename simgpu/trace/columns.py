@@ -1,4 +1,4 @@
-"""The columns of a trace's CSV files: how each cell is read, written and what blank means."""
+"""The columns of each CSV file of a trace: how a cell is parsed and written, and what a blank cell means."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Column:
     """One column: `parse` turns a stripped, non-blank cell into a value or raises `CellError`.
 
     blank: the value of a blank cell, `REQUIRED` where it must not be blank.
-    stand_in: the value that takes the place of an unreadable cell, so that the other checks can go on.
-    may_be_absent: whether the file may leave the whole column out, as if all its cells were blank.
+    stand_in: the value that replaces an unreadable cell of a required column, so that the other checks can go on.
+    may_be_absent: whether the file may omit the column, as if all its cells were blank.
     """
 
     name: str
@@ -122,7 +122,7 @@ def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
         partial(whole_number, unit=unit),
         lambda value: "" if value is None else str(value),
         blank,
-        stand_in=0 if blank is REQUIRED else blank,
+        stand_in=0,
         may_be_absent=blank is not REQUIRED,
     )
 
@@ -133,13 +133,13 @@ def _text(name: str, blank: Any = REQUIRED) -> Column:
         intern,  # long tables repeat few names, which would take more memory than all else in their rows
         lambda value: value or "",
         blank,
-        stand_in="" if blank is REQUIRED else blank,
+        stand_in="",
         may_be_absent=blank is not REQUIRED,
     )
 
 
 def _ids(name: str) -> Column:
-    return Column(name, lambda text: tuple(text.split()), " ".join, blank=(), stand_in=())
+    return Column(name, lambda text: tuple(text.split()), " ".join, blank=())
 
 
 def _word(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
@@ -163,8 +163,7 @@ def _yes_no(name: str, blank: bool | _Required | None) -> Column:
     def write(value: bool | None) -> str:
         return "" if value is None else "yes" if value else "no"
 
-    required = blank is REQUIRED
-    return Column(name, parse, write, blank, stand_in=False if required else blank, may_be_absent=not required)
+    return Column(name, parse, write, blank, stand_in=False, may_be_absent=blank is not REQUIRED)
 
 
 def _shape(name: str) -> Column:

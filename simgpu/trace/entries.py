@@ -32,11 +32,11 @@ def histograms(rows: Iterable[CompressedSize]) -> dict[tuple[str, int], dict[int
     >>> histograms([CompressedSize("w", 0, *row) for row in (("bpc", "plain", 128, 64, 4), ("zvc", "plain", 9, 5, 1))])
     {('w', 0): {64: 4}}
     """
-    found: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    result: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for row in rows:
         if is_of_entries(row):
-            found[row.block, row.epoch][row.bytes] = row.entries
-    return dict(found)
+            result[row.block, row.epoch][row.bytes] = row.entries
+    return dict(result)
 
 
 def rows_of(block: str, epoch: int, histogram: Histogram) -> Iterator[CompressedSize]:
@@ -52,7 +52,7 @@ def entries_of(block: Block) -> int:
 
 
 def mean_ratio(rows: Iterable[CompressedSize]) -> float:
-    """Bytes of all memory-entries over those that they take if each takes no more than its size: no packing is lost.
+    """Mean compression ratio: bytes of all memory-entries over the sum of their compressed sizes, without padding.
 
     Rows of several epochs count alike, so it is the mean over epochs by bytes; 1 without histograms, infinite where all
     is zeros. Source: Buddy Compression, figure 3.
@@ -69,7 +69,7 @@ def mean_ratio(rows: Iterable[CompressedSize]) -> float:
 
 
 def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
-    """`total` in whole parts as the weights are, by largest remainder; the first of equal remainders gets more.
+    """`total` in integer parts in proportion to the weights, by largest remainder; of equal ones the first gets more.
 
     Weights are at least 0, and one is more. Exact whatever their size: shares are taken as fractions.
 
@@ -79,13 +79,13 @@ def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
     if sum(weights) == total and all(type(weight) is int for weight in weights):
         return [int(weight) for weight in weights]
     exact = [Fraction(weight) for weight in weights]
-    whole = sum(exact)
-    parts = [total * weight / whole for weight in exact]
-    found = [int(part) for part in parts]
-    by_remainder = sorted(range(len(parts)), key=lambda place: found[place] - parts[place])
-    for place in by_remainder[: total - sum(found)]:
-        found[place] += 1
-    return found
+    total_weight = sum(exact)
+    parts = [total * weight / total_weight for weight in exact]
+    result = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda place: result[place] - parts[place])
+    for place in by_remainder[: total - sum(result)]:
+        result[place] += 1
+    return result
 
 
 def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[CompressedSize, ...]:
@@ -99,9 +99,9 @@ def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[C
     [(0, 8), (64, 2)]
     """
     now = {block.id: entries_of(block) for block in blocks if block.bytes}
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for (name, epoch), histogram in histograms(rows).items():
         if name in now:
             parts = apportioned(list(histogram.values()), now[name])
-            found += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
-    return tuple(found)
+            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
+    return tuple(result)

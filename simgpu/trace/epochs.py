@@ -1,4 +1,4 @@
-"""What a trace tells of one epoch of training: sparsity and measured compressed sizes."""
+"""Sparsity and measured compressed sizes at one epoch of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = TypeVar("Row", SparsitySample, CompressedSize)
 
 
 def epochs_of(trace: Trace) -> tuple[int, ...]:
-    """The epochs of which the trace tells sparsity or measured sizes, ascending.
+    """The epochs for which the trace has sparsity or measured sizes, ascending.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -41,8 +41,8 @@ def sizes_at(trace: Trace, epoch: int) -> dict[str, tuple[CompressedSize, ...]]:
     >>> from simgpu.trace.chain import chain
     >>> rows = [CompressedSize("x1", 0, "zvc", "plain", 100, 90, 1)]
     >>> rows += [CompressedSize("x1", time, "bpc", "plain", 128, 64, 1) for time in (0, 1)]
-    >>> found = sizes_at(replace(chain([5], [7], [100]), compressibility=tuple(rows)), epoch=1)
-    >>> [(row.codec, row.epoch) for row in found["x1"]]
+    >>> sizes = sizes_at(replace(chain([5], [7], [100]), compressibility=tuple(rows)), epoch=1)
+    >>> [(row.codec, row.epoch) for row in sizes["x1"]]
     [('zvc', 0), ('bpc', 1)]
     """
     held: dict[str, tuple[CompressedSize, ...]] = {}
@@ -53,22 +53,22 @@ def sizes_at(trace: Trace, epoch: int) -> dict[str, tuple[CompressedSize, ...]]:
     return held
 
 
-def standing_for(known: Collection[int], epoch: int) -> int:
-    """The epoch that stands for another: the last known one up to it, else the first after it.
+def nearest_epoch(known: Collection[int], epoch: int) -> int:
+    """The known epoch that represents another: the last known one up to it, else the first after it.
 
-    >>> standing_for([0, 4, 8], 7), standing_for([2, 4], 0)
+    >>> nearest_epoch([0, 4, 8], 7), nearest_epoch([2, 4], 0)
     (4, 2)
     """
     return max((each for each in known if each <= epoch), default=min(known))
 
 
 def _holding(rows: Iterable[Row], epoch: int) -> dict[str, list[Row]]:
-    """By block, the rows of the one epoch that stands for `epoch`."""
+    """By block, the rows of the one epoch that represents `epoch`."""
     of: dict[str, list[Row]] = {}
     for row in rows:
         of.setdefault(row.block, []).append(row)
     held: dict[str, list[Row]] = {}
-    for block, found in of.items():
-        chosen = standing_for({row.epoch for row in found}, epoch)
-        held[block] = [row for row in found if row.epoch == chosen]
+    for block, result in of.items():
+        chosen = nearest_epoch({row.epoch for row in result}, epoch)
+        held[block] = [row for row in result if row.epoch == chosen]
     return held

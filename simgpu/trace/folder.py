@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
-from simgpu.trace.check import Place, check_trace
+from simgpu.io.shipped import find
+from simgpu.trace.check import check_trace
 from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.row_checks import Place
 from simgpu.trace.tables import ReadTable, read_table, write_table
 
 _TABLES: dict[str, Table[Any]] = {
@@ -29,19 +31,26 @@ _TABLES: dict[str, Table[Any]] = {
     "accesses": ACCESSES,
     "saved": SAVED,
 }
-#: Takes the place of an unreadable trace.yaml, so that the tables are still checked; never returned.
+#: Replaces an unreadable trace.yaml, so that the tables are still checked; never returned.
 _STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
 _NEEDED = ("kernels", "blocks")
-#: May lie beside a trace: which memory-entry of its blocks had which size (`simgpu.compression.buddy.stored`). Goes
-#: with the trace.
+#: Optional: the compressed size of each memory-entry of the blocks (`simgpu.compression.buddy.stored`).
 ENTRIES = "entries.npz"
 _FILES = (FILE, *(table.file for table in _TABLES.values()))
 _KNOWN = (*_FILES, ENTRIES)
-#: Of the files of a trace: one that ends so and has another name is most likely misspelt.
+#: A file with one of these endings and an unknown name is most likely misspelt.
 _ENDINGS = (".csv", ".yaml", ".yml", ".npz")
 #: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.0 to 9.3
 #: on the shipped traces of over 10 KB, which tests hold to it; more where the rows are short.
 MEMORY_FACTOR = 8
+
+
+def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
+    """A trace by its shipped name or its folder; a relative path starts at `base`, or at the current folder.
+
+    Raises `InputError` with every problem of the folder's files.
+    """
+    return read_trace(find("traces", name_or_path, base))
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -58,14 +67,14 @@ def read_trace(path: str | Path) -> Trace:
     """
     folder = Path(path)
     _require_folder(folder)
-    # Those above their own limit are refused when they are read, and named.
+    # Files above their own limit are left to their reader, which names them.
     require_memory(folder, [folder / name for name in _FILES if not _is_above_limit(folder / name)], MEMORY_FACTOR)
     header = read_header(folder / FILE)
     problems = _unknown_files(folder) + header.problems
     tables: dict[str, ReadTable[Any]] = {}
     for name, table in _TABLES.items():
         file = folder / table.file
-        # A link that leads nowhere is a table that cannot be read, not one that is left out.
+        # A dangling link is an unreadable table, not a missing one.
         tables[name] = read_table(file, table) if name in _NEEDED or os.path.lexists(file) else ReadTable()
         problems += tables[name].problems
     trace = None
@@ -104,25 +113,25 @@ def _require_folder(folder: Path) -> None:
 
 
 def _unknown_files(folder: Path) -> list[Problem]:
-    """Tables nobody would read: most likely a misspelt name. Other files, such as a README, are no concern."""
+    """Unknown tables: most likely a misspelt name. Other files, such as a README, are allowed."""
     return [
         Problem(str(folder / name), "", "not a file of a trace", did_you_mean(name, _KNOWN))
-        for name in _not_ours(folder)
+        for name in _foreign_names(folder)
         if Path(name).suffix.lower() in _ENDINGS
     ]
 
 
 def other_files(folder: Path) -> list[str]:
-    """Files and folders that lie in a trace's folder and that no trace has, by name: a README, a picture."""
-    return [name for name in _not_ours(folder) if Path(name).suffix.lower() not in _ENDINGS]
+    """Names of files and folders in a trace's folder that are no part of a trace, such as a README."""
+    return [name for name in _foreign_names(folder) if Path(name).suffix.lower() not in _ENDINGS]
 
 
-def _not_ours(folder: Path) -> list[str]:
+def _foreign_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.name not in _KNOWN)
 
 
 def _count_problems(folder: Path, name: str, promised: int, read: ReadTable[Any], place: str) -> list[Problem]:
-    """Fewer rows than promised make a table unsound: what refers to the rows that are gone is no mistake."""
+    """Fewer rows than stated make a table unsound: references to the missing rows are then not reported."""
     if promised == len(read.rows):
         return []
     read.sound = promised < len(read.rows)
@@ -130,7 +139,7 @@ def _count_problems(folder: Path, name: str, promised: int, read: ReadTable[Any]
         what = f"has no rows, and {FILE} promises {promised}: is it cut off?"
         return [Problem(str(folder / f"{name}.csv"), "", what, f"write it again, or correct the number in {FILE}")]
     what = f"promises {promised} rows in {name}.csv, which has {len(read.rows)}: is {name}.csv cut off?"
-    return [Problem(str(folder / FILE), place, what, f"if {name}.csv is whole, correct the number or remove it")]
+    return [Problem(str(folder / FILE), place, what, f"if {name}.csv is complete, correct the number or remove it")]
 
 
 def _places(folder: Path, tables: dict[str, ReadTable[Any]], keys: Mapping[str, str]) -> Place:
@@ -147,7 +156,7 @@ def _places(folder: Path, tables: dict[str, ReadTable[Any]], keys: Mapping[str, 
 
 
 def write_trace(trace: Trace, folder: str | Path) -> None:
-    """Write a trace as a folder that appears whole or not at all; the same bytes for the same trace.
+    """Write a trace as a folder, atomically; the same bytes for the same trace.
 
     An empty folder, or one that holds nothing but a trace, is replaced. Raises `InputError` when the trace is not
     valid, when the folder holds anything else, or when it cannot be written.
@@ -164,14 +173,14 @@ def write_trace(trace: Trace, folder: str | Path) -> None:
     problems = check_trace(trace)
     if problems:
         raise InputError(problems)
-    with whole_folder(folder, strangers) as part:
+    with atomic_folder(folder, foreign_files) as part:
         _write_files(trace, part)
 
 
-def strangers(folder: Path) -> str:
-    """Says that there are files that no trace has, and that replacing the folder would lose; empty where none are."""
-    found = _not_ours(folder)
-    return f"files that are not from a trace, such as '{found[0]}'" if found else ""
+def foreign_files(folder: Path) -> str:
+    """What replacing the folder would lose besides a trace, in words; empty for nothing."""
+    result = _foreign_names(folder)
+    return f"files that are not from a trace, such as '{result[0]}'" if result else ""
 
 
 def _write_files(trace: Trace, folder: Path) -> None:

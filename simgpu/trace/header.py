@@ -19,21 +19,27 @@ _TEXTS = ("model", "device", "dtype", "tool")
 _OPTIONAL_TEXTS = ("date", "compute", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
-#: Bytes; left out where there is nothing to tell.
+#: Bytes; omitted where unknown.
 _SIZES = ("framework_peak_bytes", "workspace_limit")
 #: Keys with one of a few values, and what such a value is called.
 _WORDS: Mapping[str, tuple[type[StrEnum], str]] = {
     "origin": (Origin, "an origin"),
     "output": (OutputLife, "a lifetime of the output"),
 }
+#: The fields of `TraceInfo` in the order in which they are written.
+_WRITTEN = (
+    *("model", "batch", "device", "dtype", "origin", "tool", "date", "output", "compute", "notes"),
+    *("framework_peak_bytes", "modelled", "workspace_limit"),
+)
+_OMITTED_IF_UNKNOWN = (*_SIZES, "modelled", "output", "compute")
 _KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, "output", *_SIZES, *_COUNTS)
 
 
 @dataclass(slots=True)
 class ReadHeader:
-    """What came out of trace.yaml.
+    """The content of trace.yaml.
 
-    places: where each key stands, for messages. counts: the numbers of rows it promises, if any.
+    places: position of each key, for messages. counts: the expected numbers of rows, if given.
     """
 
     info: TraceInfo | None = None
@@ -86,8 +92,8 @@ def read_header(path: Path) -> ReadHeader:
 
 
 def _texts(values: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {key: values.get(key, "") for key in (*_TEXTS, *_OPTIONAL_TEXTS)}
-    return {key: text.isoformat() if type(text) is datetime.date else text for key, text in found.items()}
+    result = {key: values.get(key, "") for key in (*_TEXTS, *_OPTIONAL_TEXTS)}
+    return {key: text.isoformat() if type(text) is datetime.date else text for key, text in result.items()}
 
 
 def _words(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -101,27 +107,12 @@ def header_text(trace: Trace) -> str:
     import yaml
 
     info = trace.info
-    values = {
-        "schema": SCHEMA,
-        "model": info.model,
-        "batch": info.batch,
-        "device": info.device,
-        "dtype": info.dtype,
-        "origin": str(info.origin),
-        "tool": info.tool,
-        "date": info.date,
-        "output": None if info.output is None else str(info.output),
-        "compute": info.compute,
-        "notes": info.notes,
-        "framework_peak_bytes": info.framework_peak_bytes,
-        "modelled": info.modelled,
-        "workspace_limit": info.workspace_limit,
-        "kernels": len(trace.kernels),
-        "blocks": len(trace.blocks),
-    }
-    for key in (*_SIZES, "modelled", "output", "compute"):
-        if values[key] in (None, ""):
-            del values[key]
+    values: dict[str, object] = {"schema": SCHEMA}
+    for key in _WRITTEN:
+        value = getattr(info, key)
+        if value or key not in _OMITTED_IF_UNKNOWN:
+            values[key] = str(value) if isinstance(value, StrEnum) else value
+    values |= {key: len(getattr(trace, key)) for key in _COUNTS}
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.
     is_plain = all(line.isprintable() for line in info.notes.split("\n"))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=is_plain, width=110)

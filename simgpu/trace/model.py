@@ -1,10 +1,10 @@
-"""What was recorded: one training iteration of one model at one batch size on one device."""
+"""The recorded trace: one training iteration of one model at one batch size on one device."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from statistics import median
 from types import MappingProxyType
@@ -47,7 +47,7 @@ class Origin(StrEnum):
 
 
 class OutputLife(StrEnum):
-    """How long the training loop holds the model's output, beyond what autograd saves of it.
+    """How long the training loop holds the model's output, besides what autograd saves of it.
 
     RELEASED: until the loss is computed, as in ``loss = loss_fn(model(x), y); loss.backward()``. HELD: through backward
     and the optimizer step, as a loop's own variable is, which logging code reads.
@@ -60,7 +60,7 @@ class OutputLife(StrEnum):
 #: Value of `Block.release` for a block that the framework still held when the iteration ended.
 RELEASED_AT_END = "end"
 
-#: A larger relative spread of the median kernel is told with every result.
+#: A larger relative spread of the median kernel is reported with every result.
 _WIDE_SPREAD = 0.2
 
 #: Stands for what the header of a trace does not state.
@@ -80,7 +80,7 @@ class Kernel:
     layer: the layer it belongs to, None where the recording has no layers.
     pure: whether running it again gives the same values and changes nothing else; None when unknown.
     flops: floating-point operations; dram_bytes: bytes it moved to and from device memory; None when not recorded.
-    spread_ns: how far the recorded repetitions lie apart, third less first quartile; None when not recorded.
+    spread_ns: interquartile range of the recorded repetitions; None when not recorded.
     """
 
     id: str
@@ -104,11 +104,11 @@ class Block:
 
     bytes: its size.
     persistent: it holds its value when the iteration begins (weights, optimizer state, the batch itself).
-    born: for a block that is neither persistent nor first touched by a write: the kernel at whose start the host
-        had put it there (a scalar made on the host in mid-iteration); None otherwise.
-    release: the kernel after whose end the framework let go of it; `RELEASED_AT_END` when it was still held at the
-        iteration's end; None when the recording does not tell. A persistent block with a kernel here is let go
-        in mid-iteration and given anew when the next iteration begins.
+    born: for a block that is neither persistent nor first touched by a write: the kernel at whose start the
+        host had copied it to the device (a scalar computed on the host in mid-iteration); None otherwise.
+    release: the kernel after whose end the framework freed it; `RELEASED_AT_END` when it was still held at the
+        iteration's end; None when not recorded. A persistent block with a kernel here is freed in mid-iteration and
+        provided again when the next iteration begins.
     shape, dtype, layer: as recorded, None when unknown.
     """
 
@@ -146,7 +146,7 @@ class SparsitySample:
 class CompressedSize:
     """Measured compressed sizes: `entries` pieces of `entry_bytes` bytes each shrink to `bytes` bytes each.
 
-    A whole block measured at once is one row with one entry; a histogram of small memory-entries is several rows.
+    A block measured at once is one row with one entry; a histogram of small memory-entries is several rows.
     """
 
     block: str
@@ -159,7 +159,7 @@ class CompressedSize:
 
 
 class AccessOrder(StrEnum):
-    """In which order a kernel visits the 128-byte entries of a block."""
+    """The order in which a kernel accesses the 128-byte entries of a block."""
 
     SEQUENTIAL = "sequential"
     STRIDED = "strided"
@@ -168,12 +168,12 @@ class AccessOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a kernel goes through a block in device memory, where it does not go through all of it once from end to end.
+    """How a kernel accesses a block in device memory, if not all of it once from start to end.
 
-    write: whether it writes or reads it; a kernel that does both has a row for each. order: of its visits; `STRIDED`
-    visits entries 0, stride, 2 stride, ... and then those beside them. sectors: of 32 bytes that it asks of each entry
-    of 128 bytes it visits, 1 to 4, as they reach device memory. entries: how many visits; stride: in entries. first:
-    entry at which the walk begins, from which all of it is counted, around the block's end; 0 for `RANDOM`.
+    write: whether it writes or reads it; a kernel that does both has a row for each. order: of its accesses; `STRIDED`
+    accesses entries 0, stride, 2 stride, ... and then those next to them. sectors: of 32 bytes that it requests of each
+    entry of 128 bytes, 1 to 4, as they reach device memory. entries: number of accesses; stride: in entries. first:
+    entry at which the accesses begin; they wrap around at the block's end; 0 for `RANDOM`.
     """
 
     kernel: str
@@ -188,13 +188,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor that autograd saved in forward for backward. What offloads saved tensors sees each of them, also where
-    several are views of one block, or the same one saved by two operators; in the order in which they were saved.
+    """A tensor that autograd saved in forward for backward; rows are in the order of saving.
 
+    Saved-tensor hooks see each of them, also if several are views of one block, or two operators saved the same one.
     block: the memory behind it. bytes: of the tensor itself, which may be a view of a part of the block, or repeat it.
     after: the kernel that ran last before it was saved, None for none. before: the kernel that ran first after backward
-    took it back, None where backward never did. dropped: the kernel after whose end nobody but autograd held the block,
-    `RELEASED_AT_END` where somebody held it to the iteration's end; None where that was not recorded.
+    unpacked it, None if backward never did. dropped: the kernel after whose end only autograd held the block,
+    `RELEASED_AT_END` if other references held it to the iteration's end; None where that was not recorded.
     """
 
     block: str
@@ -210,8 +210,8 @@ class TraceInfo:
 
     date: ISO 8601 day of the recording, empty when unknown. notes: free text.
     framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
-    modelled: what of a recorded or imported trace is modelled all the same, such as its sparsity; empty for nothing.
-    workspace_limit: bytes of workspace that the algorithms of a modelled trace were kept to; None for the usual limit.
+    modelled: the parts of a recorded or imported trace that are modelled, such as its sparsity; empty for none.
+    workspace_limit: limit on the workspace of a modelled trace's algorithms, bytes; None for the usual limit.
     output: how long the loop held the model's output; None where the trace does not state it.
     compute: number formats that products were computed in, the most used first, and whether autocast chose them
     (``bfloat16 (autocast)``); empty where the trace does not state it. `dtype` is that of the weights.
@@ -266,8 +266,8 @@ class TraceInfo:
             Origin.MODELLED: "modelled, not recorded, for",
         }
         unknown = self.device == NOT_RECORDED
-        told = f"{self.origin}, device {NOT_RECORDED}" if unknown else f"{words[self.origin]} {self.device}"
-        parts = (told, self.date, f"its {self.modelled} modelled" if self.modelled else "")
+        origin = f"{self.origin}, device {NOT_RECORDED}" if unknown else f"{words[self.origin]} {self.device}"
+        parts = (origin, self.date, f"its {self.modelled} modelled" if self.modelled else "")
         return ", ".join(part for part in parts if part)
 
 
@@ -275,7 +275,7 @@ class TraceInfo:
 class Trace:
     """One recorded training iteration: kernels in execution order and the blocks they touch.
 
-    Build it through `simgpu.load_trace` or an importer; a hand-made one goes through
+    Build it through `simgpu.load_trace` or an importer; one built by hand must pass
     `simgpu.trace.check.check_trace` before it is used.
 
     >>> from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
@@ -303,8 +303,8 @@ class Trace:
 
     @property
     def relative_spread(self) -> float | None:
-        """How far the repetitions of a kernel lie apart, as a share of its duration: the median over the kernels of
-        which it is recorded, None where it is of none.
+        """The spread of repetitions as a share of a kernel's duration: the median over all kernels with a recorded
+        spread, None if there are none.
 
         >>> from dataclasses import replace
         >>> from simgpu.trace.chain import chain
@@ -322,12 +322,12 @@ class Trace:
 
     @property
     def is_rough(self) -> bool:
-        """Whether repetitions lie so far apart that times are to be read with care."""
+        """Whether the spread of repetitions is so large that times are only rough."""
         return (self.relative_spread or 0.0) > _WIDE_SPREAD
 
     @property
-    def tells_reads(self) -> bool:
-        """Whether it is known what kernels read; an imported recording may have blocks with lifetimes alone."""
+    def records_reads(self) -> bool:
+        """Whether it is recorded what kernels read; an imported recording may have only lifetimes of blocks."""
         return self.info.origin is not Origin.IMPORTED or any(kernel.reads for kernel in self.kernels)
 
     @property
@@ -336,22 +336,20 @@ class Trace:
         return MappingProxyType({block.id: block for block in self.blocks})
 
     def kernel_frame(self) -> pd.DataFrame:
-        """One row a kernel by id, in execution order, with the fields of `Kernel`; missing where not recorded."""
-        from simgpu.trace.frames import kernel_frame
-
-        return kernel_frame(self)
+        """One row per kernel, indexed by id, in execution order, with the fields of `Kernel`; NA where not recorded."""
+        return _frame(Kernel, self.kernels)
 
     def block_frame(self) -> pd.DataFrame:
-        """One row a block by id, with the fields of `Block`; missing where not recorded."""
-        from simgpu.trace.frames import block_frame
-
-        return block_frame(self)
+        """One row per block, indexed by id, with the fields of `Block`; NA where not recorded."""
+        return _frame(Block, self.blocks)
 
     def sparsity_frame(self) -> pd.DataFrame:
-        """Share of zeros, 0 to 1: one row an epoch, one column a block, in the trace's order."""
-        from simgpu.trace.frames import sparsity_frame
+        """Share of zeros, 0 to 1: one row per epoch, one column per block, in the trace's order."""
+        import pandas as pd
 
-        return sparsity_frame(self)
+        table = pd.DataFrame([asdict(sample) for sample in self.sparsity], columns=["block", "epoch", "sparsity"])
+        order = dict.fromkeys(table["block"])
+        return table.pivot(index="epoch", columns="block", values="sparsity").reindex(columns=list(order))
 
     @property
     def summary(self) -> str:
@@ -381,3 +379,13 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _frame(kind: type[Kernel] | type[Block], rows: Sequence[Kernel] | Sequence[Block]) -> pd.DataFrame:
+    """One column per field, enums as plain strings; integers stay integers where some are missing."""
+    import pandas as pd
+
+    names = [each.name for each in fields(kind)]
+    cells = ([getattr(row, name) for name in names] for row in rows)
+    plain = [[str(cell) if isinstance(cell, StrEnum) else cell for cell in row] for row in cells]
+    return pd.DataFrame(plain, columns=names, dtype=object).convert_dtypes().set_index("id")

@@ -1,4 +1,4 @@
-"""What a trace contains, counted: kernels and time, bytes by kind, peaks of live bytes, what is known."""
+"""Statistics of a trace: kernels and time, bytes by kind, peaks of live bytes, what was recorded."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class SparsityStats:
 class TraceStats:
     """A trace in numbers; times in nanoseconds, sizes in bytes.
 
-    constants, constant_bytes: blocks whose value the iteration is given: persistent ones and those the host puts there.
-    lifetimes_known, lifetimes_asked: blocks with a recorded release, of those that need one (a persistent block without
-    one is held throughout, and a workspace lives as long as its kernel).
+    constants, constant_bytes: blocks whose value is an input of the iteration: persistent, or copied from the host.
+    lifetimes_known, lifetimes_expected: blocks with a recorded release, of those that need one (a persistent block
+    without one is held throughout, and a workspace lives as long as its kernel).
     peak_recorded: over recorded lifetimes, None where some are unknown. peak_needed: from the first use to the last;
     persistent blocks count throughout, or until their last use where their release is recorded; None where it is not
     known what kernels read.
@@ -75,7 +75,7 @@ class TraceStats:
     constant_bytes: int
     biggest: tuple[Block, ...]
     lifetimes_known: int
-    lifetimes_asked: int
+    lifetimes_expected: int
     peak_recorded: Peak | None
     peak_needed: Peak | None
     feature_maps: int
@@ -92,7 +92,7 @@ class TraceStats:
 
     def summary_rows(self) -> list[tuple[str, str]]:
         """Title and value pairs, ready to print."""
-        known = f"{self.lifetimes_known} of {self.lifetimes_asked}"
+        known = f"{self.lifetimes_known} of {self.lifetimes_expected}"
         return [
             ("kernels", str(self.kernels)),
             ("compute", format_time(self.compute_ns)),
@@ -163,8 +163,8 @@ def trace_stats(trace: Trace) -> TraceStats:
     kinds = {kind: [block for block in trace.blocks if block.kind is kind] for kind in BlockKind}
     phases = {phase: [kernel for kernel in trace.kernels if kernel.phase is phase] for phase in Phase}
     constants = [block for block in trace.blocks if block.persistent or block.born is not None]
-    asked = [block for block in trace.blocks if _lifetime_is_asked(block)]
-    known = sum(block.release is not None for block in asked)
+    expected = [block for block in trace.blocks if _needs_lifetime(block)]
+    known = sum(block.release is not None for block in expected)
     measured = {sample.block for sample in trace.sparsity}
     spreads = [kernel.spread_ns for kernel in trace.kernels if kernel.spread_ns is not None]
     recorded, needed = _lifetimes(trace)
@@ -183,9 +183,9 @@ def trace_stats(trace: Trace) -> TraceStats:
         constant_bytes=_total(constants),
         biggest=tuple(sorted(trace.blocks, key=lambda block: -block.bytes)[:_LISTED_BLOCKS]),
         lifetimes_known=known,
-        lifetimes_asked=len(asked),
-        peak_recorded=_peak(trace, recorded) if known == len(asked) else None,
-        peak_needed=_peak(trace, needed) if trace.tells_reads else None,
+        lifetimes_expected=len(expected),
+        peak_recorded=_peak(trace, recorded) if known == len(expected) else None,
+        peak_needed=_peak(trace, needed) if trace.records_reads else None,
         feature_maps=len(kinds[BlockKind.FEATURE_MAP]),
         sparsity_blocks=sum(block.id in measured for block in kinds[BlockKind.FEATURE_MAP]),
         sparsity_epochs=len({sample.epoch for sample in trace.sparsity}),
@@ -218,7 +218,7 @@ def _peak_text(peak: Peak | None, otherwise: str) -> str:
     return f"{format_bytes(peak.bytes)} ({peak.bytes} bytes) at kernel {peak.kernel}" if peak else otherwise
 
 
-def _lifetime_is_asked(block: Block) -> bool:
+def _needs_lifetime(block: Block) -> bool:
     return not block.persistent and block.kind is not BlockKind.WORKSPACE
 
 

@@ -1,4 +1,4 @@
-"""Reading one CSV file of a trace into rows, telling every bad cell with its row and column, and writing it."""
+"""Reading one CSV file of a trace into rows, with every error by row and column, and writing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import read_text
 from simgpu.trace.columns import REQUIRED, CellError, Column, Row, Table
 
 _UNIT_SUFFIX = re.compile(r"_?(ns|us|µs|ms|s|sec|seconds|b|kb|mb|gb|kib|mib|gib|bytes)$")
@@ -59,7 +59,7 @@ def table_of(text: str, path: Path, table: Table[Row]) -> ReadTable[Row]:
     if not text.endswith(("\n", "\r")):
         last = text.count("\n") + 1
         what = "the last line does not end in a line break: the file seems cut off"
-        remedy = "write the file again, or end the line if the file is whole"
+        remedy = "write the file again, or end the line if the file is complete"
         result.problems.append(Problem(str(path), f"row {last}", what, remedy))
         result.sound = False
     return result
@@ -155,5 +155,5 @@ def _values(
         else:
             place = f"row {line}, column {column.name}"
             problems.append(Problem(str(path), place, "the cell is blank", f"give the {column.name}"))
-        values.append(column.stand_in)
+        values.append(column.stand_in if column.blank is REQUIRED else column.blank)
     return values

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.atomic import refuse_foreign, unwritable, whole_file, whole_folder
+from simgpu.io.atomic import atomic_file, atomic_folder, refuse_foreign, unwritable
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
 from simgpu.validation import machine_file, runs_file
@@ -147,7 +147,7 @@ def write_recording(recording: Recording, folder: str | Path) -> None:
 
     Another recording there is replaced. Raises `InputError` where the folder holds anything else, or cannot be written.
     """
-    with whole_folder(folder, strangers) as part:
+    with atomic_folder(folder, strangers) as part:
         (part / machine_file.FILE).write_text(machine_text(recording.machine), encoding="utf-8")
         for case in recording.cases:
             (part / case.name).mkdir()
@@ -161,13 +161,13 @@ def write_machine(machine: MeasuredMachine, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
-    with whole_file(folder / machine_file.FILE) as part:
+    with atomic_file(folder / machine_file.FILE) as part:
         part.write_text(machine_text(machine), encoding="utf-8")
 
 
 def write_case(case: Case, folder: Path) -> None:
     """Write a case into the folder of its recording, in a folder of its own that appears whole or not at all."""
-    with whole_folder(folder / case.name, _strangers_of_case) as part:
+    with atomic_folder(folder / case.name, _strangers_of_case) as part:
         _write_files(case, part)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.experiments.outputs import REPORT, check_folder, folder_name, folder_names, holds_other_than
-from simgpu.io.atomic import whole_folder
+from simgpu.io.atomic import atomic_folder
 from simgpu.policies.base import no_progress
 from simgpu.validation.outcome import Validation
 from simgpu.version import __version__
@@ -35,7 +35,7 @@ def write_outputs(found: Sequence[Validation], folder: Path, *, progress: Callab
     """
     folder = folder.absolute()
     check_outputs(folder)
-    with whole_folder(folder, _not_ours) as part:
+    with atomic_folder(folder, _not_ours) as part:
         for each, name in zip(found, folder_names(each.name for each in found), strict=True):
             _write(each, part / name, progress)
         report = json.dumps(document(found), indent=2, allow_nan=False)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem
-from simgpu.io.json_files import read_json
+from simgpu.io.input_files import read_json
 from simgpu.io.schema import LARGEST, FileModel, validate
 from simgpu.validation.measured import Case, MeasuredRun, Method
 

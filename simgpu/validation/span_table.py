@@ -10,8 +10,7 @@ from sys import intern
 from typing import Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.io.input_files import open_input
-from simgpu.io.text_files import read_gzip_text
+from simgpu.io.input_files import open_input, read_gzip_text
 from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.tables import ReadTable, table_of, write_table
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan

@@ -39,7 +39,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import prod
 
-from simgpu.trace.itemsize import ITEMSIZE
+from simgpu.units import ITEMSIZE
 from simgpu.workloads.lowering.entry import operations_of
 from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.prices import Prices

@@ -11,7 +11,6 @@ import pytest
 
 from simgpu.analysis.breakdown import PARTS
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.modelled import ModelledTrace
 from simgpu.experiments.study import StudyResult, run_study
@@ -19,6 +18,7 @@ from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import Result, simulate
+from simgpu.trace.folder import load_trace
 from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import simgpu
 

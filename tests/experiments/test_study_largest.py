@@ -8,12 +8,12 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.experiments.max_batch import max_batch
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.scenarios.study import Study
 from simgpu.experiments.study import StudyResult, run_study
 from simgpu.experiments.study_tables import failures, published_rows, study_tables
 from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import load_trace
 
 FILE = """\
 schema: simgpu.study/1

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.experiments.training import AS_IT_IS, train
 from simgpu.hardware.nodes import load_node
 from simgpu.policies.base import PlanContext, Policy
@@ -18,6 +17,7 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 
 TRACE, NODE = load_trace("vgg16-b128-v100"), load_node("v100", {"host.codec_bandwidth": "20 GB/s"})
 

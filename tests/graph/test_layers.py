@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simgpu.trace.model import Phase
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 from tests.graph.test_taskgraph import RESIDUAL
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel
 

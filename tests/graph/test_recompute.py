@@ -11,7 +11,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute
 from simgpu.trace.model import Block, BlockKind, Kernel
-from simgpu.trace.purity import purity, repeats_with_saved
+from simgpu.trace.operators import purity, repeats_with_saved
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel, run, times
 
 F1 = kernel("F1", 1, "x w", "a")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.sections import default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from simgpu.validation.folder import SHIPPED
 from simgpu.validation.harness.cases import SMALL_CASES

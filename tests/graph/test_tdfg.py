@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.bounds import lower_bound
 from simgpu.graph.split import split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Role, TaskKind, Tdfg, Way
 from simgpu.graph.transforms import with_algorithms
 from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
 from simgpu.workloads.modelled import build_trace
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, graph, held, kernel

@@ -44,13 +44,13 @@ def over(folder: Path, rest: str = "") -> Path:
     return write(folder, "over", OVER + rest)
 
 
-def told(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
+def reported(path: Path, overrides: dict[str, object] | None = None) -> list[str]:
     with pytest.raises(InputError) as caught:
         load_node(path, overrides)
     return [str(problem).replace(f"{path.parent}/", "") for problem in caught.value.problems]
 
 
-def test_what_a_file_leaves_out_its_base_gives_but_for_name_and_description(tmp_path: Path) -> None:
+def test_base_provides_missing_values_except_name_and_description(tmp_path: Path) -> None:
     node, base = load_node(over(tmp_path)), load_node(tmp_path / "under.yaml")
     assert (node.gpu, node.link, node.host, node.switches) == (base.gpu, base.link, base.host, base.switches)
     assert (node.name, node.description) == ("over", "")
@@ -59,7 +59,7 @@ def test_what_a_file_leaves_out_its_base_gives_but_for_name_and_description(tmp_
 def test_a_file_needs_its_own_name(tmp_path: Path) -> None:
     write(tmp_path, "under", UNDER)
     nameless = write(tmp_path, "over", "schema: simgpu.node/1\nbase: under.yaml\n")
-    assert told(nameless) == ["over.yaml: name: is missing; add it"]
+    assert reported(nameless) == ["over.yaml: name: is missing; add it"]
 
 
 def test_mappings_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_mappings_are_merged_and_everything_else_is_replaced(tmp_path: Path) -> 
     assert [switch.gpus for switch in node.switches] == [(1,)]
 
 
-def test_null_takes_a_value_away(tmp_path: Path) -> None:
+def test_null_removes_a_value_of_the_base(tmp_path: Path) -> None:
     file = load_node_file(over(tmp_path, "gpu: {fp32_rate: null}\n"))
     assert file.gpu.fp32_rate is None
     assert "gpu.fp32_rate" not in file.sources
@@ -111,14 +111,14 @@ def test_overrides_work_on_the_merged_file(tmp_path: Path) -> None:
 
 
 def test_a_base_cannot_be_changed_by_an_override(tmp_path: Path) -> None:
-    (problem,) = told(over(tmp_path), {"base": "v100"})
+    (problem,) = reported(over(tmp_path), {"base": "v100"})
     assert problem.startswith("override: node.base: a base is laid under a file, not under a change; choose another")
 
 
-def test_a_mistake_is_told_in_the_file_that_makes_it(tmp_path: Path) -> None:
+def test_mistake_is_reported_in_its_own_file(tmp_path: Path) -> None:
     path = over(tmp_path, "gpu: {memory: 4}\nlink:\n  h2d_bandwidth: fast\nsources: {gpu.memoy: me}\n")
     write(tmp_path, "under", UNDER.replace("12 GB/s", "-12 GB/s") + "  gpu.latency: nowhere\n")
-    problems = told(path)
+    problems = reported(path)
     for start in (
         "over.yaml: line 4, gpu.memory: 4 has no unit",
         "over.yaml: line 6, link.h2d_bandwidth: 'fast' is not a bandwidth",
@@ -136,10 +136,10 @@ def test_a_mistake_of_the_base_that_is_overridden_is_none(tmp_path: Path) -> Non
     assert load_node(path).gpu.memory == 4 * 2**30
 
 
-def test_what_neither_file_has_is_missing_from_the_one_that_was_asked_for(tmp_path: Path) -> None:
+def test_value_missing_in_all_files_is_reported_in_the_requested_one(tmp_path: Path) -> None:
     path = over(tmp_path)
     write(tmp_path, "under", "schema: simgpu.node/1\nname: under\ngpu: {name: a GPU, memory: 1 GiB}\n")
-    assert told(path) == ["over.yaml: link: is missing; add it"]
+    assert reported(path) == ["over.yaml: link: is missing; add it"]
 
 
 @pytest.mark.parametrize(
@@ -154,21 +154,21 @@ def test_what_neither_file_has_is_missing_from_the_one_that_was_asked_for(tmp_pa
 )
 def test_a_base_that_is_none(tmp_path: Path, base: str, expected: str) -> None:
     path = write(tmp_path, "over", OVER.replace("under.yaml", base))
-    assert told(path)[0].startswith(f"over.yaml: {expected}")
+    assert reported(path)[0].startswith(f"over.yaml: {expected}")
 
 
-def test_a_long_circle_is_told_where_it_closes(tmp_path: Path) -> None:
+def test_circular_bases_are_reported_where_the_circle_closes(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     for name, base in zip(names, ("b", "c", "b"), strict=True):
         write(tmp_path, name, f"schema: simgpu.node/1\nname: {name}\nbase: {base}.yaml\n")
-    (problem,) = told(tmp_path / "a.yaml")
+    (problem,) = reported(tmp_path / "a.yaml")
     assert problem.startswith("c.yaml: line 3, base: leads in a circle: b.yaml -> c.yaml -> b.yaml; base one")
 
 
 def test_a_base_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = over(tmp_path)
     write(tmp_path, "under", UNDER.replace("simgpu.node/1", "simgpu.scenario/1"))
-    (problem,) = told(path)
+    (problem,) = reported(path)
     assert problem.startswith("under.yaml: line 1, schema: 'simgpu.scenario/1' is not the schema expected here")
 
 

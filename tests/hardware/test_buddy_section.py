@@ -87,7 +87,7 @@ def test_a_node_without_the_section_has_no_such_memory(tmp_path: Path):
     assert loaded(tmp_path, GOOD[:start] + GOOD[end:]) is None
 
 
-def test_all_mistakes_are_told_at_once_each_at_its_place(tmp_path: Path):
+def test_all_mistakes_are_reported_at_once_with_their_places(tmp_path: Path):
     text = changed(
         (
             "carve_out: 3",
@@ -115,7 +115,7 @@ def test_all_mistakes_are_told_at_once_each_at_its_place(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", ["100 B", "4000 B", "64 B"])
-def test_a_metadata_cache_is_made_of_sets(tmp_path: Path, size: str):
+def test_metadata_cache_size_is_a_multiple_of_its_sets(tmp_path: Path, size: str):
     (found,) = problems(tmp_path, changed(("size: 4 KiB", f"size: {size}")))
     assert found.startswith("line 9, gpu.buddy.metadata_cache: size is no multiple of line times ways, 128 B")
 

@@ -118,7 +118,7 @@ def test_a_node_has_the_figures_that_its_gpus_data_sheet_prints(name: str) -> No
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_what_a_data_sheet_prints_follows_from_its_units_and_clocks(name: str) -> None:
+def test_data_sheet_rates_follow_from_units_and_clocks(name: str) -> None:
     board = BOARDS[name]
     assert board.fp32.agrees(TERA)
     assert board.tensor is None or board.tensor.agrees(TERA)

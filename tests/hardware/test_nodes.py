@@ -35,7 +35,7 @@ def node_file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_units_become_whole_numbers(tmp_path: Path) -> None:
+def test_units_become_integers(tmp_path: Path) -> None:
     extra = "  latency: 1.5 us\n  duplex: half\nhost:\n  pinned_memory: 16 GB\n"
     node = load_node(node_file(tmp_path, GOOD + extra))
     assert node.gpu.memory == 8 * 2**30
@@ -63,7 +63,7 @@ def test_overrides_change_values_the_name_and_the_sources() -> None:
     assert load_node("v100").name == "v100", "an override must not leak into the next load"
 
 
-def test_an_override_of_several_gpus_drops_what_it_replaces() -> None:
+def test_override_of_several_gpus_replaces_their_values() -> None:
     switch = {"gpus": [0], "d2h_bandwidth": "1 GB/s", "h2d_bandwidth": "1 GB/s"}
     file = load_node_file("k40-x4", {"switches": [switch], "gpus": 2})
     assert file.spec().switches == (SwitchSpec((0,), 10**9, 10**9),)
@@ -82,14 +82,14 @@ def test_a_bad_override_names_the_override_not_the_file(tmp_path: Path) -> None:
     ]
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     text = (
         GOOD.replace("8 GiB", "8")
         .replace("11.7 GB/s", "-11.7 GB/s")
         .replace("10.6 GB/s", "0 GB/s")
         .replace("kind:", "knid:")
     )
-    told = "\n".join(problems_of(node_file(tmp_path, text + "sources:\n  gpu.meory: somewhere\n")))
+    reported = "\n".join(problems_of(node_file(tmp_path, text + "sources:\n  gpu.meory: somewhere\n")))
     for expected in (
         "node.yaml: line 5, gpu.memory: 8 has no unit",
         "node.yaml: line 8, link.d2h_bandwidth: '-11.7 GB/s' is negative",
@@ -98,8 +98,8 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "node.yaml: line 6, link.kind: is missing",
         "node.yaml: line 11, sources.gpu.meory: 'gpu.meory' is not in this file",
     ):
-        assert expected in told
-    assert len(told.splitlines()) == 6
+        assert expected in reported
+    assert len(reported.splitlines()) == 6
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    told = problems_of(node_file(tmp_path, GOOD.replace(*change)))
-    assert any(problem.startswith(f"node.yaml: {expected}") for problem in told)
-    assert len(told) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
+    reported = problems_of(node_file(tmp_path, GOOD.replace(*change)))
+    assert any(problem.startswith(f"node.yaml: {expected}") for problem in reported)
+    assert len(reported) == (3 if "switches" in expected else 1), "a switch without bandwidths misses those too"
 
 
 def test_unknown_node_suggests_the_closest() -> None:

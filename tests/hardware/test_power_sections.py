@@ -36,7 +36,7 @@ def problems_of(tmp_path: Path, text: str) -> list[str]:
     return [str(problem).replace(str(path), path.name) for problem in caught.value.problems]
 
 
-def test_powers_and_energies_become_whole_numbers(tmp_path: Path) -> None:
+def test_powers_and_energies_become_integers(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
     path.write_text(FILE, encoding="utf-8")
     assert load_node(path).gpu.power == PowerSpec(235_000, 62_000, 139_100, dram_fj=112_000, link_fj=80_000)
@@ -65,12 +65,12 @@ def test_powers_and_energies_become_whole_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_one_mistake_one_message(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    told = problems_of(tmp_path, FILE.replace(*change))
-    assert any(expected in problem for problem in told), told
-    assert len(told) == (2 if "idel" in expected else 1), "what is misspelt is missing too"
+    reported = problems_of(tmp_path, FILE.replace(*change))
+    assert any(expected in problem for problem in reported), reported
+    assert len(reported) == (2 if "idel" in expected else 1), "what is misspelt is missing too"
 
 
-def test_a_value_can_be_changed_and_the_whole_be_taken_away(tmp_path: Path) -> None:
+def test_section_values_can_be_changed_and_the_section_removed(tmp_path: Path) -> None:
     changed = load_node_file("k40", {"gpu.power.idle": "20 W"})
     assert changed.gpu.power is not None
     assert changed.gpu.power.idle == 20_000
@@ -97,7 +97,7 @@ def test_the_board_of_modnn_has_the_limit_that_its_figure_15_is_normalised_to() 
 
 
 @pytest.mark.parametrize("name", [name for name in STATED if load_node_file(name).base is None])
-def test_arithmetic_is_what_the_other_parts_leave_of_the_limit_as_its_source_says(name: str) -> None:
+def test_arithmetic_power_is_the_limit_minus_the_other_parts(name: str) -> None:
     """All parts at their peaks draw the limit, to what is printed."""
     node = load_node(name)
     power, gpu = node.gpu.power, node.gpu

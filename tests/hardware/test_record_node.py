@@ -72,7 +72,7 @@ def test_speeds_are_those_of_the_largest_copies_and_disturbances_do_not_count() 
     out=st.integers(GIGA, 500 * GIGA),
     back=st.integers(GIGA, 500 * GIGA),
 )
-def test_the_fitted_line_gives_back_the_latency_it_was_made_with(latency: int, out: int, back: int) -> None:
+def test_fitted_line_recovers_the_latency(latency: int, out: int, back: int) -> None:
     times = {
         way: {size: latency + size * GIGA // speed for size in DEFAULT_SIZES}
         for way, speed in ((Way.OUT, out), (Way.IN, back))
@@ -84,7 +84,7 @@ def test_a_line_that_starts_below_zero_has_no_latency() -> None:
     assert fit_latency({Way.OUT: {1000: 100, 2000: 300}}) == 0
 
 
-def test_small_copies_tell_the_latency_although_large_ones_scatter_by_more_than_it() -> None:
+def test_latency_comes_from_small_copies_despite_scatter_of_large_ones() -> None:
     times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
     times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
     assert fit_latency({Way.OUT: times}) == pytest.approx(10_000, rel=0.02)
@@ -123,7 +123,7 @@ def test_every_number_in_it_has_a_source_with_the_day(tmp_path: Path) -> None:
     assert "median of 20 copies of 256 MiB" in file.sources["link.d2h_bandwidth"]
 
 
-def test_what_nobody_told_is_left_out(tmp_path: Path) -> None:
+def test_unknown_values_are_omitted(tmp_path: Path) -> None:
     facts = replace(FACTS, copy_engines=None, capability=(2, 1))
     file = load_node_file(recorded(tmp_path, facts, HostFacts(None, None)))
     assert (file.gpu.architecture, file.host.memory, file.host.cores) == (None, None, None)
@@ -175,11 +175,11 @@ def test_threads_of_a_core_count_once(tmp_path: Path) -> None:
     assert host_facts(info).cores == 4
 
 
-def test_where_cores_are_not_told_the_file_says_that_they_are_threads(tmp_path: Path) -> None:
+def test_unknown_cores_are_noted_as_threads(tmp_path: Path) -> None:
     assert "threads" in host_facts(tmp_path / "none").cores_are
 
 
-def test_wrong_arguments_are_told_together() -> None:
+def test_wrong_arguments_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         record_node("mine", sizes=[0, 1024], repetitions=0, date="today")
     assert [problem.place for problem in caught.value.problems] == ["sizes", "repetitions", "date"]
@@ -187,7 +187,7 @@ def test_wrong_arguments_are_told_together() -> None:
         record_node("mine", sizes=[1024, 1024])
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)

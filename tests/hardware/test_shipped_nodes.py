@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.io.shipped import shipped_folder
 from simgpu.simulation.run import simulate
+from simgpu.trace.folder import load_trace
 from simgpu.units import parse_bandwidth
 
 README = shipped_folder("configs") / "README.md"
@@ -62,7 +62,7 @@ def test_every_quantity_has_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_it_states_what_modelled_durations_need(name: str) -> None:
+def test_shipped_node_states_what_modelled_durations_need(name: str) -> None:
     gpu = load_node(name).gpu
     assert gpu.architecture in {"kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"}
     assert gpu.multiprocessors
@@ -81,7 +81,7 @@ def test_it_states_what_modelled_durations_need(name: str) -> None:
         ("k40", "10.0387 GB/s", "10.0467 GB/s"),
     ],
 )
-def test_bandwidths_that_results_on_record_were_made_with(name: str, h2d: str, d2h: str) -> None:
+def test_bandwidths_match_the_recorded_results(name: str, h2d: str, d2h: str) -> None:
     link = load_node(name).link
     assert (link.h2d_bandwidth, link.d2h_bandwidth) == (parse_bandwidth(h2d), parse_bandwidth(d2h))
 
@@ -133,13 +133,13 @@ def test_pcie_generations_double(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", node_names())
-def test_a_link_that_nobody_measured_says_so(name: str) -> None:
+def test_unmeasured_link_is_marked(name: str) -> None:
     source = load_node_file(name).sources["link.d2h_bandwidth"]
     measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest")
     assert any(word in source for word in measured) != any(word in source for word in ("NOT measured", "made up"))
 
 
-def test_a_run_uses_one_gpu_of_several_and_says_so() -> None:
+def test_run_uses_one_gpu_of_several_and_notes_it() -> None:
     trace = load_trace("vgg11-cifar-cpu")
     four, one = (simulate(trace, load_node(name, {"gpu.memory": "1 GiB"}), "vdnn") for name in ("k40-x4", "k40"))
     assert four.iteration_ns == one.iteration_ns
@@ -158,8 +158,10 @@ def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_the_nodes_without_a_host() -> None:
-    (told,) = re.findall(r"\*\*No host is given\*\* for (.*?):", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    patterns = re.findall(r"`(.*?)`", told)
+    (names,) = re.findall(
+        r"\*\*No host is given\*\* for (.*?):", README.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    patterns = re.findall(r"`(.*?)`", names)
     without = [name for name in REAL if load_node(name).host.memory is None]
     assert [name for name in REAL if any(fnmatch(name, pattern) for pattern in patterns)] == without
     assert [name for name in without if load_node(name).host.cores is not None] == []
@@ -171,6 +173,6 @@ def test_every_node_is_explained_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize(("device", "node"), [("NVIDIA H100 80GB HBM3", "h100"), ("Tesla V100-PCIE-32GB", "v100")])
-def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, node: str) -> None:
+def test_gpu_is_known_by_its_driver_name(device: str, node: str) -> None:
     assert load_node(node).gpu.is_called(device)
     assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]

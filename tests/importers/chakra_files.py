@@ -58,7 +58,7 @@ def node(fields: Node) -> bytes:
     for name, value in fields.items():
         field = NODE[name]
         if name == "attr":
-            parts += [text(field, attribute(*told)) for told in value]
+            parts += [text(field, attribute(*reported)) for reported in value]
         elif name in ("inputs", "outputs"):
             parts.append(text(field, b"".join(text(IO[part], str(row)) for part, row in value.items())))
         elif name in ("ctrl_deps", "data_deps"):
@@ -88,7 +88,7 @@ def jsonized(nodes: list[Node], metadata: dict[str, Any] | None = None) -> str:
         first, *rest = name.split("_")
         return first + "".join(part.capitalize() for part in rest)
 
-    def told(name: str, value: Any) -> Any:
+    def reported(name: str, value: Any) -> Any:
         if name == "type":
             return TYPES[value]
         if name == "attr":
@@ -100,7 +100,7 @@ def jsonized(nodes: list[Node], metadata: dict[str, Any] | None = None) -> str:
     def plain(kind: str, held: Any) -> Any:
         return str(held) if "64" in kind else held
 
-    rows = [{camel(name): told(name, value) for name, value in fields.items() if value} for fields in nodes]
+    rows = [{camel(name): reported(name, value) for name, value in fields.items() if value} for fields in nodes]
     return "".join(json.dumps(row, indent=2) for row in [metadata or {"version": "0.0.4"}, *rows])
 
 

@@ -20,10 +20,10 @@ class Profile:
     def op(self, name: str, ts: Any, dur: Any, tid: int = 1, cat: str = "cpu_op", **arguments: Any) -> int:
         """An operator; returns its Record function id."""
         self._function += 1
-        told = {"External id": self._function, "Record function id": self._function}
-        told |= {key.replace("_", " "): value for key, value in arguments.items()}
+        reported = {"External id": self._function, "Record function id": self._function}
+        reported |= {key.replace("_", " "): value for key, value in arguments.items()}
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": told}
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": reported}
         )
         return self._function
 
@@ -58,13 +58,13 @@ class Profile:
                 "dur": 1,
             }
             self.events.append({**call, "args": {"correlation": self._correlation}})
-        told = {"device": 0, "stream": 7, "correlation": self._correlation} | changed
-        event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": told}
+        reported = {"device": 0, "stream": 7, "correlation": self._correlation} | changed
+        event = {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": reported}
         self.events.append(event)
         return event
 
     def memory(self, ts: Any, address: int, size: int, total: int, tid: int = 1) -> None:
-        told = {"Device Type": 1, "Device Id": 0, "Addr": address, "Bytes": size, "Total Allocated": total}
+        reported = {"Device Type": 1, "Device Id": 0, "Addr": address, "Bytes": size, "Total Allocated": total}
         event = {
             "ph": "i",
             "cat": "cpu_instant_event",
@@ -72,7 +72,7 @@ class Profile:
             "pid": 1,
             "tid": tid,
             "ts": ts,
-            "args": told,
+            "args": reported,
         }
         self.events.append(event)
 
@@ -110,21 +110,21 @@ class ExecutionTrace:
     ) -> None:
         self._number += 100
         if self.schema.startswith("1.0"):
-            told: dict[str, Any] = {"rf_id": function, "tid": thread, "op_schema": schema}
+            reported: dict[str, Any] = {"rf_id": function, "tid": thread, "op_schema": schema}
             for side, listed in (("input", takes), ("output", gives)):
-                told[f"{side}s"] = [part[0] for part in listed]
-                told[f"{side}_shapes"] = [part[1] for part in listed]
-                told[f"{side}_types"] = [part[2] for part in listed]
+                reported[f"{side}s"] = [part[0] for part in listed]
+                reported[f"{side}_shapes"] = [part[1] for part in listed]
+                reported[f"{side}_types"] = [part[2] for part in listed]
         else:
             attributes = {"rf_id": function, "tid": thread, "op_schema": schema}
-            told = {"attrs": [{"name": key, "type": "", "value": value} for key, value in attributes.items()]}
+            reported = {"attrs": [{"name": key, "type": "", "value": value} for key, value in attributes.items()]}
             for side, listed in (("inputs", takes), ("outputs", gives)):
-                told[side] = {
+                reported[side] = {
                     "values": [part[0] for part in listed],
                     "shapes": [part[1] for part in listed],
                     "types": [part[2] for part in listed],
                 }
-        self.nodes.append({"id": self._number, "name": name, **told})
+        self.nodes.append({"id": self._number, "name": name, **reported})
 
     def write(self, path: Path) -> Path:
         return write(path, json.dumps({"schema": self.schema, "time": "2026-02-03 04:05:06", "nodes": self.nodes}))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError, MissingExtraError
-from simgpu.importers import Told, detect, import_trace, memory_budget
+from simgpu.importers import ImportOptions, detect, import_trace, json_stream
+from simgpu.io import free_memory
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import Phase, Trace
@@ -20,7 +21,7 @@ from tests.importers.chakra_files import Node
 
 COMP, MEM_LOAD, ALL_REDUCE = 4, 2, 7
 CPU, GPU = ("is_cpu_op", "bool_val", True), ("is_cpu_op", "bool_val", False)
-ONE = Told(batch=1)
+ONE = ImportOptions(batch=1)
 
 
 def gpu(number: int, name: str, duration: int, data_deps: list[int] | None = None, **more: Any) -> Node:
@@ -64,7 +65,7 @@ def test_compute_nodes_of_the_gpu_become_kernels(tmp_path):
     assert trace.info.model == "net"
 
 
-def test_what_is_not_recorded_is_said(tmp_path):
+def test_notes_state_what_is_not_recorded(tmp_path):
     notes = imported(tmp_path, CHAIN).info.notes
     assert "Kernels whose phase is not recorded: 1; they count as forward." in notes
     assert "Starts are not recorded" in notes
@@ -74,7 +75,7 @@ def test_what_is_not_recorded_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_json_says_the_same_as_protobuf(tmp_path, pack):
+def test_json_and_protobuf_give_the_same_trace(tmp_path, pack):
     first, _ = import_trace(saved(tmp_path, pack(files.protobuf(CHAIN))), ONE)
     second, recognised = import_trace(saved(tmp_path, pack(files.jsonized(CHAIN).encode()), "net.json"), ONE)
     assert recognised == "Chakra trace"
@@ -82,7 +83,7 @@ def test_json_says_the_same_as_protobuf(tmp_path, pack):
 
 
 def test_field_names_of_the_schema_are_read_in_json_too(tmp_path):
-    """Protobuf can be told to keep its names; numbers may be numbers."""
+    """Protobuf can be reported to keep its names; numbers may be numbers."""
     rows: list[dict[str, Any]] = [{"version": "0.0.4"}, {"name": "a", "type": 4, "duration_micros": 3}]
     rows.append({"id": 1, "name": "b", "type": "COMP_NODE", "data_deps": [0], "duration_micros": "4"})
     trace, _ = import_trace(saved(tmp_path, "\n".join(map(json.dumps, rows))), ONE)
@@ -101,13 +102,13 @@ def test_workload_graph_of_the_feeder(tmp_path):
 
 def test_attributes_of_every_kind(tmp_path):
     """The kinds that chakra's own generator writes in its test of all types, negative numbers among them."""
-    told = [("a", "double_val", 1.25), ("b", "float_val", 0.5), ("c", "int32_val", 12345), ("d", "sint64_val", -9)]
-    told += [("e", "fixed32_val", 7), ("f", "int64_val", -1), ("g", "string_val", "12345")]
-    from simgpu.importers.chakra.protobuf import read_protobuf
+    reported = [("a", "double_val", 1.25), ("b", "float_val", 0.5), ("c", "int32_val", 12345), ("d", "sint64_val", -9)]
+    reported += [("e", "fixed32_val", 7), ("f", "int64_val", -1), ("g", "string_val", "12345")]
+    from simgpu.importers.chakra.forms import read_protobuf
 
-    path = saved(tmp_path, files.protobuf([gpu(0, "a", 1, attr=told)]))
+    path = saved(tmp_path, files.protobuf([gpu(0, "a", 1, attr=reported)]))
     attributes = read_protobuf(path).nodes[0].attributes
-    assert attributes == {"is_cpu_op": False} | {name: value for name, _, value in told}
+    assert attributes == {"is_cpu_op": False} | {name: value for name, _, value in reported}
 
 
 def test_fields_that_are_not_read_are_skipped(tmp_path):
@@ -118,7 +119,7 @@ def test_fields_that_are_not_read_are_skipped(tmp_path):
     assert import_trace(path, ONE)[0].compute_ns == 3000
 
 
-def test_where_no_node_says_where_it_runs_all_are_kernels(tmp_path):
+def test_all_nodes_are_kernels_if_none_says_where_it_runs(tmp_path):
     """A workload that chakra_converter made from text: layers and phases are in the names."""
     parts = ("FWD", "BWD_WG", "BWD_IG")
     nodes: list[Node] = [
@@ -139,7 +140,7 @@ def test_order_follows_dependencies_then_ids(tmp_path):
     assert [kernel.op for kernel in imported(tmp_path, nodes).kernels] == ["a", "b", "d", "c"]
 
 
-def test_order_follows_starts_where_they_are_recorded(tmp_path):
+def test_order_follows_recorded_starts(tmp_path):
     nodes = [
         gpu(1, "late", 5, start_time_micros=1030),
         gpu(2, "early", 5, start_time_micros=1000),
@@ -153,7 +154,7 @@ def test_order_follows_starts_where_they_are_recorded(tmp_path):
     ]
 
 
-def test_starts_that_are_launches_order_and_are_not_kept(tmp_path):
+def test_launch_times_order_kernels_and_are_not_stored(tmp_path):
     """Converted from PyTorch, a node's time is when its kernel was launched."""
     metadata = b"".join(
         files.text(2, raw)
@@ -199,16 +200,16 @@ def test_same_bytes_each_time(tmp_path):
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
 
 
-def test_more_nodes_than_memory_holds_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 200_000)
+def test_more_nodes_than_memory_holds_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 200_000)
     path = saved(tmp_path, files.protobuf([gpu(number, "k", 1) for number in range(100)]))
     what = r"is larger than this machine's memory: 64 nodes needed so far, .* with 195\.3 KiB free"
     with pytest.raises(InputError, match=rf"{what}; convert the trace of a single iteration, or use more memory"):
         import_trace(path, ONE)
 
 
-def test_the_batch_must_be_told(tmp_path):
+def test_batch_is_required(tmp_path):
     with pytest.raises(InputError, match=r"does not say its batch size; .*--batch"):
         import_trace(saved(tmp_path, files.protobuf(CHAIN)))
 
@@ -244,7 +245,7 @@ SPOILT = {
     ),
     "communication": (
         files.protobuf([*CHAIN, {"id": 5, "name": "ncclDevKernel_AllReduce", "type": ALL_REDUCE}]),
-        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace holds one GPU",
+        r"COMM_COLL_NODE 5 \(ncclDevKernel_AllReduce\) is communication \(1 such nodes\); a trace is one GPU",
     ),
     "one id twice": (files.protobuf([*CHAIN, gpu(4, "x", 1)]), r"message 7: node 4 \(x\) has the id of message 6"),
     "an unknown type": (files.protobuf([{"id": 3, "name": "x", "type": 42}]), r"node 3 \(x\): its type 42 is not one"),
@@ -253,13 +254,13 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_damaged_protobuf_is_told(tmp_path, case):
+def test_damaged_protobuf_is_reported(tmp_path, case):
     content, message = SPOILT[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved(tmp_path, content), ONE)
 
 
-def test_a_file_cut_anywhere_is_told_unless_whole_messages_are_left(tmp_path):
+def test_truncated_file_is_reported_unless_cut_between_messages(tmp_path):
     ends = {len(files.protobuf(CHAIN[:count])) for count in range(1, len(CHAIN) + 1)}
     for size in range(1, len(WHOLE)):
         path = saved(tmp_path, WHOLE[:size])
@@ -293,7 +294,7 @@ SPOILT_JSON = {
 
 
 @pytest.mark.parametrize("case", SPOILT_JSON)
-def test_damaged_json_is_told(tmp_path, case):
+def test_damaged_json_is_reported(tmp_path, case):
     content, message = SPOILT_JSON[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved(tmp_path, content, "net.json"), ONE)
@@ -305,7 +306,7 @@ def test_other_files_are_not_taken_for_it(tmp_path, content):
         detect(saved(tmp_path, content))
 
 
-def test_without_protobuf_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_protobuf_names_the_package_to_install(tmp_path, monkeypatch):
     path = saved(tmp_path, files.protobuf(CHAIN))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="simgpu with its extra 'chakra'"):

@@ -13,7 +13,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.importers.chakra.nodes import NODES
 from simgpu.simulation.run import simulate
 from simgpu.trace.check import check_trace
@@ -90,28 +90,28 @@ def converted() -> bytes:
     about = linked()
     metadata = [("schema", "string_val", SCHEMA), ("pid", "uint64_val", about["pid"])]
     nodes: list[Node] = []
-    for told in about["nodes"]:
-        attrs = [("op_schema", "string_val", item["value"]) for item in told["attrs"] if item["name"] == "op_schema"]
-        attrs += [(a["name"], "int64_val", a["value"]) for a in told["attrs"] if a["name"] in ("fw_parent", "fw_tid")]
-        attrs.append(("is_cpu_op", "bool_val", "cat" not in told))
-        if "stream" in told:
-            attrs.append(("stream", "int64_val", told["stream"]))
-        parent = told["ctrl_deps"]
+    for node in about["nodes"]:
+        attrs = [("op_schema", "string_val", item["value"]) for item in node["attrs"] if item["name"] == "op_schema"]
+        attrs += [(a["name"], "int64_val", a["value"]) for a in node["attrs"] if a["name"] in ("fw_parent", "fw_tid")]
+        attrs.append(("is_cpu_op", "bool_val", "cat" not in node))
+        if "stream" in node:
+            attrs.append(("stream", "int64_val", node["stream"]))
+        parent = node["ctrl_deps"]
         nodes.append(
             {
-                "id": told["id"],
-                "name": told["name"],
+                "id": node["id"],
+                "name": node["name"],
                 "type": 4,
                 "ctrl_deps": [] if parent is None else [parent],
                 "data_deps": [] if parent is None else [parent],
-                "start_time_micros": int(told.get("ts", 0)),
-                "duration_micros": int(told.get("exclusive_dur", 0)),
-                "inputs": told["inputs"],
-                "outputs": told["outputs"],
+                "start_time_micros": int(node.get("ts", 0)),
+                "duration_micros": int(node.get("exclusive_dur", 0)),
+                "inputs": node["inputs"],
+                "outputs": node["outputs"],
                 "attr": attrs,
             }
         )
-    return files.protobuf(nodes, b"".join(files.text(2, files.attribute(*told)) for told in metadata))
+    return files.protobuf(nodes, b"".join(files.text(2, files.attribute(*node)) for node in metadata))
 
 
 @pytest.fixture(scope="module", params=["linked JSON", "protobuf"])
@@ -127,7 +127,7 @@ def vgg13(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @cache
 def pair() -> Trace:
     """The same recording, imported from its two files."""
-    return import_trace(PROFILE, Told(execution_trace=GRAPH))[0]
+    return import_trace(PROFILE, ImportOptions(execution_trace=GRAPH))[0]
 
 
 def test_kernels_of_the_real_recording(vgg13):
@@ -160,7 +160,7 @@ def test_tensors_are_in_the_same_blocks_as_in_the_pair(vgg13):
     assert rows(vgg13) == rows(pair())
 
 
-def test_the_memory_a_node_takes_is_what_is_counted_with(tmp_path):
+def test_memory_per_node_matches_the_constant(tmp_path):
     """The larger form; a limit that is derived from the count must not be far from the truth."""
     path = tmp_path / "vgg13.json"
     path.write_text(json.dumps(linked()))
@@ -194,14 +194,14 @@ def saved_linked(folder: Path, nodes: list[dict[str, Any]], schema: str = SCHEMA
     return path
 
 
-def test_fractions_of_microseconds_are_kept(tmp_path):
+def test_fractions_of_microseconds_are_exact(tmp_path):
     trace, _ = import_trace(saved_linked(tmp_path, LINKED))
     assert [(kernel.op, kernel.duration_ns, kernel.start_ns) for kernel in trace.kernels] == [
         ("aten::relu", 3500, None)
     ]
     assert trace.info.batch == 8
-    with pytest.raises(InputError, match="was recorded with batch 8, as its shapes tell, not with batch 2"):
-        import_trace(saved_linked(tmp_path, LINKED), Told(batch=2))
+    with pytest.raises(InputError, match="was recorded with batch 8, as its shapes show, not with batch 2"):
+        import_trace(saved_linked(tmp_path, LINKED), ImportOptions(batch=2))
 
 
 SPOILT_LINKS = {
@@ -227,13 +227,13 @@ SPOILT_LINKS = {
 
 
 @pytest.mark.parametrize("case", SPOILT_LINKS)
-def test_damaged_linked_traces_are_told(tmp_path, case):
+def test_damaged_linked_traces_are_reported(tmp_path, case):
     nodes, schema, message = SPOILT_LINKS[case]
     with pytest.raises(InputError, match=message):
         import_trace(saved_linked(tmp_path, nodes, schema))
 
 
-def test_a_linked_trace_that_is_cut_off_is_told(tmp_path):
+def test_truncated_linked_trace_is_reported(tmp_path):
     path = saved_linked(tmp_path, LINKED)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(InputError, match=r"item 2 of nodes: the JSON ends too early: the file is cut off"):

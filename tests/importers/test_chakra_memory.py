@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from tests.importers import chakra_files as files
 from tests.importers.chakra_files import Node, tensors
@@ -22,10 +22,10 @@ class Host:
 
     def call(self, name: str, given: Any, made: Any, schema: str = "", kernels: tuple[str, ...] = ("k",)) -> int:
         number = len(self.nodes) + 1
-        told = [("is_cpu_op", "bool_val", True), ("op_schema", "string_val", schema)]
+        reported = [("is_cpu_op", "bool_val", True), ("op_schema", "string_val", schema)]
         after = [number - 1] if self.nodes else []
         common = {"type": 4, "inputs": given, "outputs": made}
-        self.nodes.append({"id": number, "name": name, "data_deps": after, "attr": told, **common})
+        self.nodes.append({"id": number, "name": name, "data_deps": after, "attr": reported, **common})
         for kernel in kernels:
             attr = [("is_cpu_op", "bool_val", False)]
             place = {"id": len(self.nodes) + 1, "name": kernel, "ctrl_deps": [number]}
@@ -39,14 +39,14 @@ class Host:
 
 
 def imported(folder: Path, host: Host) -> Trace:
-    return import_trace(host.save(folder), Told(batch=8))[0]
+    return import_trace(host.save(folder), ImportOptions(batch=8))[0]
 
 
 ADD_ = "aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"
 LINEAR = "aten::linear(Tensor input, Tensor weight) -> Tensor"
 
 
-def test_kernels_read_what_their_operator_was_given_and_write_what_it_made(tmp_path):
+def test_kernels_read_their_operators_inputs_and_write_its_outputs(tmp_path):
     host = Host()
     host.call("aten::linear", tensors((1, 101, 8), (2, 102, 4)), tensors((3, 103, 8)), LINEAR, ("a", "b"))
     host.call("aten::add_", tensors((3, 103, 8), (1, 101, 8)), tensors((3, 103, 8)), ADD_)
@@ -68,7 +68,7 @@ def test_kernels_read_what_their_operator_was_given_and_write_what_it_made(tmp_p
     }
 
 
-def test_a_storage_that_comes_back_is_another_block(tmp_path):
+def test_reused_storage_is_a_new_block(tmp_path):
     host = Host()
     host.call("aten::relu", tensors((1, 101, 8)), tensors((2, 102, 8)))
     host.call("aten::relu", tensors((2, 102, 8)), tensors((3, 103, 8)))
@@ -78,7 +78,7 @@ def test_a_storage_that_comes_back_is_another_block(tmp_path):
     assert trace.block_by_id["s102.2"].bytes == 16
 
 
-def test_what_an_operator_made_inside_is_its_own_result(tmp_path):
+def test_result_of_an_inner_operator_belongs_to_the_outer_one(tmp_path):
     """aten::empty inside gives the storage; the operator around it gives the same one back."""
     host = Host()
     outer = host.call("aten::relu", tensors((1, 101, 8)), tensors((2, 102, 8)))
@@ -105,7 +105,7 @@ def test_the_batch_that_was_copied_from_the_host_is_the_input(tmp_path):
     assert "Blocks that were filled by what is left out: 1; each is born at its first reader." in trace.info.notes
 
 
-def test_a_kernel_in_place_does_not_read_what_nobody_wrote(tmp_path):
+def test_in_place_kernel_does_not_read_unwritten_memory(tmp_path):
     host = Host()
     host.call("aten::empty", tensors(), tensors((1, 101, 8)), kernels=())
     host.call("aten::add_", tensors((1, 101, 8), (2, 102, 8)), tensors((1, 101, 8)), ADD_)
@@ -177,7 +177,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_damaged_tensors_are_told(tmp_path, case):
+def test_damaged_tensors_are_reported(tmp_path, case):
     given, message = SPOILT[case]
     host = Host()
     host.call("aten::relu", given, tensors((2, 102, 8)))

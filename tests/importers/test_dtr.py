@@ -12,7 +12,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.graph.recompute import Ancestry, Unrecomputable, unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.importers.dtr import MEMORY_FACTOR
 from simgpu.io import free_memory
 from simgpu.trace.check import check_trace
@@ -90,7 +90,7 @@ def test_recorded_logs(name):
         name.rpartition("-b")[0],
         int(name.rpartition("-b")[2]),
     )
-    assert stats.lifetimes_known == stats.lifetimes_asked
+    assert stats.lifetimes_known == stats.lifetimes_expected
 
 
 def line(instruction: str, **fields: object) -> str:
@@ -182,14 +182,14 @@ def test_names_become_blocks(tmp_path):
     assert check_trace(trace) == []
 
 
-def test_what_the_user_tells_goes_before_what_the_file_name_says(tmp_path):
+def test_options_override_the_file_name(tmp_path):
     path = written(tmp_path, SMALL)
-    trace, _ = import_trace(path, Told(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
+    trace, _ = import_trace(path, ImportOptions(batch=32, device="Titan V", dtype="float32", date="2020-06-17"))
     assert (trace.info.model, trace.info.batch, trace.info.device) == ("net", 32, "Titan V")
     unnamed = path.rename(tmp_path / "log.txt")
     with pytest.raises(InputError, match="does not say its batch size"):
         import_trace(unnamed)
-    assert import_trace(unnamed, Told(batch=2))[0].info.batch == 2
+    assert import_trace(unnamed, ImportOptions(batch=2))[0].info.batch == 2
 
 
 def test_a_constant_after_the_last_operator_belongs_to_it(tmp_path):
@@ -203,7 +203,7 @@ def negative_time(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "end", "told"),
+    ("lines", "end", "reported"),
     [
         (SMALL[:20], '\n{"INSTRUCTION": "REL', "row 21: not a line of JSON: the log seems cut off"),
         ([*SMALL[:20], "hello", *SMALL[20:]], "\n", "row 21: not a line of JSON: 'hello'"),
@@ -227,16 +227,16 @@ def negative_time(lines: list[str]) -> list[str]:
         ([*SMALL, line("CALL", NAME="a", ARGS="w2", RESULT=[], TIME="1")], "\n", "ARGS is 'w2', not a list of str"),
     ],
 )
-def test_damaged_logs(tmp_path, lines, end, told):
+def test_damaged_logs(tmp_path, lines, end, reported):
     with pytest.raises(InputError) as caught:
         import_trace(written(tmp_path, lines, end))
     (problem,) = caught.value.problems
-    assert told in str(problem)
+    assert reported in str(problem)
     assert problem.file == str(tmp_path / "net-b4.log")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b"", "is empty"),
         (b"\x7fELF\0\0\x01", "not a recording of a known format"),
@@ -245,10 +245,10 @@ def test_damaged_logs(tmp_path, lines, end, told):
         (b'{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}\n\0\0', "is a binary file"),
     ],
 )
-def test_other_files(tmp_path, content, told):
+def test_other_files(tmp_path, content, reported):
     path = tmp_path / "file.log"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=reported):
         import_trace(path)
 
 
@@ -282,7 +282,7 @@ def test_a_log_in_gzip_is_the_same_trace(tmp_path: Path) -> None:
     assert zipped.info.batch == 4
 
 
-def test_a_damaged_log_in_gzip_is_told(tmp_path: Path) -> None:
+def test_damaged_gzip_log_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "net-b4.log.gz"
     small_log(path)
     path.write_bytes(path.read_bytes()[:-9])
@@ -301,11 +301,11 @@ def test_a_log_in_gzip_counts_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         import_trace(path)
 
 
-def test_a_batch_that_is_guessed_is_said_to_be(tmp_path: Path) -> None:
+def test_guessed_batch_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "net-b4.log"
     small_log(path)
     assert "The batch of 4 is a guess from the file's name" in import_trace(path)[0].info.notes
-    assert "guess" not in import_trace(path, Told(batch=8))[0].info.notes
+    assert "guess" not in import_trace(path, ImportOptions(batch=8))[0].info.notes
 
 
 POOLED = [
@@ -327,7 +327,7 @@ def pooled(tmp_path: Path, follower: str) -> TaskGraph:
     return TaskGraph.of(trace)
 
 
-def test_forward_pooling_and_what_follows_it_can_be_recomputed(tmp_path: Path) -> None:
+def test_forward_pooling_and_its_consumers_can_be_recomputed(tmp_path: Path) -> None:
     """The log calls it max_pool2d_backward: it stands before BACKWARD and makes values and indices of one argument."""
     graph = pooled(tmp_path, "relu")
     ancestry = Ancestry(graph)
@@ -335,7 +335,7 @@ def test_forward_pooling_and_what_follows_it_can_be_recomputed(tmp_path: Path) -
     assert {name: ancestry.why_not(graph.block(name)) for name in "ypiz"} == dict.fromkeys("ypiz")
 
 
-def test_operators_that_nobody_knows_still_cannot(tmp_path: Path) -> None:
+def test_unknown_operators_cannot_be_recomputed(tmp_path: Path) -> None:
     """Of y (64 B), i (32 B) and z (16 B), which backward reads, z comes of an operator of unknown purity."""
     found = unrecomputable(pooled(tmp_path, "mine"))
     assert found == Unrecomputable(112, 16, (("mine", "purity unknown", 16),))

@@ -11,7 +11,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.simulation.run import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
@@ -45,7 +45,7 @@ def test_kernels_take_their_measured_times(name):
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_what_is_told_and_what_is_not(name):
+def test_notes_state_what_is_recorded(name):
     info = recorded(name).info
     assert (info.model, info.batch, info.device, info.dtype) == (name[:-4], 256, NOT_RECORDED, NOT_RECORDED)
     assert "1.2 GHz against the measured times, with which they agree to the cycle" in info.notes
@@ -54,12 +54,12 @@ def test_what_is_told_and_what_is_not(name):
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_what_is_flagged_as_weights_is_said_to_be_the_files_word(name):
+def test_notes_attribute_weight_flags_to_the_file(name):
     trace, text = recorded(name), (FOLDERS / name / "tensors.config").read_text()
     sizes = [int(size) for flag, size in FLAG_AND_SIZE.findall(text) if flag == "1"]
     assert sum(block.bytes for block in trace.blocks if block.kind == "weight") == sum(sizes)
-    told = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
-    assert f"{told}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
+    reported = f"{len(sizes)} tensors as weights (global), {format_bytes(sum(sizes))} in all, the largest "
+    assert f"{reported}{format_bytes(max(sizes))}; that is taken on their word." in trace.info.notes
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -216,17 +216,17 @@ def test_without_workspaces_the_notes_say_so(tmp_path):
     assert BlockKind.WORKSPACE not in {block.kind for block in trace.blocks}
 
 
-def test_cycles_of_another_run_are_told(tmp_path):
+def test_cycles_of_another_run_are_noted(tmp_path):
     text = FILES["kernels.config"].replace("Execution Time: 6000", "Execution Time: 9000")
     trace, _ = import_trace(written(tmp_path, kernels_config=text))
     assert "1.4 GHz against the measured times, with which they are up to 2000 cycles off" in trace.info.notes
 
 
-def test_the_user_says_which_of_several_batches(tmp_path):
+def test_batch_option_selects_one_of_several_files(tmp_path):
     folder = written(tmp_path, cudnn64_txt=FILES["cudnn32.txt"].replace("0.00", "0.01"))
     with pytest.raises(InputError, match=r"kernel times of several batches: cudnn32\.txt, cudnn64\.txt"):
         import_trace(folder)
-    trace, _ = import_trace(folder, Told(batch=64))
+    trace, _ = import_trace(folder, ImportOptions(batch=64))
     assert (trace.info.batch, trace.kernels[0].duration_ns) == (64, 11_000)
 
 
@@ -300,13 +300,13 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_folders_are_told(tmp_path, case):
+def test_damaged_folders_are_reported(tmp_path, case):
     changed, message = DAMAGED[case]
     with pytest.raises(InputError, match=message):
         import_trace(written(tmp_path / "net", **changed))
 
 
-def test_files_of_another_network_are_told(tmp_path):
+def test_files_of_another_network_are_reported(tmp_path):
     """Times of one recording beside the graph of another."""
     for name in FACTS:
         recorded(name)

@@ -1,4 +1,4 @@
-"""JSON recordings as files: byte order marks, numbers nobody can read, files the system does not give away."""
+"""JSON recordings as files: byte order marks, numbers beyond any limit, unreadable files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.importers.json_stream import items
 from tests.importers.kineto_files import small_run
 
@@ -56,7 +56,7 @@ def test_times_beyond_any_clock(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "reported"),
     [
         ({"deviceProperties": 5}, "deviceProperties: 5 is not a list of GPUs"),
         ({"deviceProperties": [{"name": "A", "id": [1]}]}, r"deviceProperties: the id of 'A' is \[1\], no number"),
@@ -64,10 +64,10 @@ def test_times_beyond_any_clock(tmp_path, number):
         ({"baseTimeNanoseconds": "noon"}, "baseTimeNanoseconds: 'noon' is not a time in nanoseconds"),
     ],
 )
-def test_a_head_that_cannot_be_read(tmp_path, head, told):
+def test_a_head_that_cannot_be_read(tmp_path, head, reported):
     profile, _ = small_run()
     profile.head |= head
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=reported):
         import_trace(profile.write(tmp_path / "net.json"))
 
 
@@ -80,7 +80,7 @@ def test_an_event_with_a_list_for_a_name(tmp_path, key, value):
 
 
 @pytest.mark.parametrize("repeated", [1, 500])
-def test_a_version_behind_the_events_is_told_however_far_behind(tmp_path, repeated):
+def test_version_after_the_events_is_reported(tmp_path, repeated):
     profile, _ = small_run()
     events = profile.events * repeated
     path = tmp_path / "net.json"
@@ -89,7 +89,7 @@ def test_a_version_behind_the_events_is_told_however_far_behind(tmp_path, repeat
         import_trace(path)
 
 
-def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
+def test_unreadable_file_is_reported(tmp_path, monkeypatch):
     path = small_run()[0].write(tmp_path / "net.json")
 
     def denied(*_args, **_options):
@@ -100,7 +100,7 @@ def test_a_file_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
         import_trace(path)
 
 
-def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch):
+def test_unreadable_execution_trace_is_reported(tmp_path, monkeypatch):
     profile, recorded = small_run()
     path, graph = profile.write(tmp_path / "net.json"), recorded.write(tmp_path / "graph.json")
     plainly = os.open
@@ -112,4 +112,4 @@ def test_an_execution_trace_that_may_not_be_read_is_said_to_be_one(tmp_path, mon
 
     monkeypatch.setattr("simgpu.io.input_files.os.open", denied)
     with pytest.raises(InputError, match=r"graph\.json: cannot be read: Permission denied; check the path and its"):
-        import_trace(path, Told(execution_trace=graph))
+        import_trace(path, ImportOptions(execution_trace=graph))

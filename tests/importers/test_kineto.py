@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.importers.execution_trace import read_execution_trace
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
@@ -64,8 +64,8 @@ def test_alone_without_memory_events_there_are_no_blocks(tmp_path):
 @pytest.mark.parametrize("schema", ["1.0.1", "1.1.1-chakra.0.0.4"])
 def test_joined_a_block_is_a_storage(tmp_path, schema):
     profile, recorded = small_run(schema=schema)
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, recognised = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, recognised = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert recognised == "PyTorch profile joined with an execution trace"
     blocks = [(b.id, b.bytes, b.kind, b.persistent, b.release, b.shape, b.layer) for b in trace.blocks]
     assert blocks == [
@@ -88,8 +88,8 @@ def test_joined_a_block_is_a_storage(tmp_path, schema):
 
 def test_joined_without_memory_events_lifetimes_are_unknown(tmp_path):
     profile, recorded = small_run(with_memory=False)
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert [(block.id, block.persistent, block.release) for block in trace.blocks] == [
         ("s1", True, None),
         ("s2", True, None),
@@ -99,7 +99,7 @@ def test_joined_without_memory_events_lifetimes_are_unknown(tmp_path):
     assert "lifetimes are not recorded" in trace.info.notes
 
 
-def test_a_storage_that_comes_back_is_a_new_block(tmp_path):
+def test_reused_storage_begins_a_new_block(tmp_path):
     profile, recorded = Profile(), small_run()[1]
     recorded.nodes.clear()
     first = profile.op("aten::linear", 10, 10, Input_Dims=[[8, 4], [4, 4], []])
@@ -112,8 +112,8 @@ def test_a_storage_that_comes_back_is_a_new_block(tmp_path):
     x, w = tensor(11, 1, 8, 4), tensor(12, 2, 4, 4)
     recorded.node("aten::linear", first, [x, w], [tensor(13, 3, 8, 4)])
     recorded.node("aten::linear", second, [x, w], [tensor(13, 3, 8, 32)])
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     made = [(b.id, b.bytes, b.release) for b in trace.blocks if b.kind is BlockKind.FEATURE_MAP]
     assert made == [("s3", 128, "1"), ("s3.2", 1024, RELEASED_AT_END)]
 
@@ -128,15 +128,15 @@ def test_an_expanded_view_does_not_make_its_block_larger(tmp_path):
     bias, wide = tensor(11, 1, 4), tensor(12, 1, 8, 4)
     recorded.node("aten::expand", expand, [bias], [wide], "aten::expand(Tensor(a) self, SymInt[] size) -> Tensor(a)")
     recorded.node("aten::add", add, [wide, tensor(13, 2, 8, 4)], [tensor(14, 3, 8, 4)])
-    told = Told(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert {block.id: block.bytes for block in trace.blocks} == {"s1": 16, "s2": 128, "s3": 128}
 
 
 def test_kernels_joined_by_order_where_numbers_differ(tmp_path):
     profile, recorded = small_run()
     plain, _ = import_trace(
-        profile.write(tmp_path / "net.json"), Told(execution_trace=recorded.write(tmp_path / "graph.json"))
+        profile.write(tmp_path / "net.json"), ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     )
     for event in profile.events:
         if "Record function id" in event.get("args", {}):
@@ -149,8 +149,8 @@ def test_kernels_joined_by_order_where_numbers_differ(tmp_path):
     by_name[engine], by_name[step] = recorded.nodes[-2:]
     order = ["aten::linear", "aten::relu_", engine, "aten::linear_backward", step, "aten::add_"]
     recorded.nodes = [dict(by_name[name], id=number) for number, name in enumerate(order)]
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert trace == plain
 
 
@@ -172,12 +172,12 @@ def test_the_last_iteration_with_kernels_is_taken(tmp_path):
 
 def test_an_iteration_can_be_chosen(tmp_path):
     path = several_iterations().write(tmp_path / "net.json")
-    trace, _ = import_trace(path, Told(iteration=4))
+    trace, _ = import_trace(path, ImportOptions(iteration=4))
     assert [kernel.duration_ns for kernel in trace.kernels] == [4000]
     with pytest.raises(InputError, match=r"has no iteration 9; it has 4, 5, 6"):
-        import_trace(path, Told(iteration=9))
+        import_trace(path, ImportOptions(iteration=9))
     with pytest.raises(InputError, match="launches no kernels"):
-        import_trace(path, Told(iteration=6))
+        import_trace(path, ImportOptions(iteration=6))
 
 
 def test_a_kernel_belongs_to_the_iteration_that_launched_it(tmp_path):
@@ -187,7 +187,7 @@ def test_a_kernel_belongs_to_the_iteration_that_launched_it(tmp_path):
     assert [kernel.duration_ns for kernel in trace.kernels] == [5000, 7000]
 
 
-def test_streams_are_kept_and_numbered_from_zero(tmp_path):
+def test_streams_are_numbered_from_zero(tmp_path):
     profile, _ = small_run(with_memory=False)
     profile.kernel(14, 112, 50, stream=20, name="other")
     trace, _ = import_trace(profile.write(tmp_path / "net.json"))
@@ -205,7 +205,7 @@ def test_copies_within_the_device_are_kernels_others_are_counted(tmp_path):
     assert "left out: 2, 7 us in all" in trace.info.notes
 
 
-def test_what_the_host_puts_into_memory_is_born(tmp_path):
+def test_memory_filled_by_the_host_is_born(tmp_path):
     """A batch copied in: memory without a kernel that writes it is there from the next kernel on."""
     profile, recorded = small_run()
     profile.mark("ProfilerStep#1", 0, 90)
@@ -213,8 +213,8 @@ def test_what_the_host_puts_into_memory_is_born(tmp_path):
     profile.memory(3, 1000, 512, 2560)
     recorded.node("aten::empty", copy, [], [tensor(11, 1, 8, 4)])
     recorded.nodes.sort(key=lambda node: node["name"] != "aten::empty")
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     batch = trace.block_by_id["s1"]
     assert (batch.persistent, batch.born, batch.release) == (False, "1", RELEASED_AT_END)
 
@@ -239,27 +239,27 @@ def test_times_are_exact_however_large_the_clock(tmp_path):
     assert [duration for _, duration in late] == [1, 3]
 
 
-def test_what_the_user_tells_goes_first(tmp_path):
+def test_options_override_the_recording(tmp_path):
     path = small_run()[0].write(tmp_path / "net.json")
-    told = Told(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
-    info = import_trace(path, told)[0].info
-    assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(told)[:5]
+    reported = ImportOptions(model="mine", batch=8, device="My GPU", dtype="bfloat16", date="2020-01-02")
+    info = import_trace(path, reported)[0].info
+    assert (info.model, info.batch, info.device, info.dtype, info.date) == dataclasses.astuple(reported)[:5]
 
 
-def test_a_batch_that_shapes_do_not_tell_must_be_told(tmp_path):
+def test_batch_is_required_if_shapes_do_not_show_it(tmp_path):
     profile, _ = small_run()
     for event in profile.events:
         event.get("args", {}).pop("Input Dims", None)
     path = profile.write(tmp_path / "net.json")
     with pytest.raises(InputError, match="does not say its batch size; say how many samples an iteration has"):
         import_trace(path)
-    assert import_trace(path, Told(batch=8))[0].info.batch == 8
+    assert import_trace(path, ImportOptions(batch=8))[0].info.batch == 8
 
 
 def test_gzip_and_folder_give_the_same_trace(tmp_path):
     profile, recorded = small_run()
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    plain, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    plain, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     (tmp_path / "pair").mkdir()
     profile.write(tmp_path / "pair" / "net.json.gz")
     recorded.write(tmp_path / "pair" / "graph.json.gz")
@@ -271,10 +271,10 @@ def test_gzip_and_folder_give_the_same_trace(tmp_path):
 
 def test_importing_twice_writes_the_same_bytes(tmp_path):
     profile, recorded = small_run()
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
     path = profile.write(tmp_path / "net.json")
     for name in ("one", "two"):
-        write_trace(import_trace(path, told)[0], tmp_path / name)
+        write_trace(import_trace(path, reported)[0], tmp_path / name)
     files = [file.name for file in (tmp_path / "one").iterdir()]
     assert sorted(files) == ["blocks.csv", "kernels.csv", "trace.yaml"]
     assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
@@ -282,10 +282,10 @@ def test_importing_twice_writes_the_same_bytes(tmp_path):
 
 def test_events_in_any_order_give_the_same_trace(tmp_path):
     profile, recorded = small_run()
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    forward, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    forward, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     profile.events.reverse()
-    assert import_trace(profile.write(tmp_path / "net.json"), told)[0] == forward
+    assert import_trace(profile.write(tmp_path / "net.json"), reported)[0] == forward
 
 
 def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
@@ -299,20 +299,20 @@ def test_in_place_work_on_new_memory_reads_nothing(tmp_path):
     made = tensor(13, 3, 8, 4)
     recorded.node("aten::zeros", zeros, [], [made])
     recorded.node("aten::mul_", fill, [made], [made], "aten::mul_(Tensor(a!) self) -> Tensor(a!)")
-    told = Told(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(batch=8, execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert [(kernel.reads, kernel.writes) for kernel in trace.kernels] == [((), ("s3",))]
     assert not check_trace(trace)
     assert [block.persistent for block in trace.blocks] == [False]
 
 
-def test_an_execution_trace_beside_several_iterations_picks_the_one_it_covers(tmp_path):
+def test_execution_trace_selects_the_iteration_it_covers(tmp_path):
     profile, recorded = several_iterations(), small_run()[1]
     recorded.nodes.clear()
     ids = [e["args"]["Record function id"] for e in profile.events if e["name"] == "aten::linear"]
     recorded.node("aten::linear", ids[0], [tensor(11, 1, 2, 4), tensor(12, 2, 4, 4)], [tensor(13, 3, 2, 4)])
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert "Iteration 4 of the 3" in trace.info.notes
 
 
@@ -325,7 +325,7 @@ def test_annotations_are_no_operators(tmp_path):
     assert trace.kernels[-1].op == "mine"
 
 
-def test_strides_tell_how_far_a_tensor_reaches(tmp_path):
+def test_strides_determine_the_extent_of_a_tensor(tmp_path):
     """A column of a matrix, two rows down: 3 elements, 8 apart, from the 16th on."""
     _, recorded = small_run()
     recorded.nodes = recorded.nodes[:1]

@@ -8,13 +8,13 @@ import json
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from tests.importers.kineto_files import Profile, small_run, tensor, write
 
 
-def refusal(path, **told):
+def refusal(path, **reported):
     with pytest.raises(InputError) as error:
-        import_trace(path, Told(**told))
+        import_trace(path, ImportOptions(**reported))
     return str(error.value)
 
 
@@ -35,8 +35,11 @@ def changed(tmp_path, **fields):
 def test_truncated_json(tmp_path, part):
     text = small_run()[0].text()
     path = write(tmp_path / "net.json", text[: int(len(text) * part)])
-    told = refusal(path)
-    assert "item " in told and "of traceEvents: the JSON ends too early: the file is cut off; record it again" in told
+    reported = refusal(path)
+    assert (
+        "item " in reported
+        and "of traceEvents: the JSON ends too early: the file is cut off; record it again" in reported
+    )
 
 
 def test_truncated_gzip(tmp_path):
@@ -46,8 +49,8 @@ def test_truncated_gzip(tmp_path):
     path = tmp_path / "net.json.gz"
     for part, place in ((0.1, "before its first item"), (0.9, "of traceEvents")):
         path.write_bytes(whole[: int(len(whole) * part)])
-        told = refusal(path)
-        assert f"{place}: the gzip file is cut off; record it again" in told
+        reported = refusal(path)
+        assert f"{place}: the gzip file is cut off; record it again" in reported
 
 
 def test_damaged_gzip(tmp_path):
@@ -61,8 +64,8 @@ def test_damaged_gzip(tmp_path):
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "inf"])
 def test_numbers_that_json_does_not_know(tmp_path, word):
     text = small_run()[0].text().replace('"dur": 10.5', f'"dur": {word}')
-    told = refusal(write(tmp_path / "net.json", text))
-    assert "is not JSON" in told and "JSON knows no NaN and no Infinity" in told
+    reported = refusal(write(tmp_path / "net.json", text))
+    assert "is not JSON" in reported and "JSON knows no NaN and no Infinity" in reported
 
 
 def test_text_that_is_not_utf8(tmp_path):
@@ -87,8 +90,8 @@ def test_text_that_is_not_utf8(tmp_path):
     ],
 )
 def test_a_kernel_that_cannot_be_read(tmp_path, fields, what):
-    told = refusal(changed(tmp_path, **fields))
-    assert f"net.json: event 11 (gemm): {what}" in told
+    reported = refusal(changed(tmp_path, **fields))
+    assert f"net.json: event 11 (gemm): {what}" in reported
 
 
 def test_a_profile_without_kernels(tmp_path):
@@ -102,41 +105,41 @@ def test_a_profile_without_events(tmp_path):
 
 
 def test_kernels_of_two_gpus(tmp_path):
-    told = refusal(changed(tmp_path, device=1))
-    assert "has kernels of several GPUs (0, 1); a trace is one GPU: record each rank by itself" in told
+    reported = refusal(changed(tmp_path, device=1))
+    assert "has kernels of several GPUs (0, 1); a trace is one GPU: record each rank by itself" in reported
 
 
 def test_a_kernel_that_ends_before_the_one_before_it_on_its_stream(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 50.5, name="long")
     profile.kernel(2, 110, 20, name="short")
-    told = refusal(profile.write(tmp_path / "net.json"), batch=1)
-    assert "event 4 (short): overlaps event 2 (long) on stream 7: the second ends 20.5 us before it" in told
-    assert "record each process and GPU by itself" in told
+    reported = refusal(profile.write(tmp_path / "net.json"), batch=1)
+    assert "event 4 (short): overlaps event 2 (long) on stream 7: the second ends 20.5 us before it" in reported
+    assert "record each process and GPU by itself" in reported
 
 
 def test_kernels_that_overlap_on_one_stream_all_the_time(tmp_path):
     profile = Profile()
     for number in range(10):
         profile.kernel(number, 100 + 10 * number, 15, name=f"k{number}")
-    told = refusal(profile.write(tmp_path / "net.json"), batch=1)
-    assert "overlaps event 2 (k0) on stream 7: kernels of the stream overlap by 45 us in all" in told
+    reported = refusal(profile.write(tmp_path / "net.json"), batch=1)
+    assert "overlaps event 2 (k0) on stream 7: kernels of the stream overlap by 45 us in all" in reported
 
 
-def test_a_tail_that_overlaps_is_kept_and_told(tmp_path):
+def test_overlapping_tail_is_accepted_and_noted(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 100.5)
     profile.kernel(2, 198.25, 10)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=1))
     assert [kernel.duration_ns for kernel in trace.kernels] == [100_500, 10_000]
     assert "overlap on their own stream, counted twice: 2.25 us" in trace.info.notes
 
 
-def test_overlap_on_several_streams_is_what_streams_are_for(tmp_path):
+def test_overlap_on_several_streams_is_accepted(tmp_path):
     profile = Profile()
     profile.kernel(1, 100, 50.5, stream=1)
     profile.kernel(2, 110, 20, stream=2)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=1))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=1))
     assert [kernel.stream for kernel in trace.kernels] == [0, 1]
 
 
@@ -150,8 +153,8 @@ def test_another_version_of_the_profile(tmp_path, version, what):
 def test_memory_allocated_twice(tmp_path):
     profile, _ = small_run()
     profile.memory(60, 4000, 512, 4096)
-    told = refusal(profile.write(tmp_path / "net.json"))
-    assert "allocates address 4000, which was allocated before and not freed" in told
+    reported = refusal(profile.write(tmp_path / "net.json"))
+    assert "allocates address 4000, which was allocated before and not freed" in reported
 
 
 def joined(tmp_path, profile, recorded):
@@ -162,9 +165,9 @@ def test_an_execution_trace_of_another_run(tmp_path):
     profile, recorded = small_run()
     for node in recorded.nodes:
         node["attrs"][0]["value"] += 100
-    told = joined(tmp_path, profile, recorded)
-    assert "graph.json: does not join net.json: of 4 operators that launched kernels, 0 are in it" in told
-    assert "give the execution trace of the same run and the same iteration" in told
+    reported = joined(tmp_path, profile, recorded)
+    assert "graph.json: does not join net.json: of 4 operators that launched kernels, 0 are in it" in reported
+    assert "give the execution trace of the same run and the same iteration" in reported
 
 
 def test_an_execution_trace_that_lacks_an_operator(tmp_path):
@@ -181,9 +184,9 @@ def test_another_schema_of_the_execution_trace(tmp_path, schema):
 
 
 def test_an_execution_trace_alone(tmp_path):
-    told = refusal(small_run()[1].write(tmp_path / "graph.json"))
-    assert "has no times; import the profile of the same run and add this file to it" in told
-    assert "--execution-trace" in told
+    reported = refusal(small_run()[1].write(tmp_path / "graph.json"))
+    assert "has no times; import the profile of the same run and add this file to it" in reported
+    assert "--execution-trace" in reported
 
 
 def test_a_profile_given_as_execution_trace(tmp_path):
@@ -193,8 +196,8 @@ def test_a_profile_given_as_execution_trace(tmp_path):
 
 def test_an_execution_trace_that_is_not_there(tmp_path):
     path = small_run()[0].write(tmp_path / "net.json")
-    told = refusal(path, execution_trace=tmp_path / "none.json")
-    assert "none.json: no such file" in told
+    reported = refusal(path, execution_trace=tmp_path / "none.json")
+    assert "none.json: no such file" in reported
 
 
 def test_an_execution_trace_of_several_gpus(tmp_path):
@@ -213,15 +216,15 @@ def test_a_truncated_execution_trace(tmp_path):
     profile, recorded = small_run()
     whole = recorded.write(tmp_path / "graph.json").read_text()
     graph = write(tmp_path / "graph.json", whole[:-40])
-    told = refusal(profile.write(tmp_path / "net.json"), execution_trace=graph)
-    assert "graph.json: item 4 of nodes: the JSON ends too early" in told
+    reported = refusal(profile.write(tmp_path / "net.json"), execution_trace=graph)
+    assert "graph.json: item 4 of nodes: the JSON ends too early" in reported
 
 
-def test_an_execution_trace_for_a_format_that_takes_none(tmp_path):
+def test_execution_trace_is_refused_for_other_formats(tmp_path):
     log = tmp_path / "net-b4.log"
     log.write_text(json.dumps({"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}) + "\n")
-    told = refusal(log, execution_trace=tmp_path / "graph.json")
-    assert "is a DTR log; an execution trace goes with a PyTorch profile" in told
+    reported = refusal(log, execution_trace=tmp_path / "graph.json")
+    assert "is a DTR log; an execution trace goes with a PyTorch profile" in reported
     assert "the number of an iteration goes with a PyTorch profile" in refusal(log, iteration=3)
 
 

@@ -1,8 +1,8 @@
-"""Phases of kernels in PyTorch profiles that do not hold all that tells them."""
+"""Phases of kernels in PyTorch profiles with incomplete information."""
 
 from __future__ import annotations
 
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.model import Phase
 from tests.importers.kineto_files import small_run
 
@@ -19,11 +19,11 @@ def test_phases_of_a_profile_without_sequence_numbers(tmp_path):
 
 
 def test_kernels_without_operators_have_no_phase_and_the_notes_say_so(tmp_path):
-    """A profile of the GPU alone; an annotation of the optimizer still tells, one of the user's does not."""
+    """A profile of the GPU alone; an annotation of the optimizer still counts, one of the user's does not."""
     profile, _ = small_run(with_memory=False)
     profile.events = [event for event in profile.events if event["cat"] != "cpu_op"]
     profile.mark("my own part", 10, 10)
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), Told(batch=8))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), ImportOptions(batch=8))
     assert [kernel.phase for kernel in trace.kernels] == [Phase.FORWARD] * 4 + [Phase.OPTIMIZER]
     said = "Kernels whose phase is not recorded: 4; they count as forward; record with ProfilerActivity.CPU to have"
     assert said in trace.info.notes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import simgpu
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
@@ -41,7 +41,7 @@ def alone() -> Trace:
 
 @pytest.fixture(scope="module")
 def joined() -> Trace:
-    return import_trace(PROFILE, Told(execution_trace=GRAPH))[0]
+    return import_trace(PROFILE, ImportOptions(execution_trace=GRAPH))[0]
 
 
 def total(trace: Trace, kind: BlockKind) -> int:
@@ -108,13 +108,13 @@ def test_alone_the_peak_is_the_framework_s_to_the_byte(alone, events):
     assert peak.bytes == max(totals) == alone.info.framework_peak_bytes == 39_343_881_216
 
 
-def test_joined_the_peak_lacks_only_what_the_allocator_rounds(joined, alone):
+def test_joined_peak_differs_by_allocator_rounding_only(joined, alone):
     peak, rounded = trace_stats(joined).peak_recorded, alone.info.framework_peak_bytes
     assert peak is not None and rounded is not None
     assert 0 < rounded - peak.bytes < 1 << 20
 
 
-def test_weights_and_what_belongs_to_them(joined):
+def test_weights_gradients_and_optimizer_states_have_their_kinds(joined):
     assert total(joined, BlockKind.WEIGHT) == PARAMETERS * 4
     assert total(joined, BlockKind.WEIGHT_GRADIENT) == PARAMETERS * 4
     assert total(joined, BlockKind.OPTIMIZER_STATE) == 2 * PARAMETERS * 4  # Adam's two moments
@@ -158,12 +158,12 @@ def test_lifetimes(joined):
     assert {block.release for block in joined.blocks if block.kind is BlockKind.WEIGHT_GRADIENT} == {"end"}
 
 
-def test_tensors_alone_tell_the_same_blocks_as_tensors_with_memory_events(joined, events, tmp_path):
+def test_blocks_are_the_same_with_and_without_memory_events(joined, events, tmp_path):
     """Storage ids come back; that is found out with memory events and without."""
     document = json.loads(PROFILE.read_text())
     document["traceEvents"] = [event for event in events if event["name"] != "[memory]"]
     (tmp_path / "profile.json").write_text(json.dumps(document))
-    trace, _ = import_trace(tmp_path / "profile.json", Told(execution_trace=GRAPH))
+    trace, _ = import_trace(tmp_path / "profile.json", ImportOptions(execution_trace=GRAPH))
     kinds = set(BlockKind) - {BlockKind.OTHER, BlockKind.WORKSPACE}
     assert {kind: total(trace, kind) for kind in kinds} == {kind: total(joined, kind) for kind in kinds}
     touched = [[block.bytes for block in t.blocks if block.kind in kinds] for t in (trace, joined)]

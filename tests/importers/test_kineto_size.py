@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace, memory_budget
+from simgpu.importers import ImportOptions, import_trace, json_stream
 from simgpu.importers.execution_trace import NODES
-from simgpu.importers.kineto.reading import EVENTS
-from simgpu.importers.memory_budget import available_memory
+from simgpu.importers.kineto.profile import EVENTS
+from simgpu.io import free_memory
 from tests.importers.kineto_files import LINEAR, ExecutionTrace, Profile, small_run, tensor
 
 #: What a profile is full of and an import drops.
@@ -54,10 +54,10 @@ def write_noisy(path: Path, repeated: int) -> Path:
     return path
 
 
-def peak_of_import(path: Path, told: Told | None = None) -> int:
+def peak_of_import(path: Path, reported: ImportOptions | None = None) -> int:
     tracemalloc.start()
     try:
-        import_trace(path, told)
+        import_trace(path, reported)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_dropped_events(tmp_path):
     assert peak_of_import(large) < peak_of_import(small) + 100_000
 
 
-def test_the_whole_program_stays_small(tmp_path):
+def test_process_memory_stays_small(tmp_path):
     """Peak resident memory of a program of its own, the JSON parser's buffers included."""
     program = (
         "import resource, sys\n"
@@ -101,36 +101,36 @@ def write_busy(path: Path, iterations: int) -> tuple[Path, Path, int, int]:
     return profile.write(path / "busy.json"), recorded.write(path / "graph.json"), len(profile.events), iterations
 
 
-def test_what_an_event_is_said_to_take_is_what_it_takes(tmp_path):
+def test_memory_per_event_matches_the_constant(tmp_path):
     profile, recorded, events, nodes = write_busy(tmp_path, 800)
-    peak_of_import(profile, Told(execution_trace=recorded))  # what the first import of all leaves in the program
+    peak_of_import(profile, ImportOptions(execution_trace=recorded))  # the first import fills caches
     alone = peak_of_import(profile)
-    joined = peak_of_import(profile, Told(execution_trace=recorded))
+    joined = peak_of_import(profile, ImportOptions(execution_trace=recorded))
     assert EVENTS.bytes / 2 < alone / events < EVENTS.bytes * 1.5
     assert NODES.bytes / 2 < (joined - alone) / nodes < NODES.bytes * 1.5
 
 
 def test_a_profile_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     profile, _, _, _ = write_busy(tmp_path, 100)
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 100_000)
     what = r"busy.json: is larger than this machine's memory: 192 events needed so far, about 112.5 KiB, with 97.66"
     with pytest.raises(InputError, match=rf"{what} KiB free; record a single iteration \(schedule=.* more memory"):
         import_trace(profile)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: None)
     assert len(import_trace(profile)[0].kernels) == 100
 
 
 def test_an_execution_trace_that_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     profile, recorded, _, _ = write_busy(tmp_path, 100)
-    monkeypatch.setattr(memory_budget, "_LOOK_EVERY", 64)
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: 80_000)
+    monkeypatch.setattr(json_stream, "_LOOK_EVERY", 64)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 80_000)
     what = r"graph.json: is larger than this machine's memory: 64 nodes needed so far, .*; let the observer run for"
     with pytest.raises(InputError, match=what) as error:
-        import_trace(profile, Told(execution_trace=recorded))
+        import_trace(profile, ImportOptions(execution_trace=recorded))
     assert "schedule" not in str(error.value)
 
 
 def test_the_memory_of_this_machine():
-    free = available_memory()
+    free = free_memory.available_memory()
     assert free is None or 1 << 20 < free < 1 << 50

@@ -1,4 +1,4 @@
-"""Profiles of many steps: only the step that is taken is kept, and what stands around it changes nothing."""
+"""Profiles of many steps: only the chosen step is read into memory, and events outside it change nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
-from simgpu.importers.kineto import iteration, marks
-from simgpu.importers.kineto.marks import marked_steps
-from simgpu.importers.kineto.reading import read_profile
+from simgpu.importers import ImportOptions, import_trace
+from simgpu.importers.kineto import iteration
+from simgpu.importers.kineto.iteration import marked_steps
+from simgpu.importers.kineto.profile import read_profile
 from simgpu.trace.model import Phase, Trace
 from tests.importers.kineto_files import ExecutionTrace, Profile, small_run
 
@@ -28,18 +28,18 @@ def of_step(event: dict[str, Any], step: int) -> dict[str, Any]:
     """An event of the small run as it comes again in a later step: its own time, numbers and addresses."""
     event = copy.deepcopy(event)
     event["ts"] += PERIOD * step
-    told = event.get("args", {})
+    reported = event.get("args", {})
     for key in ("External id", "Record function id", "correlation", "Sequence number"):
-        if key in told:
-            told[key] += 100 * step
-    if "Addr" in told:
-        told["Addr"] += 100_000 * step
-        told["Total Allocated"] += 512 * step  # what a step allocates and does not free
+        if key in reported:
+            reported[key] += 100 * step
+    if "Addr" in reported:
+        reported["Addr"] += 100_000 * step
+        reported["Total Allocated"] += 512 * step  # what a step allocates and does not free
     return event
 
 
 def steps_of(count: int) -> list[list[dict[str, Any]]]:
-    """The events of each of so many steps, all of them the small run."""
+    """The events of `count` steps, all of them the small run."""
     profile, _ = small_run()
     profile.mark("ProfilerStep#", 0, 90)
     made = []
@@ -90,17 +90,17 @@ def without_marks(trace: Trace) -> Trace:
 @pytest.mark.parametrize("is_joined", [False, True], ids=["alone", "joined"])
 @pytest.mark.parametrize("order", ["as it comes", "reversed"])
 @pytest.mark.parametrize("step", [0, 2, 4])
-def test_what_stands_around_a_step_changes_nothing(tmp_path, step, order, is_joined):
+def test_events_outside_a_step_change_nothing(tmp_path, step, order, is_joined):
     groups = steps_of(5)
     everything = [*groups, crossing(5)]
     if order == "reversed":
         everything = [group[::-1] for group in everything[::-1]]
     graph = graph_of(step, tmp_path / "graph.json") if is_joined else None
-    told = Told(iteration=step, execution_trace=graph)
+    reported = ImportOptions(iteration=step, execution_trace=graph)
     (tmp_path / "lone").mkdir()
-    around, _ = import_trace(write_events(tmp_path / "net.json", *everything), told)
+    around, _ = import_trace(write_events(tmp_path / "net.json", *everything), reported)
     module = [event for event in crossing(5) if event["cat"] == "python_function"]
-    lone, _ = import_trace(write_events(tmp_path / "lone" / "net.json", groups[step], module), told)
+    lone, _ = import_trace(write_events(tmp_path / "lone" / "net.json", groups[step], module), reported)
     assert f"Iteration {step} of the 5" in around.info.notes
     assert without_marks(around) == without_marks(lone)
     assert [kernel.phase for kernel in around.kernels] == [Phase.FORWARD] * 3 + [Phase.BACKWARD, Phase.OPTIMIZER]
@@ -185,7 +185,7 @@ def test_steps_in_which_nothing_was_launched_are_not_read(tmp_path, monkeypatch)
 def test_an_execution_trace_of_an_early_step_does_not_take_a_reading_for_each(tmp_path, monkeypatch, step):
     path = write_events(tmp_path / "net.json", *steps_of(20))
     read = counting(monkeypatch)
-    trace, _ = import_trace(path, Told(execution_trace=graph_of(step, tmp_path / "graph.json")))
+    trace, _ = import_trace(path, ImportOptions(execution_trace=graph_of(step, tmp_path / "graph.json")))
     assert f"Iteration {step} of the 20" in trace.info.notes
     assert read == ["ProfilerStep#19", f"ProfilerStep#{step}"]
 
@@ -193,7 +193,7 @@ def test_an_execution_trace_of_an_early_step_does_not_take_a_reading_for_each(tm
 def test_an_execution_trace_of_no_step(tmp_path):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     with pytest.raises(InputError, match=r"does not join net\.json: of 4 operators that launched kernels, 0 are in it"):
-        import_trace(path, Told(execution_trace=graph_of(7, tmp_path / "graph.json")))
+        import_trace(path, ImportOptions(execution_trace=graph_of(7, tmp_path / "graph.json")))
 
 
 def test_an_execution_trace_whose_numbers_are_others_joins_by_order(tmp_path, monkeypatch):
@@ -208,8 +208,8 @@ def test_an_execution_trace_whose_numbers_are_others_joins_by_order(tmp_path, mo
     for function in (502, 503):
         recorded.node("aten::relu", function, [], [])
     read = counting(monkeypatch)
-    told = Told(execution_trace=recorded.write(tmp_path / "graph.json"))
-    trace, _ = import_trace(profile.write(tmp_path / "net.json"), told)
+    reported = ImportOptions(execution_trace=recorded.write(tmp_path / "graph.json"))
+    trace, _ = import_trace(profile.write(tmp_path / "net.json"), reported)
     assert len(trace.kernels) == 2
     assert read == ["ProfilerStep#3", "ProfilerStep#1"]
 
@@ -221,7 +221,7 @@ def test_work_whose_call_is_not_recorded_belongs_to_the_step_in_which_it_ran(tmp
         lonely.kernel(0, PERIOD * step + 5, 2 + step, launch=False, name="lonely")
     for event in lonely.events:
         event["args"]["correlation"] += 100_000
-    trace, _ = import_trace(write_events(tmp_path / "net.json", lonely.events, *groups), Told(iteration=1))
+    trace, _ = import_trace(write_events(tmp_path / "net.json", lonely.events, *groups), ImportOptions(iteration=1))
     assert [kernel.duration_ns for kernel in trace.kernels if kernel.op == "lonely"] == [3000]
     assert "Kernels whose launch was not recorded: 1." in trace.info.notes
 
@@ -233,7 +233,7 @@ def test_kernels_of_another_gpu_in_another_step_are_noticed(tmp_path):
         import_trace(write_events(tmp_path / "net.json", *groups))
 
 
-def test_marks_written_in_another_way_are_found_all_the_same(tmp_path):
+def test_marks_in_another_notation_are_recognised(tmp_path):
     """JSON may write any letter by its number; then the file is read once more."""
     path = write_events(tmp_path / "net.json", *steps_of(3))
     plain, _ = import_trace(path)
@@ -242,7 +242,7 @@ def test_marks_written_in_another_way_are_found_all_the_same(tmp_path):
     assert import_trace(path)[0] == plain
 
 
-def test_what_only_looks_like_a_mark_is_none(tmp_path):
+def test_similar_names_are_no_marks(tmp_path):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     plain, _ = import_trace(path)
     shadows = [
@@ -257,10 +257,10 @@ def test_what_only_looks_like_a_mark_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 4000])
-def test_marks_are_found_wherever_the_file_is_cut_into_pieces(tmp_path, monkeypatch, piece):
+def test_marks_are_recognised_across_piece_borders(tmp_path, monkeypatch, piece):
     path = write_events(tmp_path / "net.json", *steps_of(3))
     expected = marked_steps(path)
     assert len(expected) == 3
-    monkeypatch.setattr(marks, "_PIECE", piece)
-    monkeypatch.setattr(marks, "_REACH", 200)
+    monkeypatch.setattr(iteration, "_PIECE", piece)
+    monkeypatch.setattr(iteration, "_REACH", 200)
     assert marked_steps(path) == expected

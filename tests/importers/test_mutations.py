@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from simgpu.errors import SimgpuError
-from simgpu.importers import Told, import_trace, memory_budget
+from simgpu.importers import ImportOptions, import_trace
+from simgpu.io import free_memory
 from tests.importers import chakra_files
 from tests.importers.kineto_files import LINEAR, ExecutionTrace, Profile, tensor
 
@@ -93,8 +94,8 @@ def flat_graph() -> dict[str, Any]:
 def linked() -> dict[str, Any]:
     """A node of the host, and one of the GPU behind it."""
     ends = {"inputs": chakra_files.tensors((11, 1, 8)), "outputs": chakra_files.tensors((13, 3, 8))}
-    told = {"attrs": [{"name": "op_schema", "type": "", "value": LINEAR}], **ends}
-    host = {"id": 1, "name": "aten::linear", "ctrl_deps": None, "ts": 5, "exclusive_dur": 9, **told}
+    reported = {"attrs": [{"name": "op_schema", "type": "", "value": LINEAR}], **ends}
+    host = {"id": 1, "name": "aten::linear", "ctrl_deps": None, "ts": 5, "exclusive_dur": 9, **reported}
     gpu = {"id": 2, "name": "gemm", "ctrl_deps": 1, "cat": "kernel", "stream": 7, "ts": 6, "exclusive_dur": 2.5}
     none: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
     gpu |= {"inter_thread_dep": None, "sync_dep": [1], "inputs": none, "outputs": none.copy()}
@@ -164,16 +165,16 @@ G10 = {
 }
 
 
-def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: Told | None = None) -> None:
+def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, reported: ImportOptions | None = None) -> None:
     """Every spoilt text in the place of a sound one, in a file of a recording, is imported or refused, and soon."""
     file.write_text(sound)
-    import_trace(path, told)
+    import_trace(path, reported)
     failed, refused = [], 0
     for what, text in spoilt:
         file.write_text(text)
         before = time.process_time()
         try:
-            import_trace(path, told)
+            import_trace(path, reported)
         except SimgpuError as error:
             refused += bool(str(error))
         except Exception as error:
@@ -187,17 +188,17 @@ def survives(path: Path, file: Path, sound: str, spoilt: Spoilt, told: Told | No
 @pytest.fixture(autouse=True)
 def plenty_of_memory(monkeypatch):
     """Asking the system takes longer than importing a file of this size."""
-    monkeypatch.setattr(memory_budget, "available_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "available_memory", lambda: None)
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
-    [(profile()[0], None), (linked(), None), (WORKLOAD, Told(batch=1))],
+    ("document", "reported"),
+    [(profile()[0], None), (linked(), None), (WORKLOAD, ImportOptions(batch=1))],
     ids=["profile", "Chakra, linked", "Chakra, workload graph"],
 )
-def test_a_spoilt_document(tmp_path, document, told):
+def test_a_spoilt_document(tmp_path, document, reported):
     path = tmp_path / "net.json"
-    survives(path, path, json.dumps(document), spoilt_json(document), told)
+    survives(path, path, json.dumps(document), spoilt_json(document), reported)
 
 
 @pytest.mark.parametrize("lines", [jsonized(), DTR], ids=["Chakra, jsonized", "DTR log"])
@@ -217,7 +218,7 @@ def test_a_spoilt_file_of_a_joined_pair(tmp_path, layout):
     file, spoilt = (path, document) if layout == "profile" else (beside, graph)
     if layout == "flat graph":
         spoilt = flat_graph()
-    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), Told(execution_trace=beside))
+    survives(path, file, json.dumps(spoilt), spoilt_json(spoilt), ImportOptions(execution_trace=beside))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.importers import Told, detect, import_trace
+from simgpu.importers import ImportOptions, detect, import_trace
 from simgpu.trace.folder import write_trace
 from simgpu.trace.model import BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
@@ -75,8 +75,8 @@ def test_pooling_indices_are_written_by_their_pooling(vgg13):
         assert blocks[indices].bytes == 2 * blocks[values].bytes
 
 
-def test_memory_that_comes_back_is_another_block(vgg13):
-    """No block is both a feature map read in backward and then a gradient: reused storage was told apart."""
+def test_reallocated_memory_is_a_new_block(vgg13):
+    """No block is both a feature map read in backward and then a gradient: reused storage was reported apart."""
     phases: dict[str, set[Phase]] = {}
     for kernel in vgg13.kernels:
         for name in kernel.writes:
@@ -151,7 +151,7 @@ def test_tensors_become_blocks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "told"),
+    ("file", "old", "new", "reported"),
     [
         ("trace", ",7,", ",7.0005,", "trace.csv: row 2: '7.0005' microseconds are not whole nanoseconds"),
         ("trace", ",7,", ",-7,", "trace.csv: row 2: '-7' microseconds are not whole nanoseconds"),
@@ -169,14 +169,14 @@ def test_tensors_become_blocks(tmp_path):
         ("tensor", "TensorStorgeid", "Storage", "tensor.csv: row 1: columns missing: TensorStorgeid"),
     ],
 )
-def test_damaged_folders(tmp_path, file, old, new, told):
+def test_damaged_folders(tmp_path, file, old, new, reported):
     texts = {"trace": OPERATORS, "tensor": TENSORS}
     assert old in texts[file]
     texts[file] = texts[file].replace(old, new, 1)
     folder = written(tmp_path / "net", texts["trace"], texts["tensor"])
     with pytest.raises(InputError) as caught:
         import_trace(folder)
-    assert told in str(caught.value.problems[0]).replace(f"{folder}/", "")
+    assert reported in str(caught.value.problems[0]).replace(f"{folder}/", "")
 
 
 @pytest.mark.parametrize("missing", ["trace.csv", "tensor.csv"])
@@ -198,16 +198,16 @@ def test_empty_or_binary_parts(tmp_path):
         import_trace(folder)
 
 
-def test_a_batch_nobody_tells(tmp_path):
+def test_unknown_batch_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not say its batch size"):
         import_trace(written(tmp_path / "net", tensors=TENSORS.replace('"[4, 2]",8,4,input', "[],8,4,input")))
 
 
 def test_a_batch_that_the_shapes_contradict_is_refused(tmp_path):
     folder = written(tmp_path / "net")
-    assert import_trace(folder, Told(batch=4))[0].info.batch == 4
-    with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes tell, not with batch 5; leave"):
-        import_trace(folder, Told(batch=5))
+    assert import_trace(folder, ImportOptions(batch=4))[0].info.batch == 4
+    with pytest.raises(InputError, match="net: was recorded with batch 4, as its shapes show, not with batch 5; leave"):
+        import_trace(folder, ImportOptions(batch=5))
 
 
 def test_a_trace_needs_no_import(tmp_path):

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from simgpu.io import codestate
-from simgpu.io.codestate import COMMON, code_behind
+from simgpu.io.codestate import COMMON, PACKAGE, code_behind
 from simgpu.policies.registry import _BUILT_IN, policy_class
-from tests.test_floors import MODULES, PACKAGE
 
 #: What libraries are called where they are imported.
 LIBRARIES = {"sklearn": "scikit-learn", "bayes_opt": "bayesian-optimization", "numba": "numba", "scipy": "scipy"}
-PATHS = {".".join(("simgpu", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
+PATHS = {".".join(("simgpu", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
 
 
 @cache
@@ -87,7 +86,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     codestate._installed.cache_clear()
 
 
-def test_code_of_a_class_is_its_package_and_what_it_imports(site: Path) -> None:
+def test_code_of_a_class_is_its_package_and_its_imports(site: Path) -> None:
     cls = import_module("codestate_own").Own
     before = code_behind(cls)
     assert set(before.libraries) == {"numpy", "far", "simpy"}, "what it imports, and what that requires"

@@ -1,4 +1,4 @@
-"""Recordings and traces that are read whole: refused before they are read when they would not fit into memory."""
+"""Recordings and traces that are read at once are refused before reading if they would not fit into memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def peak_of(read: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_what_a_recording_is_said_to_take_is_what_it_takes(name: str) -> None:
+def test_memory_factor_of_a_recording_matches_its_peak(name: str) -> None:
     path = recording(name)
     importer = detect(path)
     size = sum(file.stat().st_size for file in importer.files(path))
@@ -65,17 +65,17 @@ TWICE = [LARGE[0], *LARGE]
 def peaks() -> dict[str, int]:
     """By folder, in a process where nobody else has these traces: names that others hold already would take nothing."""
     call = f"import {__name__} as here; print(*(here.peak_of(lambda: here.read_trace(each)) for each in here.TWICE))"
-    told = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
-    return dict(zip([folder.name for folder in TWICE], map(int, told.stdout.split()), strict=True))
+    reported = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
+    return dict(zip([folder.name for folder in TWICE], map(int, reported.stdout.split()), strict=True))
 
 
 @pytest.mark.parametrize("folder", LARGE, ids=lambda folder: folder.name)
-def test_what_a_trace_is_said_to_take_is_what_it_takes(folder: Path, peaks: dict[str, int]) -> None:
+def test_memory_factor_of_a_trace_matches_its_peak(folder: Path, peaks: dict[str, int]) -> None:
     assert peaks[folder.name] / table_bytes(folder) == pytest.approx(MEMORY_FACTOR, rel=0.3)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_recording_is_refused_when_less_is_free_than_it_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_larger_than_free_memory_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recording(name)
     importer = detect(path)
     needed = importer.memory_factor * sum(file.stat().st_size for file in importer.files(path))
@@ -87,8 +87,8 @@ def test_a_recording_is_refused_when_less_is_free_than_it_takes(name: str, monke
         assert import_trace(path)[0].kernels
 
 
-def test_the_formats_that_are_read_whole() -> None:
-    whole = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_whole}
+def test_formats_read_at_once_state_their_memory_factor() -> None:
+    whole = {importer.name: importer.memory_factor > 0 for importer in IMPORTERS if importer.read_at_once}
     assert whole == {"TrioSim CSV": True, "DTR log": True, "G10 folder": True}
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_read_does_not_count(tmp_path: Path, monkeypatch: pyt
     assert import_trace(folder)[0].kernels
 
 
-def test_a_trace_is_refused_when_less_is_free_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_larger_than_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "chain"
     write_trace(chain([5] * 40, [10] * 40, [100] * 40), folder)
     (folder / "README.md").write_text("not read, so not counted")
@@ -138,7 +138,9 @@ CONTAINER = {
 }
 
 
-def test_the_machine_or_the_container_whichever_leaves_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_the_smaller_of_machine_and_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system(tmp_path, monkeypatch, MACHINE)
     assert available_memory() == 4000 * 1024
     system(tmp_path, monkeypatch, CONTAINER)
@@ -147,7 +149,7 @@ def test_the_machine_or_the_container_whichever_leaves_less(tmp_path: Path, monk
     assert available_memory() == 4000 * 1024
 
 
-def test_a_limit_of_the_process_less_what_it_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_limit_is_reduced_by_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = "Name:\tpython\nVmSize:\t  1000 kB\nVmData:\t  300 kB\nThreads:\t1\n"
     system(tmp_path, monkeypatch, MACHINE | {"proc/self/status": status})
     limits = {resource.RLIMIT_AS: 3000 * 1024, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
@@ -159,7 +161,9 @@ def test_a_limit_of_the_process_less_what_it_has_taken(tmp_path: Path, monkeypat
     assert available_memory() == 0
 
 
-def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_none_if_the_system_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system(tmp_path, monkeypatch, {})
     assert available_memory() is None
 

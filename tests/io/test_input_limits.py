@@ -29,12 +29,10 @@ from simgpu.experiments.regression.events import read_events
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.hardware.nodes import load_node
-from simgpu.importers import Told, import_trace, json_stream
+from simgpu.importers import ImportOptions, import_trace, json_stream
 from simgpu.importers.json_stream import items
 from simgpu.io.array_files import open_archive, open_array
-from simgpu.io.input_files import open_input
-from simgpu.io.json_files import read_json
-from simgpu.io.text_files import read_gzip_text, read_text
+from simgpu.io.input_files import open_input, read_gzip_text, read_json, read_text
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import KERNELS
 from simgpu.trace.tables import read_table
@@ -63,7 +61,7 @@ def parquet(path: Path) -> object:
 
 def execution_trace(path: Path) -> object:
     profile, _ = small_run()
-    return import_trace(profile.write(path.with_name("profile.json")), Told(execution_trace=path))
+    return import_trace(profile.write(path.with_name("profile.json")), ImportOptions(execution_trace=path))
 
 
 def store(path: Path) -> object:
@@ -150,9 +148,7 @@ CASES = [(reader, other) for reader in READERS for other in OTHERS if (reader, o
 
 
 @pytest.mark.parametrize(("reader", "other"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_what_is_no_file_of_its_kind_is_refused_at_once(
-    reader: str, other: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_special_files_are_refused_at_once(reader: str, other: Callable[[Path], None], tmp_path: Path) -> None:
     name, read = READERS[reader]
     path = tmp_path / name
     other(path)
@@ -278,7 +274,7 @@ class TestStreams:
     ],
     ids=lambda value: value[:12],
 )
-def test_json_that_cannot_be_read_is_told(content: str, expected: str, tmp_path: Path) -> None:
+def test_unreadable_json_is_reported(content: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError) as caught:
@@ -304,8 +300,8 @@ class TestArchives:
     @pytest.mark.parametrize(
         ("member", "expected"),
         [
-            (npy((2**50,)), "a: is damaged or was cut off: its header tells of 1125899906842624 B of data"),
-            (npy((2,), b"abc"), "a: is damaged or was cut off: its header tells of 2 B of data"),
+            (npy((2**50,)), "a: is damaged or was cut off: its header states 1125899906842624 B of data"),
+            (npy((2,), b"abc"), "a: is damaged or was cut off: its header states 2 B of data"),
             (npy((-1,), b""), "a: is damaged or was cut off: a shape of"),
             (npy((1,), b"x" * 8, "|O"), "a: holds Python objects"),
             (b"no array", "a: is no array"),

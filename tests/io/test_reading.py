@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "simgpu"
 
 #: They hold the limits: what a file may be, how large, how deep.
-READERS = {f"io/{kind}_files.py" for kind in ("input", "text", "yaml", "json", "array")}
+READERS = {f"io/{kind}_files.py" for kind in ("input", "yaml", "array")}
 #: Modules that may read by themselves, what they may call, and why.
 EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "io/free_memory.py": ({"read_text"}, "the system's tables of memory"),
@@ -30,7 +30,7 @@ EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "experiments/sweep/deciding.py": ({"json.loads"}, "parameters that were just written as JSON"),
     "experiments/sweep/folder.py": ({"json.loads"}, "a document that was just written as JSON"),
     "experiments/regression/timings.py": ({"json.loads"}, "values that were just written as JSON"),
-    "importers/dtr.py": ({"json.loads"}, "one line of a log, told with its row"),
+    "importers/dtr.py": ({"json.loads"}, "one line of a log, reported with its row"),
     "experiments/sweep/cluster.py": ({"pickle.loads"}, "on a worker, what this process pickled for it"),
     "experiments/sweep/store.py": ({"sqlite3.connect"}, "a database, behind require_regular"),
 }

@@ -17,7 +17,7 @@ from simgpu.io.yaml_files import read_yaml_mapping
 SCHEMA = "simgpu.node/1"
 
 
-def told(path: Path) -> list[str]:
+def reported(path: Path) -> list[str]:
     with pytest.raises(InputError) as caught:
         read_yaml_mapping(path, SCHEMA)
     return [str(problem).removeprefix(f"{path}: ") for problem in caught.value.problems]
@@ -41,7 +41,7 @@ def told(path: Path) -> list[str]:
         (b"\x7fELF\x02\x01\x00\xd0", "line 1: is a binary file; give a YAML text file"),
         (
             b"schema: simgpu.node/1\ngpu:\n\tmemory: 8 GiB\n",
-            "line 3, column 1: indented with a tab; YAML takes spaces only: write two spaces for each tab",
+            "line 3, column 1: indented with a tab; YAML allows spaces only: write two spaces for each tab",
         ),
         (b"- a\n- b\n", "is not a mapping of keys to values; write 'key: value' lines, starting with 'schema: "),
         (b"# only a comment\n", "is not a mapping of keys to values; "),
@@ -79,25 +79,25 @@ def told(path: Path) -> list[str]:
         (b"!!set {schema: , a: }", "is not a mapping of keys to values; write 'key: value' lines, starting with"),
     ],
 )
-def test_what_is_wrong_with_the_text(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_syntax_errors_are_reported_with_their_place(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(content)
-    (message,) = told(path)
+    (message,) = reported(path)
     assert message.startswith(expected)
 
 
-def test_keys_given_twice_are_all_told(tmp_path: Path) -> None:
+def test_duplicate_keys_are_all_reported(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     path.write_text("schema: simgpu.node/1\ngpu:\n  memory: 1\n  memory: 2\ngpu: 3\n", encoding="utf-8")
-    assert told(path) == [
+    assert reported(path) == [
         "line 4, gpu.memory: given twice, first on line 3; keep one of them",
         "line 5, gpu: given twice, first on line 2; keep one of them",
     ]
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert told(tmp_path / "none.yaml") == ["no such file; check the path"]
-    assert told(tmp_path) == ["is a folder; give a YAML text file"]
+    assert reported(tmp_path / "none.yaml") == ["no such file; check the path"]
+    assert reported(tmp_path) == ["is a folder; give a YAML text file"]
 
 
 def test_lines_of_keys_items_and_missing_keys(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_document_above_a_limit_is_refused_in_place_and_without_its_values(
     path.write_text(HEAD + content, encoding="utf-8")
     tracemalloc.start()
     try:
-        (message,) = told(path)
+        (message,) = reported(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -163,7 +163,7 @@ def test_values_are_counted_with_and_without_aliases(tmp_path: Path, monkeypatch
     path.write_text(f"{HEAD}a: [{'1,' * 95}]\n", encoding="utf-8")
     assert read_yaml_mapping(path, SCHEMA).values["a"] == [1] * 95
     path.write_text(f"{HEAD}a: [{'1,' * 96}]\n", encoding="utf-8")
-    assert told(path)[0].startswith("line 2, column 195: holds more than 100 values and keys")
+    assert reported(path)[0].startswith("line 2, column 195: holds more than 100 values and keys")
 
 
 @pytest.mark.parametrize("content", ["a: " + "[" * 99 + "]" * 99, f"a: {10**99}"])
@@ -178,4 +178,4 @@ def test_a_large_file_is_refused_by_its_size(tmp_path: Path) -> None:
     path.write_text(HEAD, encoding="utf-8")
     os.truncate(path, 5 * 2**30)
     expected = "has 5 GiB, and the limit for a YAML text file is 4 MiB; check that it is the file you mean, or give a"
-    assert told(path) == [f"{expected} smaller one"]
+    assert reported(path) == [f"{expected} smaller one"]

@@ -42,7 +42,7 @@ from simgpu.papers.checks.cdma_traces import joined_in_place, study
 from simgpu.papers.reproduce import reproduce
 from simgpu.papers.verdicts import Verdict
 from simgpu.trace.check import check_trace
-from simgpu.trace.ops import OpClass
+from simgpu.trace.operators import OpClass
 
 CONV, LINEAR, POOL = OpClass.CONVOLUTION, OpClass.LINEAR, OpClass.POOLING
 

@@ -28,7 +28,6 @@ import numpy as np
 import pytest
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
@@ -38,6 +37,7 @@ from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.model import SpanKind
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import BlockKind, SparsitySample, Trace
 from simgpu.trace.stats import trace_stats
 from tests.policies.networks import NETWORKS

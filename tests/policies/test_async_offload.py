@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
 from tests.policies.twins import peak, run, work
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.spec import LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import CompressedSize, Trace
 from tests.compression.buddy.compressible import (
     all_of,

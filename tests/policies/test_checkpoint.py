@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import Section
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
 from tests.policies.twins import parts, peak, run, run_again, used, work
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import CdmaSpec, HostSpec, NodeSpec
@@ -20,6 +19,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import CompressedSize, Origin, SparsitySample, Trace
 from tests.policies.networks import Layer, network
 from tests.semantics.hand_made import GB, node

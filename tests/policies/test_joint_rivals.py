@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.shipped import shipped_names
 from simgpu.simulation.run import simulate, task_graph
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.workloads.rescale import at_batch
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.saved import saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
@@ -18,6 +17,7 @@ from simgpu.memory.transfer import copy_ns
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
 from tests.policies.twins import peak, run, used, work
 from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace

@@ -18,7 +18,7 @@ from simgpu.policies.base import PlanContext
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 from tests.policies.contract import PLENTY, node_of
 from tests.policies.networks import in_place, straight
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.model import SpanKind
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from tests.policies.contract import Parameters, PolicyContract
 from tests.semantics.hand_made import held, kernel, node, trace

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from simgpu.errors import ProgramError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.machine.run import run_program
@@ -28,6 +27,7 @@ from simgpu.program.text import from_json, listing, to_json
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from tests.policies.networks import NETWORKS
 from tests.semantics.hand_made import BACKWARD, block, graph, kernel, node, times
 

@@ -8,7 +8,7 @@ import pytest
 
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import purity
 from tests.trace.small import SMALL
 
 
@@ -33,7 +33,7 @@ def test_a_valid_trace_has_no_problems():
 
 
 @pytest.mark.parametrize(
-    ("trace", "place", "told"),
+    ("trace", "place", "reported"),
     [
         (with_kernel(1, duration_ns=1.5), "kernels[1].duration_ns", "1.5 is not a whole number"),
         (with_kernel(1, duration_ns=-3), "kernels[1].duration_ns", "-3 is negative"),
@@ -55,12 +55,12 @@ def test_a_valid_trace_has_no_problems():
         (replace(SMALL, info=replace(SMALL.info, device="")), "info.device", "blank"),
     ],
 )
-def test_values_that_are_refused(trace, place, told):
+def test_values_that_are_refused(trace, place, reported):
     found = [(problem.place, problem.what) for problem in check_trace(trace)]
-    assert any(where == place and told in what for where, what in found), found
+    assert any(where == place and reported in what for where, what in found), found
 
 
-def test_a_block_nobody_uses():
+def test_unused_block_is_reported_unless_persistent_or_born():
     lone = Block("lone", 4, BlockKind.OTHER)
     assert ["lone" in p.what for p in check_trace(replace(SMALL, blocks=(*SMALL.blocks, lone)))] == [True]
     for legal in (replace(lone, persistent=True), replace(lone, born="k2"), replace(lone, born="k2", release="k2")):
@@ -81,13 +81,13 @@ def test_a_reader_above_its_writer_without_a_cycle_is_out_of_order():
     assert "'late' reads block 'x' before its first writer, kernel 'first'" in problem.what
 
 
-def test_in_place_on_a_block_nobody_wrote_is_a_read_before_write():
+def test_in_place_kernel_on_an_unwritten_block_reads_before_write():
     trace = of(Kernel("k", "relu_", Phase.FORWARD, 1, ("x",), ("x",)), blocks=(Block("x", 1, BlockKind.OTHER),))
     (problem,) = check_trace(trace)
     assert "before anything wrote it" in problem.what
 
 
-def test_each_cycle_is_told_once():
+def test_each_cycle_is_reported_once():
     def pair(name: str) -> tuple[Kernel, Kernel]:
         return (
             Kernel(f"{name}1", "a", Phase.FORWARD, 1, (f"{name}b",), (f"{name}a",)),
@@ -111,7 +111,7 @@ def test_starts_may_go_back_on_another_stream_only():
     assert problem.place == "kernels[4].start_ns"
 
 
-def test_purity_says_only_what_the_name_settles():
+def test_purity_is_none_where_the_name_does_not_settle_it():
     assert purity("aten::native_dropout") is False
     assert purity("_fused_dropout_") is False
     assert purity("sum_dim_IntList") is True
@@ -141,7 +141,7 @@ def test_backward_of_a_known_operator_is_pure(op: str):
     assert purity(op) is True
 
 
-def test_backward_that_changes_what_forward_left_is_not_pure():
+def test_backward_that_overwrites_forward_state_is_not_pure():
     assert purity("aten::_cudnn_rnn_backward") is False
 
 

@@ -144,7 +144,7 @@ def test_python_objects_among_the_entries_are_refused_and_not_unpickled(folder: 
     assert f"{folder / 'entries.npz'}: classes_0: holds Python objects" in result.stderr
 
 
-def test_entries_of_other_blocks_and_of_other_sizes_are_told(folder: Path) -> None:
+def test_entries_of_unknown_blocks_and_sizes_are_reported(folder: Path) -> None:
     arrays = {"x": np.zeros(4, np.float32), "y": np.zeros(3, np.float32), "other": np.zeros(1, np.float32)}
     save_entries(take_snapshots([arrays]), folder / "entries.npz")
     result = checked(folder)
@@ -153,7 +153,7 @@ def test_entries_of_other_blocks_and_of_other_sizes_are_told(folder: Path) -> No
     assert f"{folder / 'entries.npz'}: allocation other: is no block of this trace" in result.stderr
 
 
-def test_counted_entries_that_a_block_does_not_have_are_told(tmp_path: Path) -> None:
+def test_more_entries_than_the_block_has_are_reported(tmp_path: Path) -> None:
     # 64 bytes are one entry of 128.
     rows = (CompressedSize("y", 0, "bpc", "plain", 128, 8, 2),)
     write_trace(replace(SMALL, compressibility=rows), tmp_path / "small")

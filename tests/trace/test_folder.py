@@ -1,4 +1,4 @@
-"""A trace on disk: what is written is read back, whole or not at all, and every mistake is told with its place."""
+"""A trace on disk: what is written is read back, atomically, and every mistake is reported with its place."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_columns_are_the_fields_in_order(table, row):
     assert [column.name for column in table.columns] == [field.name for field in fields(row)]
 
 
-def test_small_trace_comes_back(tmp_path):
+def test_small_trace_round_trips(tmp_path):
     read = read_trace(small_folder(tmp_path))
     assert read == SMALL
     assert read.name == "small"
 
 
-def test_where_walks_begin_comes_back_and_is_0_where_it_is_blank(tmp_path):
+def test_first_entry_round_trips_and_defaults_to_0(tmp_path):
     input_of_four = replace(SMALL.blocks[0], bytes=500)
     within = replace(SMALL.accesses[0], order=AccessOrder.SEQUENTIAL, first=3)
     trace = replace(SMALL, blocks=(input_of_four, *SMALL.blocks[1:]), accesses=(within, *SMALL.accesses[1:]))
@@ -92,7 +92,7 @@ def test_saved_tensors_come_back_in_their_order_and_a_trace_without_them_has_no_
 
 @settings(max_examples=150, deadline=None)
 @given(traces())
-def test_every_valid_trace_comes_back(trace: Trace):
+def test_every_valid_trace_round_trips(trace: Trace):
     assert check_trace(trace) == []
     with tempfile.TemporaryDirectory() as parent:
         first, second = Path(parent) / "first", Path(parent) / "second"
@@ -204,7 +204,12 @@ MISTAKES = {
         ("y,64,k2,k4", "y,64,k2,q4", "row 3, column before", "'q4' is not a kernel of this trace"),
         ("x,8,,k4,end", "x,8,,k4,never", "row 2, column dropped", "name a kernel that has a row in kernels, or 'end'"),
         ("y,64,k2", "y,64,", "row 3, column after", "block 'y' is saved before any kernel has written it"),
-        ("y,64,k2,k4", "y,64,k2,k2", "row 3, column before", "kernel 'k2' takes it back, and runs no later than 'k2'"),
+        (
+            "y,64,k2,k4",
+            "y,64,k2,k2",
+            "row 3, column before",
+            "kernel 'k2' unpacks it, and does not run after 'k2'",
+        ),
         ("s,16,k3,k4,", "s,16,k3,k4,k2", "row 5, column dropped", "it is dropped at kernel 'k2', and saved later"),
         ("y,32,k2,,k3", "y,32,k2,,k4", "row 4, column dropped", "block 'y' is dropped at 'k4', and in a row above"),
     ],
@@ -230,15 +235,15 @@ WITH_CONSEQUENCES = ("id,id", "k2,loss", ",stream2,", "end,step", "k 3,loss", "x
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "place", "told"), [(file, *case) for file, cases in MISTAKES.items() for case in cases]
+    ("file", "old", "new", "place", "reported"), [(file, *case) for file, cases in MISTAKES.items() for case in cases]
 )
-def test_a_mistake_is_told_with_its_place(tmp_path, file, old, new, place, told):
+def test_mistake_is_reported_with_its_place(tmp_path, file, old, new, place, reported):
     folder = small_folder(tmp_path)
     edit(folder, file, lambda text: text.replace(old, new, 1))
     problems = problems_of(folder)
     assert len(problems) == 1 or new in WITH_CONSEQUENCES
     where = f"{'kernels.csv' if place == 'row 2, column reads' else file}: {place}"
-    assert any(problem.startswith(where) and told in problem for problem in problems), problems
+    assert any(problem.startswith(where) and reported in problem for problem in problems), problems
 
 
 def test_all_problems_come_at_once(tmp_path):
@@ -251,7 +256,7 @@ def test_all_problems_come_at_once(tmp_path):
     assert files == ["trace.yaml", "kernels.csv", "kernels.csv", "blocks.csv", "sparsity.csv"]
 
 
-def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
+def test_cycle_is_reported_kernel_by_kernel(tmp_path):
     folder = small_folder(tmp_path)
     (folder / "trace.yaml").write_text(
         (folder / "trace.yaml").read_text().replace("kernels: 5", "kernels: 4").replace("blocks: 7", "blocks: 4")
@@ -268,7 +273,7 @@ def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "reported"),
     [
         ("kernels.csv", None, "kernels.csv: no such file"),
         ("blocks.csv", b"", "blocks.csv: is empty; write it again, or remove it if not needed"),
@@ -286,13 +291,13 @@ def test_a_cycle_is_told_from_kernel_to_kernel(tmp_path):
         ("trace.yaml", b"schema: simgpu.trace/1\n\tmodel: x\n", "tab"),
     ],
 )
-def test_unreadable_files(tmp_path, file, content, told):
+def test_unreadable_files(tmp_path, file, content, reported):
     folder = small_folder(tmp_path)
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_bytes(content)
     problems = problems_of(folder)
-    assert any(told in problem for problem in problems), problems
+    assert any(reported in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 30])
@@ -305,7 +310,7 @@ def test_a_cut_off_table_is_noticed(tmp_path, cut):
 def test_a_table_cut_at_the_end_of_a_line_is_noticed(tmp_path):
     folder = small_folder(tmp_path)
     edit(folder, "kernels.csv", lambda text: text[: text.index("k5,")])
-    assert "kernels.csv is whole" in problems_of(folder)[0]
+    assert "kernels.csv is complete" in problems_of(folder)[0]
 
 
 def test_zero_kernels(tmp_path):
@@ -331,19 +336,19 @@ def shipped_copy(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("promised", [True, False])
 @pytest.mark.parametrize(
-    ("file", "told", "told_unpromised"),
+    ("file", "reported", "reported_unpromised"),
     [
         ("kernels.csv", "has no rows, and trace.yaml promises ", "no kernels; a trace has at least one kernel"),
         ("blocks.csv", "has no rows, and trace.yaml promises ", "no blocks, although kernels name some, 'input' for"),
     ],
 )
-def test_a_table_without_rows_is_one_mistake(tmp_path, file, told, told_unpromised, promised):
+def test_a_table_without_rows_is_one_mistake(tmp_path, file, reported, reported_unpromised, promised):
     folder = shipped_copy(tmp_path)
     edit(folder, file, lambda text: text.splitlines(keepends=True)[0])
     if not promised:
         edit(folder, "trace.yaml", lambda text: re.sub(r"(?m)^(kernels|blocks): \d+\n", "", text))
     (problem,) = problems_of(folder)
-    assert problem.startswith(f"{file}: {told if promised else told_unpromised}")
+    assert problem.startswith(f"{file}: {reported if promised else reported_unpromised}")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x89PNG"])
@@ -421,7 +426,7 @@ def test_writing_replaces_a_trace_but_nothing_else(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["small"]
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_folder(tmp_path, monkeypatch):
     folder = small_folder(tmp_path)
 
     def full_disk(*_: object) -> None:

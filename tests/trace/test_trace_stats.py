@@ -50,7 +50,7 @@ def test_recorded_lifetimes_can_exceed_needed_ones():
 def test_unknown_lifetimes_have_no_recorded_peak():
     blocks = [replace(block, release=None) if block.id == "z" else block for block in SMALL.blocks]
     stats = trace_stats(replace(SMALL, blocks=tuple(blocks)))
-    assert (stats.lifetimes_known, stats.lifetimes_asked) == (3, 4)
+    assert (stats.lifetimes_known, stats.lifetimes_expected) == (3, 4)
     assert stats.peak_recorded is None
     assert dict(stats.summary_rows())["peak over recorded lifetimes"] == "lifetimes not recorded"
 
@@ -69,17 +69,17 @@ def test_spread_is_summed_where_every_kernel_has_one():
     kernels = [replace(kernel, spread_ns=spread) for kernel, spread in zip(SMALL.kernels, spreads, strict=True)]
     stats = trace_stats(replace(SMALL, kernels=tuple(kernels)))
     assert stats.spread_ns == 36
-    told = "36 ns summed over kernels, 10.0% of compute; widest k4, 20 ns of 200 ns"
-    assert dict(stats.summary_rows())["spread of repetitions"] == told
+    reported = "36 ns summed over kernels, 10.0% of compute; widest k4, 20 ns of 200 ns"
+    assert dict(stats.summary_rows())["spread of repetitions"] == reported
     some = (replace(kernels[0], spread_ns=None), *kernels[1:])
     assert trace_stats(replace(SMALL, kernels=some)).spread_ns is None
 
 
-def test_the_frameworks_own_peak_stands_beside_the_recorded_one():
+def test_framework_peak_is_shown_with_the_recorded_peak():
     assert dict(trace_stats(SMALL).summary_rows())["peak by the framework itself"] == "not recorded"
     info = replace(SMALL.info, framework_peak_bytes=2 * max(NEEDED))
-    told = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak by the framework itself"]
-    assert told == "264 B (264 bytes), 2.000 of that over recorded lifetimes"
+    reported = dict(trace_stats(replace(SMALL, info=info)).summary_rows())["peak by the framework itself"]
+    assert reported == "264 B (264 bytes), 2.000 of that over recorded lifetimes"
 
 
 def test_epochs_with_measured_sparsity_are_counted():

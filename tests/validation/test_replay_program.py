@@ -13,11 +13,11 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.experiments.compare import compare
 from simgpu.experiments.outputs import write_outputs
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.machine.run import run_program
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.validation.replay.program import of_result, read_program
 from tests.semantics.hand_made import node as made_node
 

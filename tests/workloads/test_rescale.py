@@ -12,7 +12,7 @@ import pytest
 
 import simgpu
 from simgpu.errors import InputError
-from simgpu.importers import Told, import_trace
+from simgpu.importers import ImportOptions, import_trace
 from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import write_trace
@@ -259,7 +259,7 @@ def imported(name: str) -> Trace:
     if not (DATA / name).exists():
         pytest.skip(f"the recording is not beside the repository (../shared/data/{name})")
     graph = DATA / "h100-kineto" / "graph_vgg13-iter41.json"
-    return import_trace(DATA / name, Told(execution_trace=graph) if "kineto" in name else None)[0]
+    return import_trace(DATA / name, ImportOptions(execution_trace=graph) if "kineto" in name else None)[0]
 
 
 @pytest.mark.parametrize("node", [None, V100])

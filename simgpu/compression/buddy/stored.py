@@ -27,7 +27,7 @@ from simgpu.compression.buddy.targets import Allocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram
 from simgpu.errors import InputError, Problem
 from simgpu.io.array_files import ArrayArchive, ArrayHeader, open_archive
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.io.free_memory import available_memory, too_large
 
 FILE = "entries.npz"
@@ -76,7 +76,7 @@ def save_entries(snapshots: Snapshots, path: str | Path) -> None:
         "snapshots": np.array(snapshots.labels, np.str_),
         "seen": seen,
     }
-    with whole_file(path) as part, zipfile.ZipFile(part, "w") as archive:
+    with atomic_file(path) as part, zipfile.ZipFile(part, "w") as archive:
         for name, array in {**head, **arrays}.items():
             _write(archive, name, array)
 

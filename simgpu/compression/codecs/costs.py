@@ -13,8 +13,8 @@ from simgpu.compression.codecs.zvc import zvc_bytes
 from simgpu.errors import InputError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.epochs import sizes_at, sparsity_at
-from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import Block, CompressedSize, Origin, Trace
+from simgpu.units import ITEMSIZE
 
 if TYPE_CHECKING:
     from simgpu.compression.codecs.gpu.response import ResponseSurface

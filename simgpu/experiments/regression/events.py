@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.io.text_files import read_gzip_text
+from simgpu.io.input_files import read_gzip_text
 from simgpu.timeline.model import Span, SpanKind
 from simgpu.timeline.streams import StreamId
 

@@ -17,8 +17,8 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.outputs import folder_names
 from simgpu.experiments.regression.events import SUFFIX, read_events, write_events
 from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timings
-from simgpu.io.atomic import whole_folder
-from simgpu.io.json_files import read_json
+from simgpu.io.atomic import atomic_folder
+from simgpu.io.input_files import read_json
 from simgpu.io.schema import FileModel, validate
 
 TIMINGS = "timings.json"
@@ -53,7 +53,7 @@ def write_timings(timings: Timings, folder: Path) -> None:
     Raises `InputError` when the system refuses, or the folder holds anything else.
     """
     files = [f"{name}{SUFFIX}" for name in folder_names(timings.labels)]
-    with whole_folder(folder, not_ours) as part:
+    with atomic_folder(folder, not_ours) as part:
         for kept, file in zip(timings.policies, files, strict=True):
             if kept.outcome == "ran":
                 write_events(kept.events, part / file)

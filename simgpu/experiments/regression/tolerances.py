@@ -27,7 +27,7 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.regression.timings import Number, units
 from simgpu.io.schema import FileModel, validate
 from simgpu.io.yaml_files import read_yaml_mapping
-from simgpu.units import BYTE_UNITS, TIME_UNITS, parse_bytes, parse_time, spelled
+from simgpu.units import BYTE_UNITS, TIME_UNITS, case_variant, parse_bytes, parse_time
 
 TOLERANCES = "tolerances.yaml"
 _SCHEMA = "simgpu.tolerances/1"
@@ -142,9 +142,9 @@ def _amount(text: str, value: object) -> tuple[Fraction, str, bool]:
 def _quantity(text: str) -> tuple[Fraction, str, bool]:
     word = text.lstrip("0123456789._eE+- ").strip()
     try:
-        if spelled(word, TIME_UNITS):
+        if case_variant(word, TIME_UNITS):
             return Fraction(parse_time(text)), "ns", False
-        if spelled(word, BYTE_UNITS):
+        if case_variant(word, BYTE_UNITS):
             return Fraction(parse_bytes(text)), "B", False
     except ValueError as error:
         raise ValueError(str(error).replace("; ", ", ")) from None

@@ -1,4 +1,4 @@
-"""Loading a scenario or a trace by name or path, with every problem in every file they lead to told at once."""
+"""Loading a scenario by name or path; the error lists every problem of every file that it refers to."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ from simgpu.experiments.scenarios.sweep_axes import SweepSection, axes_of, count
 from simgpu.graph.work import not_told
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
-from simgpu.io.shipped import find, shipped_folder
+from simgpu.io.shipped import shipped_folder
 from simgpu.io.yaml_files import YamlMapping
 from simgpu.policies.base import Policy
-from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
-
-
-def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
-    """A trace by its shipped name or its folder; a relative path starts at `base`, or at the current folder.
-
-    Raises `InputError` with every problem of the folder's files.
-    """
-    return read_trace(find("traces", name_or_path, base))
 
 
 def load_scenario(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:

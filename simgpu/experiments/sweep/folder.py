@@ -21,7 +21,7 @@ from simgpu.experiments.sweep.damage import identity_fault
 from simgpu.experiments.sweep.deciding import reasons
 from simgpu.experiments.sweep.store import FILE, Store, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
-from simgpu.io.atomic import unwritable, whole_file
+from simgpu.io.atomic import atomic_file, unwritable
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def write_results(sweep: Sweep, store: Store, counts: Mapping[str, int], decided
         **store.about()[_SWEPT],
         "decided_by": dict(decided),
     }
-    with whole_file(folder / REPORT) as part:
+    with atomic_file(folder / REPORT) as part:
         part.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     store.note({_WRITTEN: files})
 

@@ -14,8 +14,7 @@ from simgpu.errors import InputError
 from simgpu.experiments.sweep.damage import decided_fault, rows_fault
 from simgpu.experiments.sweep.point import PointRows
 from simgpu.io.atomic import unwritable
-from simgpu.io.input_files import first_bytes, require_regular
-from simgpu.io.json_files import parse_json
+from simgpu.io.input_files import first_bytes, parse_json, require_regular
 
 FILE = "points.sqlite"
 #: Says of a SQLite file that it is one of these ("simg").

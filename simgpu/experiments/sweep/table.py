@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,7 @@ def _cell(value: Any, kind: Kind) -> Any:
 
 def write_csv(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
     """One line a row under a line of names; what is missing is empty. The file appears whole or not at all."""
-    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(column.name for column in columns)
         for row in rows:
@@ -138,7 +138,7 @@ def write_parquet(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], p
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_(), "text": pyarrow.string()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns])
     remaining = iter(rows)
-    with whole_file(path) as part, part.open("wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+    with atomic_file(path) as part, part.open("wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         while batch := list(islice(remaining, _BATCH)):
             values = [[_cell(row.get(name), kind) for row in batch] for name, kind in columns]
             arrays = [pyarrow.array(column, field.type) for column, field in zip(values, schema, strict=True)]

@@ -1,24 +1,24 @@
-"""Which nodes of a Chakra trace are kernels of the one GPU that a trace describes, and what is told of each.
+"""Which nodes of a Chakra trace are kernels of its one GPU, their order, and each one's operator, phase and layer.
 
 - Kernels are compute nodes of the GPU: COMP_NODE with ``is_cpu_op`` false. Where no compute node says which, all are.
 - Copies over the link and fills of memory ("Memcpy HtoD", "Memset", MEM_LOAD_NODE, MEM_STORE_NODE) are left out: what
-  moves is a memory policy's to decide. A copy within the device is work like a kernel's.
+  moves is a memory policy's decision. A copy within the device is work like a kernel's.
 - Communication is refused: it ends when other GPUs are ready, which a trace of one GPU cannot replay.
-- The operator is the innermost node of the host around a kernel, its ctrl_deps; where there is none, the kernel itself.
+- The operator is the innermost node of the host around a kernel, its ctrl_deps; if there is none, the kernel itself.
 - Phase: optimizer inside an Optimizer annotation; backward inside a node of autograd's engine, or with a forward
-  thread or parent; else as the name says (FWD, BWD_IG, BWD_WG, and such); forward where nothing tells.
+  thread or parent; else by the name (FWD, BWD_IG, BWD_WG, and such); forward by default.
+- Order: after all dependencies, by recorded start, then by id.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from simgpu.errors import InputError, Problem
-from simgpu.importers.chakra.nodes import Document, Node
-from simgpu.importers.chakra.order import ordered
+from simgpu.importers.chakra.nodes import ChakraNode, Document
 from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
 
@@ -49,27 +49,27 @@ class Kernels:
         compute = [node for node in document.nodes if node.type == "COMP_NODE"]
         #: Whether compute nodes say where they run.
         self.is_told = any("is_cpu_op" in node.attributes for node in compute)
-        found = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
-        if not found:
+        result = [node for node in compute if not self.is_host(node) and not _TRANSFER.match(node.name)]
+        if not result:
             raise self._nothing()
-        self._require_durations(found)
-        starts = [node.start_ns for node in found]
+        self._require_durations(result)
+        starts = [node.start_ns for node in result]
         #: Whether the nodes' times order them: all but the first must have one.
-        self.has_starts = len(found) > 1 and starts.count(0) <= 1
-        chosen = {node.id for node in found}
+        self.has_starts = len(result) > 1 and starts.count(0) <= 1
+        chosen = {node.id for node in result}
         self.nodes = [node for node in ordered(document, chosen, self.has_starts) if node.id in chosen]
         self.transfers = [node for node in document.nodes if self.is_transfer(node)]
 
-    def is_host(self, node: Node) -> bool:
+    def is_host(self, node: ChakraNode) -> bool:
         """Whether a compute node runs on the host; one that does not say so does, where others say it."""
         return bool(node.attributes.get("is_cpu_op", self.is_told))
 
-    def is_transfer(self, node: Node) -> bool:
+    def is_transfer(self, node: ChakraNode) -> bool:
         """Whether a node moves or fills memory."""
         is_gpu = node.type == "COMP_NODE" and not self.is_host(node)
         return node.type in _TRANSFER_TYPES or (is_gpu and _TRANSFER.match(node.name) is not None)
 
-    def around(self, node: Node) -> Iterator[Node]:
+    def around(self, node: ChakraNode) -> Iterator[ChakraNode]:
         """The nodes of the host around a node, innermost first."""
         seen = {node.id}
         while parents := [number for number in node.ctrl_deps if number in self.by_id and number not in seen]:
@@ -77,25 +77,25 @@ class Kernels:
             seen.add(node.id)
             yield node
 
-    def operator(self, node: Node) -> Node:
+    def operator(self, node: ChakraNode) -> ChakraNode:
         """The operator that launched a kernel, or the kernel itself."""
         return next((outer for outer in self.around(node) if not outer.name.startswith(_MARKS)), node)
 
-    def pure(self, node: Node) -> bool | None:
+    def pure(self, node: ChakraNode) -> bool | None:
         """What the innermost operator that settles it says."""
         return innermost_purity(outer.name for outer in (node, *self.around(node)))
 
-    def layer(self, node: Node) -> str | None:
+    def layer(self, node: ChakraNode) -> str | None:
         """The layer that a node's name holds, if any."""
         match = _LAYER.fullmatch(node.name)
         return match[1] if match else None
 
     @cached_property
     def phases(self) -> dict[int, Phase | None]:
-        """The phase of each kernel by its id; None where nothing tells."""
+        """The phase of each kernel by its id; None if unknown."""
         return {node.id: self._phase(node) for node in self.nodes}
 
-    def _phase(self, node: Node) -> Phase | None:
+    def _phase(self, node: ChakraNode) -> Phase | None:
         around = [node, *self.around(node)]
         if any(is_optimizer(outer.name) for outer in around):
             return Phase.OPTIMIZER
@@ -108,26 +108,68 @@ class Kernels:
         return next((phase for phase, word in _WORDS if word.search(node.name.replace("_", " "))), None)
 
     def _refuse_communication(self) -> None:
-        found = [node for node in self.document.nodes if node.type.startswith("COMM_")]
-        if found:
-            first = found[0]
-            what = f"{first.type} {first.told} is communication ({len(found)} such nodes); a trace holds one GPU alone"
+        result = [node for node in self.document.nodes if node.type.startswith("COMM_")]
+        if result:
+            first = result[0]
+            what = f"{first.type} {first.label} is communication ({len(result)} such nodes); a trace is one GPU"
             raise InputError.single(self.document.path, first.place, what, "import an iteration that ran on one GPU")
 
     def _nothing(self) -> InputError:
         counts = Counter(node.type for node in self.document.nodes)
-        told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
-        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {told}"
+        listing = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "no nodes"
+        what = f"holds no compute nodes of a GPU (COMP_NODE with is_cpu_op false); it has {listing}"
         remedy = "link the host's trace with the profile of the GPU (chakra_trace_link), then convert it"
         return InputError.single(self.document.path, "", what, remedy)
 
-    def _require_durations(self, found: list[Node]) -> None:
+    def _require_durations(self, kernels: list[ChakraNode]) -> None:
         """All kernels at 0 us, or one with work at 0 us, means that durations are missing."""
-        missing = [node for node in found if not node.duration_ns and node.attributes.get("num_ops")]
-        if all(not node.duration_ns for node in found):
-            missing = found
+        missing = [node for node in kernels if not node.duration_ns and node.attributes.get("num_ops")]
+        if all(not node.duration_ns for node in kernels):
+            missing = kernels
         if missing:
             what = "has no duration; simgpu replays recorded times"
             remedy = "give a trace of a real run, with duration_micros"
             file = str(self.document.path)
-            raise InputError([Problem(file, node.place, f"node {node.told} {what}", remedy) for node in missing])
+            raise InputError([Problem(file, node.place, f"node {node.label} {what}", remedy) for node in missing])
+
+
+def ordered(document: Document, kernels: Iterable[int], by_start: bool) -> list[ChakraNode]:
+    """All nodes, each after its dependencies.
+
+    kernels: ids of the nodes that run in order of start (if `by_start`), then id; the others come as early as possible.
+    A parent that the file does not hold is ignored: converters drop nodes without work. Raises `InputError` for data
+    dependencies on nodes that are not there, and for cycles.
+    """
+    import networkx as nx
+
+    nodes = {node.id: node for node in document.nodes}
+    timed = set(kernels)
+
+    def key(number: int) -> tuple[bool, int, int]:
+        is_kernel = number in timed
+        return is_kernel, nodes[number].start_ns if is_kernel and by_start else 0, number
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(_dependencies(document, nodes))
+    try:
+        return [nodes[number] for number in nx.lexicographical_topological_sort(graph, key)]
+    except nx.NetworkXUnfeasible:
+        cycle = [edge[1] for edge in reversed(nx.find_cycle(graph))]
+    first = cycle.index(min(cycle))
+    path = " -> ".join(nodes[number].label for number in (*cycle[first:], *cycle[:first], cycle[first]))
+    what = f"a cycle, each node depends on the next: {path}"
+    raise InputError.single(document.path, nodes[cycle[first]].place, what, "convert it again")
+
+
+def _dependencies(document: Document, nodes: Mapping[int, ChakraNode]) -> list[tuple[int, int]]:
+    """Pairs of a node's id and that of one that depends on it."""
+    pairs, problems = [], []
+    for node in document.nodes:
+        if missing := [number for number in node.data_deps if number not in nodes]:
+            what = f"node {node.label} depends on node {missing[0]}, which the file does not hold: it seems cut off"
+            problems.append(Problem(str(document.path), node.place, what, "copy or convert it again"))
+        pairs += [(number, node.id) for number in (*node.ctrl_deps, *node.data_deps) if number in nodes]
+    if problems:
+        raise InputError(problems)
+    return pairs

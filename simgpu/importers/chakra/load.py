@@ -1,65 +1,42 @@
 """Reading MLCommons Chakra execution traces: protobuf (``.et``) and the JSON forms of Chakra's tools, plain or gzip.
 
-How nodes become kernels is said in `kernels`, how they are ordered in `order`, how tensors become blocks in `memory`.
-Times are whole microseconds in the schema. A start is kept where the producer recorded it; those of traces converted
-from PyTorch are when a kernel was launched, so they order the kernels and are not kept.
-
-What a trace does not tell is said in its notes and left out: tensors, streams, phases, lifetimes.
+Times are whole microseconds in the schema. Recorded starts are kept, except in traces converted from PyTorch: there
+they are launch times, which order the kernels only. What a trace does not contain (tensors, streams, phases, lifetimes)
+is left out, and its notes say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from simgpu.errors import InputError
-from simgpu.importers.chakra import documents, protobuf
+from simgpu.importers.chakra.forms import read_document
 from simgpu.importers.chakra.kernels import Kernels
-from simgpu.importers.chakra.memory import Memory, block, find_memory, samples
-from simgpu.importers.chakra.nodes import Document, Node
-from simgpu.importers.names import printable
-from simgpu.importers.provenance import Told
+from simgpu.importers.chakra.memory import ChakraBlock, block, find_memory, samples
+from simgpu.importers.chakra.nodes import ChakraNode
+from simgpu.importers.drafts import printable, reads_and_writes
+from simgpu.importers.options import ImportOptions
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.units import format_time
 
 _TOOL = "Chakra execution trace"
 
-#: The forms, what gives each away, and its reader.
-_FORMS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Document]], ...] = (
-    (documents.workload_graph, documents.read_workload_graph),
-    (documents.linked, documents.read_linked),
-    (documents.jsonized, documents.read_jsonized),
-    (protobuf.recognises, protobuf.read_protobuf),
-)
 
-
-def recognises(path: Path) -> bool:
-    """Whether a file is a Chakra trace in one of its forms."""
-    return path.is_file() and any(is_form(path) for is_form, _ in _FORMS)
-
-
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The trace. Raises `InputError` naming the node that cannot be followed."""
-    read = next(read for is_form, read in _FORMS if is_form(path))
-    kernels = Kernels(read(path))
+    kernels = Kernels(read_document(path))
     memories = find_memory(kernels)
     phases = [kernels.phases[node.id] or Phase.FORWARD for node in kernels.nodes]
     ids = [str(node.id) for node in kernels.nodes]
     rows = _kernels(kernels, phases, memories)
-    batch = told.samples(path, samples(kernels))
-    info = told.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
+    batch = options.samples(path, samples(kernels))
+    info = options.info(path, _TOOL, path.name.partition(".")[0], batch, _notes(kernels, memories, rows))
     return Trace(info, rows, tuple(block(memory, phases, ids, batch) for memory in memories))
 
 
-def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> tuple[Kernel, ...]:
-    reads: list[list[str]] = [[] for _ in kernels.nodes]
-    writes: list[list[str]] = [[] for _ in kernels.nodes]
-    for memory in memories:
-        for position in memory.readers:
-            reads[position].append(memory.id)
-        for position in memory.writers:
-            writes[position].append(memory.id)
+def _kernels(kernels: Kernels, phases: list[Phase], memories: list[ChakraBlock]) -> tuple[Kernel, ...]:
+    reads, writes = reads_and_writes(len(kernels.nodes), memories)
     keeps_starts = kernels.has_starts and not kernels.document.is_from_pytorch
     begin = min(node.start_ns for node in kernels.nodes)
     streams: dict[int | str | None, int] = {}
@@ -82,22 +59,22 @@ def _kernels(kernels: Kernels, phases: list[Phase], memories: list[Memory]) -> t
     )
 
 
-def _stream(kernels: Kernels, node: Node) -> int | str | None:
+def _stream(kernels: Kernels, node: ChakraNode) -> int | str | None:
     """What the node calls its stream; None where it does not say."""
     stream = node.attributes.get("stream")
     if not isinstance(stream, int | str | None):
-        what = f"node {node.told} has the stream {shown(stream)}, neither a number nor a name"
+        what = f"node {node.label} has the stream {shown(stream)}, neither a number nor a name"
         raise InputError.single(kernels.document.path, node.place, what, "convert it again")
     return stream
 
 
-def _count(node: Node, name: str) -> int | None:
+def _count(node: ChakraNode, name: str) -> int | None:
     value = node.attributes.get(name)
     return value if type(value) is int and value > 0 else None
 
 
-def _notes(kernels: Kernels, memories: list[Memory], rows: tuple[Kernel, ...]) -> str:
-    """What was left out, and what the recording does not tell."""
+def _notes(kernels: Kernels, memories: list[ChakraBlock], rows: tuple[Kernel, ...]) -> str:
+    """What was left out, and what the recording does not contain."""
     notes = []
     if kernels.transfers:
         total = format_time(sum(node.duration_ns for node in kernels.transfers))

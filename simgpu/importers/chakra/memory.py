@@ -1,16 +1,14 @@
 """The blocks of a Chakra trace: the storages behind the tensors that its nodes name.
 
-Nodes that were converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator
-that launched it. Other producers leave them out: then the trace has no blocks.
+Nodes converted from PyTorch name their tensors, with storage and size; a kernel names those of the operator that
+launched it. Other producers leave them out: then the trace has no blocks. Lifetimes are not recorded.
 
 Which storage is which block follows the operators of the host in the order in which they began, which is that of ids:
-- tensors with one storage share a block, but storages come back: an output whose storage was neither given to the
-  operator nor belongs to the result of one around it is a new block. It begins with its operator, since parts of an
-  operator may work on the result before they give it back;
-- what an operator is given and no operator gave back before is old: it was there when the iteration began;
-- all kernels of an operator read what it was given, and write what it changed (told by its schema) or made.
-
-Lifetimes are not recorded.
+- tensors with one storage share a block, but storages are reused: an output whose storage was neither an input of the
+  operator nor belongs to the result of one around it is a new block. It begins with its operator, because parts of an
+  operator may work on the result before it is returned;
+- an input that no operator returned before is old: it was there when the iteration began;
+- all kernels of an operator read its inputs, and write what it changed (by its schema) or created.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.importers.chakra.kernels import Kernels
-from simgpu.importers.chakra.nodes import Node, Operands
+from simgpu.importers.chakra.nodes import ChakraNode, Operands
+from simgpu.importers.drafts import BlockDraft, StorageNames, kind_of_new, kind_of_old
 from simgpu.importers.execution_trace import Tensor, tensors_of
-from simgpu.importers.kinds import kind_of_new, kind_of_old
-from simgpu.importers.names import StorageNames
 from simgpu.importers.pytorch_operators import samples as data_samples
 from simgpu.importers.quantities import shown
 from simgpu.trace.model import Block, BlockKind, Phase
@@ -36,34 +33,20 @@ _WORDS = re.compile(r"(?<![\w'\"])-?(?:inf|nan)(?![\w'\"])")
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
-    """A block while it is found out. begun: id of the operator that made it, -1 for an old one.
+class ChakraBlock(BlockDraft):
+    """A block of a Chakra trace. begun: id of the operator that created it, -1 for one from before the iteration.
 
-    readers, writers: positions of kernels. copied: whether a copy from the host filled it.
+    copied: whether a copy from the host filled it.
     """
 
-    id: str
-    begun: int
-    bytes: int = 0
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
+    begun: int = -1
     arguments: set[str] = field(default_factory=set)
     views: set[int] = field(default_factory=set)
-    readers: set[int] = field(default_factory=set)
-    writers: set[int] = field(default_factory=set)
     copied: bool = False
 
     @property
     def is_old(self) -> bool:
         return self.begun < 0
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self.readers or self.writers)
-
-    @property
-    def first(self) -> int:
-        return min(self.readers | self.writers)
 
     @property
     def is_filled_unseen(self) -> bool:
@@ -76,16 +59,16 @@ class Memory:
             self.bytes, self.shape, self.dtype = tensor.bytes, tensor.shape, tensor.dtype or None
 
 
-def find_memory(kernels: Kernels) -> list[Memory]:
+def find_memory(kernels: Kernels) -> list[ChakraBlock]:
     """All blocks that kernels use, in the order in which operators name them."""
     walk = _Walk(kernels)
     for operator in walk.operators():
         walk.follow(operator)
-    found = [memory for memory in walk.found if memory.is_used]
-    for memory in found:
-        if not memory.is_old and memory.first in memory.writers:
-            memory.readers.discard(memory.first)  # an in-place kernel cannot read what nobody wrote
-    return found
+    result = [memory for memory in walk.blocks if memory.is_used]
+    for memory in result:
+        if not memory.is_old:
+            memory.drop_read_of_nothing()
+    return result
 
 
 class _Walk:
@@ -93,9 +76,9 @@ class _Walk:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.found: list[Memory] = []
+        self.blocks: list[ChakraBlock] = []
         self._devices: set[str] = set()
-        self._current: dict[int, Memory] = {}
+        self._current: dict[int, ChakraBlock] = {}
         self._names = StorageNames()
         self._named = {node.id: named for node in kernels.document.nodes if any(named := self._tensors(node))}
         self._launched: dict[int, list[int]] = {}
@@ -103,26 +86,25 @@ class _Walk:
             self._launched.setdefault(self._owner(node), []).append(position)
         self._copying = {self._owner(node) for node in kernels.transfers if "HtoD" in node.name}
 
-    def _tensors(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
-        schema = str(node.attributes.get("op_schema") or "")
+    def _tensors(self, node: ChakraNode) -> tuple[list[Tensor], list[Tensor]]:
+        op_schema = str(node.attributes.get("op_schema") or "")
         try:
-            sides = [(_lists(node.inputs), schema), (_lists(node.outputs), "")]
-            inputs, outputs = [list(tensors_of(node.name, listed, told, self._devices)) for listed, told in sides]
+            sides = [(_lists(node.inputs), op_schema), (_lists(node.outputs), "")]
+            inputs, outputs = [list(tensors_of(node.name, listed, schema, self._devices)) for listed, schema in sides]
         except (ValueError, TypeError, LookupError, SyntaxError, AttributeError, MemoryError, RecursionError) as error:
-            what = f"the tensors of node {node.told} cannot be read ({type(error).__name__}: {error})"
+            what = f"the tensors of node {node.label} cannot be read ({type(error).__name__}: {error})"
             path = self.kernels.document.path
             raise InputError.single(path, node.place, what, "convert it again") from None
         if len(self._devices) > 1:
-            told = ", ".join(sorted(self._devices))
-            what = f"has tensors on several GPUs ({told})"
+            what = f"has tensors on several GPUs ({', '.join(sorted(self._devices))})"
             raise InputError.single(self.kernels.document.path, node.place, what, "import the trace of one GPU")
         return inputs, outputs
 
-    def _owner(self, kernel: Node) -> int:
+    def _owner(self, kernel: ChakraNode) -> int:
         """The innermost operator around a kernel that names tensors, or the kernel itself."""
         return next((node.id for node in self.kernels.around(kernel) if node.id in self._named), kernel.id)
 
-    def operators(self) -> Iterator[Node]:
+    def operators(self) -> Iterator[ChakraNode]:
         """Nodes that name tensors, in the order in which they began; kernels count where they own themselves."""
         nodes = sorted(self.kernels.document.nodes, key=lambda node: node.id)
         place = {node.id: position for position, node in enumerate(self.kernels.nodes)}
@@ -133,16 +115,16 @@ class _Walk:
             return iter(sorted(chosen, key=lambda node: place.get(node.id, -1)))
         return iter(chosen)
 
-    def follow(self, operator: Node) -> None:
+    def follow(self, operator: ChakraNode) -> None:
         inputs, outputs = self._named[operator.id]
         given = [(tensor, self._given(tensor)) for tensor in inputs]
-        made = [(tensor, self._made(tensor, operator, given)) for tensor in outputs]
-        for tensor, memory in (*given, *made):
+        created = [(tensor, self._created(tensor, operator, given)) for tensor in outputs]
+        for tensor, memory in (*given, *created):
             memory.see(tensor)
         held = {id(memory) for _, memory in given}
         read = [memory for tensor, memory in given if not tensor.overwritten]
         written = [memory for tensor, memory in given if tensor.changed]
-        written += [memory for _, memory in made if id(memory) not in held]
+        written += [memory for _, memory in created if id(memory) not in held]
         for position in self._launched.get(operator.id, ()):
             for memory in read:
                 memory.readers.add(position)
@@ -152,10 +134,12 @@ class _Walk:
             for memory in written:
                 memory.copied = True
 
-    def _given(self, tensor: Tensor) -> Memory:
+    def _given(self, tensor: Tensor) -> ChakraBlock:
         return self._current.get(tensor.storage) or self._new(tensor, -1)
 
-    def _made(self, tensor: Tensor, operator: Node, given: Sequence[tuple[Tensor, Memory]]) -> Memory:
+    def _created(
+        self, tensor: Tensor, operator: ChakraNode, given: Sequence[tuple[Tensor, ChakraBlock]]
+    ) -> ChakraBlock:
         held = self._current.get(tensor.storage)
         if held is not None and any(memory is held for _, memory in given):
             if all(tensor.tensor != other.tensor for other, memory in given if memory is held):
@@ -165,9 +149,9 @@ class _Walk:
             return held
         return self._new(tensor, operator.id)
 
-    def _new(self, tensor: Tensor, begun: int) -> Memory:
-        memory = Memory(self._names.next(tensor.storage), begun)
-        self.found.append(memory)
+    def _new(self, tensor: Tensor, begun: int) -> ChakraBlock:
+        memory = ChakraBlock(self._names.next(tensor.storage), begun=begun)
+        self.blocks.append(memory)
         self._current[tensor.storage] = memory
         return memory
 
@@ -189,12 +173,12 @@ def _list(part: Any) -> Any:
 
 
 def samples(kernels: Kernels) -> int | None:
-    """Samples in the iteration: the first side of the first operator's data; None where no node tells."""
+    """Samples in the iteration: the first side of the first operator's data; None if unknown."""
     nodes = sorted(kernels.document.nodes, key=lambda node: node.id)
-    return next((found for node in nodes if (found := data_samples(node.name, _lists(node.inputs)[1]))), None)
+    return next((result for node in nodes if (result := data_samples(node.name, _lists(node.inputs)[1]))), None)
 
 
-def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
+def block(memory: ChakraBlock, phases: Sequence[Phase], ids: Sequence[str], batch: int | None) -> Block:
     """The row of a block. phases, ids: of the kernels by position. batch: samples, None where unknown."""
     return Block(
         memory.id,
@@ -207,7 +191,7 @@ def block(memory: Memory, phases: Sequence[Phase], ids: Sequence[str], batch: in
     )
 
 
-def _kind(memory: Memory, phases: Sequence[Phase], batch: int | None) -> BlockKind:
+def _kind(memory: ChakraBlock, phases: Sequence[Phase], batch: int | None) -> BlockKind:
     """What a block holds, as for every format, but for what copies and fills put there, which are no kernels."""
     if memory.copied and not memory.is_old:
         return BlockKind.INPUT

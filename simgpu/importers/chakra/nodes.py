@@ -10,7 +10,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.importers import quantities
-from simgpu.importers.memory_budget import MemoryBudget, Piece
+from simgpu.importers.json_stream import MemoryBudget, Piece
 from simgpu.importers.quantities import shown
 
 #: Measured on a VGG-13 iteration on an H100 with tensors: 3500 bytes in protobuf form and 5700 in JSON, at the peak of
@@ -45,10 +45,10 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ChakraNode:
     """One node. place: where it stands in its file.
 
-    start_ns, duration_ns: 0 where the file does not say, which the schema cannot tell from a time of 0.
+    start_ns, duration_ns: 0 where the file does not say, which the schema cannot distinguish from a time of 0.
     attributes: those with a single value, by name.
     """
 
@@ -65,7 +65,7 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The node as messages name it."""
         return f"{self.id} ({self.name[:60]})"
 
@@ -75,7 +75,7 @@ class Document:
     """All nodes of a file, in the order in which it lists them. metadata: the attributes of the whole."""
 
     path: Path
-    nodes: tuple[Node, ...]
+    nodes: tuple[ChakraNode, ...]
     metadata: Mapping[str, Any]
 
     @property
@@ -109,7 +109,7 @@ def nanoseconds(value: object) -> int:
     return int(time.to_integral_value())
 
 
-def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[Node]) -> Document:
+def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Iterable[ChakraNode]) -> Document:
     """The file as a whole.
 
     Raises `InputError` for an unknown schema version, an id that comes twice, and more nodes than memory can hold.
@@ -119,15 +119,15 @@ def document(path: Path, version: str, metadata: Mapping[str, Any], nodes: Itera
         raise _unknown(path, version)
     if isinstance(schema, str) and ((match := _SCHEMA.fullmatch(schema)) is None or match[1] not in _VERSIONS):
         raise _unknown(path, schema)
-    found: dict[int, Node] = {}
+    result: dict[int, ChakraNode] = {}
     budget = MemoryBudget(path, NODES)
     for node in nodes:
         budget.take()
-        if node.id in found:
-            what = f"node {node.told} has the id of {found[node.id].place}"
+        if node.id in result:
+            what = f"node {node.label} has the id of {result[node.id].place}"
             raise InputError.single(path, node.place, what, "give a trace in which each node has its own id")
-        found[node.id] = node
-    return Document(path, tuple(found.values()), metadata)
+        result[node.id] = node
+    return Document(path, tuple(result.values()), metadata)
 
 
 def _unknown(path: Path, version: str) -> InputError:

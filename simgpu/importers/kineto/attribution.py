@@ -1,23 +1,24 @@
-"""Who launched each kernel of an iteration, and what follows from that: operator, phase, layer.
+"""Which operator launched each kernel of an iteration, and the kernel's phase and layer.
 
 - A kernel and the call that launched it share their correlation; the operator is the innermost one around that call
-  on its thread. Where the call was not recorded, the operator with the kernel's External id; else there is none.
-- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, that
-  is an operator of autograd's engine or one that answers a forward operator; forward inside any other operator. A
-  kernel without an operator has no phase that is recorded; it counts as forward, and the notes say so.
+  on its thread. Where the call was not recorded, it is the operator with the kernel's External id; else there is none.
+- Phase: optimizer inside an Optimizer.step or Optimizer.zero_grad annotation; backward inside an autograd node, which
+  is an operator of autograd's engine or the counterpart of a forward operator; forward inside any other operator. The
+  phase of a kernel without an operator is not recorded; it counts as forward, and the notes say so.
 - Layer: the innermost nn.Module around the call. A backward kernel takes the layer of the forward operator with the
-  sequence number of its autograd node: the last one that shows it, since that is the one that made the node.
+  sequence number of its autograd node: the last one with that number, because that one created the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from typing import Protocol
 
 from simgpu.importers.kineto.iteration import Iteration, launched_at
-from simgpu.importers.kineto.nesting import innermost, parents
 from simgpu.importers.kineto.profile import Op, Profile, Thread
 from simgpu.importers.pytorch_operators import innermost_purity, is_autograd_node, is_optimizer
 from simgpu.trace.model import Phase
@@ -53,13 +54,13 @@ class Attribution:
     def launched(self) -> tuple[Launched, ...]:
         """What is known of each kernel of the iteration."""
         kernels, launches = self.iteration.kernels, self.profile.launches
-        nobody: tuple[Thread, int] = ((None, None), 0)
-        calls = [launches.get(kernel.correlation, nobody) for kernel in kernels]
+        unknown: tuple[Thread, int] = ((None, None), 0)
+        calls = [launches.get(kernel.correlation, unknown) for kernel in kernels]
         around = innermost(self.ops, calls)
         by_external = {op.external: position for position, op in enumerate(self.ops) if op.external}
         modules = innermost(self.profile.modules, calls)
         layer_of_sequence = self._layers_of_sequences()
-        found = []
+        result = []
         for position, kernel in enumerate(kernels):
             op = around[position]
             if kernel.correlation not in launches:
@@ -72,16 +73,16 @@ class Attribution:
             name = self.ops[op].name if op >= 0 else kernel.name
             pure = False if phase is Phase.OPTIMIZER else innermost_purity(self.ops[p].name for p in self.chain(op))
             at = launched_at(kernel, self.profile)
-            found.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
-        return tuple(found)
+            result.append(Launched(op, name, at, phase or Phase.FORWARD, phase is not None, layer, pure))
+        return tuple(result)
 
     @cached_property
     def launched_by(self) -> dict[int, list[int]]:
         """Positions of the kernels that each operator launched itself."""
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for position, launched in enumerate(self.launched):
-            found.setdefault(launched.op, []).append(position)
-        return found
+            result.setdefault(launched.op, []).append(position)
+        return result
 
     @cached_property
     def launch_order(self) -> list[int]:
@@ -120,3 +121,79 @@ class Attribution:
         modules = innermost(self.profile.modules, [(op.thread, op.start) for op in forward])
         pairs = zip(forward, modules, strict=True)
         return {op.sequence: self.profile.modules[module].name for op, module in pairs if module >= 0}
+
+
+class Interval(Protocol):
+    """A stretch of a thread, in ns."""
+
+    @property
+    def thread(self) -> Thread: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+def parents(intervals: Sequence[Interval]) -> list[int]:
+    """For each interval the position of the innermost one around it, -1 where none.
+
+    >>> from simgpu.importers.kineto.profile import Span
+    >>> parents([Span((1, 1), 0, 9, "outer"), Span((1, 1), 2, 4, "inner"), Span((1, 2), 2, 4, "other")])
+    [-1, 0, -1]
+    """
+    result = [-1] * len(intervals)
+    for order in _by_thread(intervals).values():
+        stack: list[int] = []
+        for position in order:
+            _close(stack, intervals, intervals[position].start, intervals[position].end)
+            result[position] = stack[-1] if stack else -1
+            stack.append(position)
+    return result
+
+
+def innermost(intervals: Sequence[Interval], moments: Sequence[tuple[Thread, int]]) -> list[int]:
+    """For each moment (thread, ns) the position of the innermost interval around it, -1 where none.
+
+    A moment at which one interval ends and the next begins belongs to the next.
+
+    >>> from simgpu.importers.kineto.profile import Span
+    >>> innermost([Span((1, 1), 0, 4, "a"), Span((1, 1), 4, 9, "b")], [((1, 1), 4), ((1, 1), 2), ((1, 1), 10)])
+    [1, 0, -1]
+    """
+    result = [-1] * len(moments)
+    by_thread: dict[Thread, list[int]] = defaultdict(list)
+    for position, (thread, _) in enumerate(moments):
+        by_thread[thread].append(position)
+    ordered = _by_thread(intervals)
+    for thread, questions in by_thread.items():
+        order, opened, stack = ordered.get(thread, []), 0, list[int]()
+        for question in sorted(questions, key=lambda position: moments[position][1]):
+            at = moments[question][1]
+            while opened < len(order) and intervals[order[opened]].start <= at:
+                interval = intervals[order[opened]]
+                _close(stack, intervals, interval.start, interval.end)
+                stack.append(order[opened])
+                opened += 1
+            while stack and intervals[stack[-1]].end < at:
+                stack.pop()
+            result[question] = stack[-1] if stack else -1
+    return result
+
+
+def _by_thread(intervals: Sequence[Interval]) -> dict[Thread, list[int]]:
+    """Positions by thread, those that begin first and last longest first."""
+    result: dict[Thread, list[int]] = defaultdict(list)
+    for position, interval in enumerate(intervals):
+        result[interval.thread].append(position)
+    for order in result.values():
+        order.sort(key=lambda position: (intervals[position].start, -intervals[position].end))
+    return result
+
+
+def _close(stack: list[int], intervals: Sequence[Interval], start: int, end: int) -> None:
+    """Drop intervals that are over when one from start to end begins."""
+    while stack:
+        top = intervals[stack[-1]].end
+        if top > start or (top == start and end <= start):
+            return
+        stack.pop()

@@ -1,18 +1,26 @@
-"""Which iteration of a recording becomes the trace.
+"""Which iteration of a profile becomes the trace: the steps that it marks, and those that an execution trace may cover.
 
-A recording without such marks is one iteration.
+A profile without marks is one iteration.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from simgpu.errors import InputError
-from simgpu.importers.kineto.marks import marked_steps
-from simgpu.importers.kineto.profile import Kernel, Profile, Span
-from simgpu.importers.kineto.reading import read_profile
+from simgpu.importers.execution_trace import ExecutionTrace
+from simgpu.importers.json_stream import items
+from simgpu.importers.kineto.profile import STEP, Event, GpuWork, Profile, Span, Thread, read_profile
+from simgpu.io.input_files import open_unzipped
 
 #: Of some steps, the last one first, those that are worth reading.
 Choice = Callable[[Sequence[Span]], Sequence[Span]]
@@ -28,14 +36,14 @@ class Iteration:
     number: int | None
     begin: int
     end: int
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[GpuWork, ...]
     marks: int = 0
 
     def contains(self, at: int) -> bool:
         return self.begin <= at < self.end
 
 
-def launched_at(kernel: Kernel, profile: Profile) -> int:
+def launched_at(kernel: GpuWork, profile: Profile) -> int:
     """When the CPU launched a kernel; when it ran, where its launch was not recorded."""
     launch = profile.launches.get(kernel.correlation)
     return kernel.start if launch is None else launch[1]
@@ -92,8 +100,8 @@ def _read_last(path: Path, wanted: int | None) -> Profile:
 
 
 def _latest_first(steps: Sequence[Span], wanted: int | None) -> list[Span]:
-    found = [step for step in steps if wanted is None or _number(step.name) == wanted]
-    return sorted(found, key=lambda step: step.start, reverse=True)
+    result = [step for step in steps if wanted is None or _number(step.name) == wanted]
+    return sorted(result, key=lambda step: step.start, reverse=True)
 
 
 def _unmarked(profile: Profile, wanted: int | None) -> Iteration:
@@ -113,7 +121,7 @@ def _iteration(profile: Profile, step: Span) -> Iteration:
     return Iteration(_number(step.name), step.start, step.end, _in_order(inside), len(profile.steps))
 
 
-def _in_order(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+def _in_order(kernels: Iterable[GpuWork]) -> tuple[GpuWork, ...]:
     """In the order they ran."""
     return tuple(sorted(kernels, key=lambda kernel: (kernel.start, kernel.number)))
 
@@ -131,3 +139,94 @@ def _require_one_device(profile: Profile) -> None:
         what = f"has kernels of several GPUs ({', '.join(map(str, sorted(profile.gpus)))})"
         remedy = "a trace is one GPU: record each rank by itself and import one of them"
         raise InputError.single(profile.path, "", what, remedy)
+
+
+_PIECE = 1 << 16
+#: No mark is longer than this, bytes.
+_REACH = 1 << 12
+#: A mark's name stands in the event itself, behind its arguments at worst.
+_TRIES = 4
+
+_DECODER = json.JSONDecoder(parse_float=Decimal)
+
+
+def marked_steps(path: Path) -> list[Span]:
+    r"""The steps of a profile in the order of the file; of a damaged one, those that can be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "profile.json"
+    >>> mark = '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "pid": 1, "tid": 1, "ts": 5, "dur": 2}'
+    >>> _ = file.write_text('{"schemaVersion": 1, "traceEvents": [' + mark + "]}")
+    >>> marked_steps(file)
+    [Span(thread=(1, 1), start=5000, end=7000, name='ProfilerStep#4')]
+    """
+    result = []
+    # What is wrong with the file, or with an event, is reported when it is read.
+    with suppress(EOFError, OSError, zlib.error):
+        for raw in _objects_with(path, STEP.encode()):
+            with suppress(InputError):
+                event = Event(path, 0, raw)
+                if event.is_op and (step := event.step()) is not None:
+                    result.append(step)
+    return result
+
+
+def _objects_with(path: Path, word: bytes) -> Iterator[dict[str, Any]]:
+    """The innermost objects of a JSON file in whose text a word stands."""
+    text, place, is_last = b"", 0, False
+    with open_unzipped(path) as file:
+        while not is_last:
+            piece = file.read(_PIECE)
+            text, is_last = text + piece, not piece
+            end = len(text) if is_last else len(text) - _REACH
+            while 0 <= (place := text.find(word, place)) < end:
+                raw, place = _object_around(text, place)
+                if raw is not None:
+                    yield raw
+            cut = max(end - _REACH, 0)
+            text, place = text[cut:], max(end - cut, 0)
+
+
+def _object_around(text: bytes, place: int) -> tuple[dict[str, Any] | None, int]:
+    """The innermost object around a place, and the place behind it; None where there is none near."""
+    begin = place
+    for _ in range(_TRIES):
+        begin = text.rfind(b"{", max(place - _REACH, 0), begin)
+        if begin < 0:
+            break
+        part = text[begin : place + _REACH].decode("utf-8", "replace")
+        with suppress(ValueError, RecursionError):
+            raw, length = _DECODER.raw_decode(part)
+            behind = begin + len(part[:length].encode())
+            if behind > place:
+                return raw, behind
+    return None, place + 1
+
+
+def may_cover(path: Path, steps: Sequence[Span], recorded: ExecutionTrace) -> list[Span]:
+    """Of some steps those that may be joined, in their order.
+
+    Those with an operator that has a node's name and, as either of its numbers, that node's; and those in which a
+    thread ran as many operators as one of the execution trace. `join` refuses all others.
+    """
+    names = {node.function: node.name for node in recorded.nodes}
+    lengths = set(Counter(node.thread for node in recorded.nodes).values())
+    result: set[Span] = set()
+    counts: Counter[tuple[Span, Thread]] = Counter()
+    by_start = sorted(steps, key=lambda step: step.start)
+    starts = [step.start for step in by_start]
+    longest = max((step.end - step.start for step in steps), default=0)
+    for number, raw in items(path, "traceEvents"):
+        event = Event(path, number, raw) if isinstance(raw, dict) else None
+        if event is None or not event.is_op:
+            continue
+        op = event.op()
+        is_named = op.name in (names.get(op.function), names.get(op.external))
+        around = by_start[bisect_right(starts, op.start - longest) : bisect_right(starts, op.start)]
+        for step in around:
+            if op.start < step.end:
+                counts[step, op.thread] += 1
+                if is_named:
+                    result.add(step)
+    result |= {step for (step, _), count in counts.items() if count in lengths}
+    return [step for step in steps if step in result]

@@ -1,43 +1,46 @@
 """Reading a PyTorch profiler (Kineto) recording, alone or joined with the execution trace of the same run.
 
-The profile is read as a stream, so that only what is needed of it is held: operators, kernels, launches, memory
-events and module names (`profile`). Which of its iterations is taken: `iteration`. Who launched a kernel, its phase
-and its layer: `attribution`. The order on streams: `streams`. Blocks: from memory events alone (`lone_blocks`), or from
-the tensors of an execution trace (`join`, `joined_blocks`, `joined_kinds`). What the recording does not tell is said
-in the notes and never made up: a profile with neither memory events nor an execution trace has no blocks.
-
 Kernels of the trace are the GPU's kernels and its copies within the device. Copies over the link and fills are not
-kernels; the notes say how many there were and how long they took. Times are whole nanoseconds, from the begin of
-the iteration: its mark, or its first kernel where the recording has no marks.
+kernels; the notes give their number and duration. Times are integer nanoseconds from the start of the iteration: its
+mark, or its first kernel where the recording has no marks. What the recording does not contain is stated in the notes
+and never made up: a profile with neither memory events nor an execution trace has no blocks.
+
+Kernels on several streams may overlap. On one stream a kernel ends after the one before it; anything else comes from
+merged recordings. Two exceptions: times in whole microseconds are truncated, so kernels may seem to overlap by up to
+2 us; and with programmatic dependent launch a kernel begins while the previous one still runs. The trace runs the
+kernels of a stream one after another, so such overlap is counted twice, and more than a twentieth of it is refused.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simgpu.errors import InputError
 from simgpu.importers import execution_trace
+from simgpu.importers.drafts import kernel_ids
 from simgpu.importers.execution_trace import ExecutionTrace, read_execution_trace
 from simgpu.importers.json_stream import head
-from simgpu.importers.kineto.allocations import Moments, device_memory
 from simgpu.importers.kineto.attribution import Attribution
-from simgpu.importers.kineto.coverage import may_cover
-from simgpu.importers.kineto.draft import Draft, block, drop_reads_of_nothing, kernels
-from simgpu.importers.kineto.iteration import Iteration, iterations
-from simgpu.importers.kineto.join import Nodes, join
-from simgpu.importers.kineto.joined import joined_drafts
-from simgpu.importers.kineto.lone_blocks import lone_blocks
-from simgpu.importers.kineto.notes import notes
-from simgpu.importers.kineto.profile import Profile, Span
-from simgpu.importers.kineto.streams import number_streams
-from simgpu.importers.names import kernel_ids
-from simgpu.importers.provenance import Told
+from simgpu.importers.kineto.blocks import (
+    DeviceMemory,
+    Draft,
+    Moments,
+    block,
+    device_memory,
+    kernels,
+    lone_blocks,
+)
+from simgpu.importers.kineto.iteration import Iteration, iterations, launched_at, may_cover
+from simgpu.importers.kineto.joined import Nodes, join, joined_drafts
+from simgpu.importers.kineto.profile import GpuWork, Op, Profile, Span
+from simgpu.importers.options import ImportOptions
 from simgpu.trace.model import BlockKind, Trace
+from simgpu.units import format_bytes, format_time
 
 #: What the profiler alone calls its events.
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|cpu_instant_event)"')
@@ -49,7 +52,7 @@ _EPOCH_FROM = 10**18
 def recognises(path: Path) -> bool:
     """Whether a file is JSON with a schemaVersion and traceEvents or deviceProperties, as the profiler exports it.
 
-    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it tells what to do.
+    Also one whose first events are the profiler's, wherever its schemaVersion stands: reading it reports what to do.
     """
     start = head(path)
     if start.lstrip()[:1] != b"{":
@@ -71,22 +74,22 @@ def _pair(folder: Path) -> tuple[Path, Path] | None:
     return (profiles[0], traces[0]) if len(profiles) == len(traces) == 1 else None
 
 
-def load_folder(path: Path, told: Told) -> Trace:
-    """The profile in a folder joined with the execution trace beside it."""
+def load_folder(path: Path, options: ImportOptions) -> Trace:
+    """The profile in a folder joined with its execution trace."""
     pair = _pair(path)
     if pair is None:
         what = "does not hold exactly one profile and one execution trace"
         raise InputError.single(path, "", what, "name the profile, and give the other one with --execution-trace")
-    return load(pair[0], replace(told, execution_trace=pair[1]))
+    return load(pair[0], replace(options, execution_trace=pair[1]))
 
 
-def load(path: Path, told: Told) -> Trace:
+def load(path: Path, options: ImportOptions) -> Trace:
     """The recording as a trace. Raises `InputError` for what cannot be followed.
 
-    told.execution_trace: file with the tensors of the same run. told.iteration: which iteration to take.
+    options.execution_trace: file with the tensors of the same run. options.iteration: which iteration to take.
     """
-    recorded = read_execution_trace(told.execution_trace) if told.execution_trace is not None else None
-    part = _choose(path, recorded, told.iteration)
+    recorded = read_execution_trace(options.execution_trace) if options.execution_trace is not None else None
+    part = _choose(path, recorded, options.iteration)
     attribution, iteration, profile = part.attribution, part.attribution.iteration, part.attribution.profile
     streams, overlap = number_streams(iteration.kernels, path)
     memory, moments = device_memory(attribution), Moments(attribution)
@@ -95,16 +98,20 @@ def load(path: Path, told: Told) -> Trace:
     else:
         drafts = lone_blocks(attribution, memory, moments) if memory is not None else []
     ids = kernel_ids(len(iteration.kernels))
-    drop_reads_of_nothing(drafts)
+    for draft in drafts:
+        if not draft.persistent:
+            draft.drop_read_of_nothing()
     rows = [(draft, block(draft, attribution, moments, ids)) for draft in drafts]
     kept = [(draft, row) for draft, row in rows if row is not None]
     device = profile.devices.get(iteration.kernels[0].device)
     date = recorded.date if recorded is not None else _date(profile, iteration)
-    told = replace(told, device=told.device or device, dtype=told.dtype or _dtype(drafts), date=told.date or date)
+    options = replace(
+        options, device=options.device or device, dtype=options.dtype or _dtype(drafts), date=options.date or date
+    )
     said = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
     tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
-    info = told.info(path, tool, model, told.samples(path, attribution.samples()), said)
+    info = options.info(path, tool, model, options.samples(path, attribution.samples()), said)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(info, kernels(attribution, streams, [draft for draft, _ in kept]), tuple(row for _, row in kept))
 
@@ -151,3 +158,90 @@ def _date(profile: Profile, iteration: Iteration) -> str:
     if since_1970 < _EPOCH_FROM:
         return ""
     return datetime.datetime.fromtimestamp(since_1970 // 10**9, datetime.UTC).date().isoformat()
+
+
+def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool) -> str:
+    """What a reader of the trace should know. overlap: of kernels on their own stream, ns."""
+    iteration, profile = attribution.iteration, attribution.profile
+    lines = []
+    if iteration.number is not None:
+        lines.append(f"Iteration {iteration.number} of the {iteration.marks} that the recording marks.")
+    left_out = [event for event in profile.left_out if iteration.contains(launched_at(event, profile))]
+    if left_out:
+        lasted = format_time(sum(event.duration for event in left_out))
+        lines.append(f"Copies over the link and fills of memory are left out: {len(left_out)}, {lasted} in all.")
+    if overlap:
+        lines.append(f"Kernels that overlap on their own stream, counted twice: {format_time(overlap)}.")
+    if unlaunched := sum(kernel.correlation not in profile.launches for kernel in iteration.kernels):
+        lines.append(f"Kernels whose launch was not recorded: {unlaunched}.")
+    if untold := sum(not launched.is_phase_told for launched in attribution.launched):
+        remedy = (
+            "; record with ProfilerActivity.CPU to have them" if not any(map(_is_operator, attribution.ops)) else ""
+        )
+        lines.append(f"Kernels whose phase is not recorded: {untold}; they count as forward{remedy}.")
+    lines.append(_memory_note(is_joined, memory))
+    return " ".join(lines)
+
+
+def _is_operator(op: Op) -> bool:
+    return not op.is_annotation
+
+
+def _memory_note(is_joined: bool, memory: DeviceMemory | None) -> str:
+    if memory is None and not is_joined:
+        return (
+            "The profile has neither memory events (profile_memory=True) nor an execution trace beside it, so there "
+            "are no blocks and questions of memory cannot be answered."
+        )
+    if memory is None:
+        return "Blocks are the storages of the execution trace; lifetimes are not recorded (profile_memory=True)."
+    held = "" if memory.held_before < 0 else f" Held when the first kernel ran: {format_bytes(memory.held_before)}."
+    if is_joined:
+        return f"Blocks are the storages of the execution trace, their lifetimes are from memory events.{held}"
+    return (
+        "Blocks are the allocations that the profiler saw, written by the operator that made them; which kernels read "
+        f"them is not recorded, so policies that follow reads cannot be judged with this trace.{held}"
+    )
+
+
+#: The share of a stream's time that may overlap is one in this number.
+_PARTS = 20
+
+_MERGED = "record each process and GPU by itself and import one of them"
+
+
+def number_streams(kernels: Sequence[GpuWork], path: Path) -> tuple[dict[int, int], int]:
+    """Streams in the order in which they first appear, and how long kernels overlap on their own stream (ns).
+
+    kernels: in the order they ran. Raises `InputError` naming two that overlap on one stream and cannot.
+    """
+    numbers: dict[int, int] = {}
+    by_stream: dict[int, list[GpuWork]] = defaultdict(list)
+    for kernel in kernels:
+        numbers.setdefault(kernel.stream, len(numbers))
+        by_stream[kernel.stream].append(kernel)
+    return numbers, sum(_overlap(row, path) for row in by_stream.values())
+
+
+def _overlap(row: Sequence[GpuWork], path: Path) -> int:
+    """How long kernels of one stream overlap, ns."""
+    grain = 2000 if all(kernel.start % 1000 == 0 and kernel.duration % 1000 == 0 for kernel in row) else 0
+    total, worst = 0, (0, row[0], row[0])
+    before = row[0]
+    for kernel in row[1:]:
+        shared = min(before.end, kernel.end) - kernel.start
+        if shared > grain:
+            total += shared
+            worst = max(worst, (shared, before, kernel), key=lambda pair: pair[0])
+        if kernel.end + grain < before.end:
+            raise _refusal(path, before, kernel, f"the second ends {format_time(before.end - kernel.end)} before it")
+        before = kernel
+    if total * _PARTS > sum(kernel.duration for kernel in row):
+        raise _refusal(path, worst[1], worst[2], f"kernels of the stream overlap by {format_time(total)} in all")
+    return total
+
+
+def _refusal(path: Path, first: GpuWork, second: GpuWork, why: str) -> InputError:
+    place = f"event {second.number} ({second.name[:60]})"
+    what = f"overlaps event {first.number} ({first.name[:60]}) on stream {first.stream}: {why}"
+    return InputError.single(path, place, what, _MERGED)

@@ -21,7 +21,7 @@ from simgpu.compression.codecs.measure import measure
 from simgpu.compression.codecs.pattern_maps import Pattern, field_of
 from simgpu.compression.codecs.patterns import load_patterns, modelled_bytes
 from simgpu.trace.model import Block, CompressedSize, Phase, Trace
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 
 #: Codecs whose sizes depend on where zeros lie.
 CODECS = ("rle", "zlib")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.papers.checks.cdma_traces import layers_of, makers, study
 from simgpu.papers.checks.found import lines, rule
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
 
 #: Of the training, as many as the sparsity of these networks was fitted on.

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simgpu.trace.model import Kernel, Phase, Trace
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study

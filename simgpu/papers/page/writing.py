@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.report.template import check_page
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def write_page(run: Run, found: Reproduction, path: str | Path) -> Path:
     target = Path(path)
     check_target(target)
     text = page(found, figures_of(run))
-    with whole_file(target) as part:
+    with atomic_file(target) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
     return target
 

@@ -12,9 +12,7 @@ from simgpu.experiments.outputs import PROGRAM, REPORT, REPORT_SCHEMA, TASKS, fo
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tasks_file import tasks_from_json
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
-from simgpu.io.input_files import JSON_LIMIT
-from simgpu.io.json_files import read_json
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import JSON_LIMIT, read_json, read_text
 from simgpu.machine.run import POOLS
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Program
 from simgpu.program.paging import Paged

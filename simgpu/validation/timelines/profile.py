@@ -9,7 +9,7 @@ from pathlib import Path
 from simgpu.errors import InputError
 from simgpu.importers.kineto.attribution import Attribution
 from simgpu.importers.kineto.iteration import iterations, launched_at
-from simgpu.importers.kineto.profile import Kernel
+from simgpu.importers.kineto.profile import GpuWork
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 from simgpu.validation.timelines.calls import same_work
 from simgpu.validation.timelines.spans import copy_span, from_first_start
@@ -60,7 +60,7 @@ def _spans(attribution: Attribution, words: frozenset[str]) -> Iterator[Measured
         yield MeasuredSpan("compute", MeasuredKind.KERNEL, kernel.name, name, call, kernel.start, kernel.end)
 
 
-def _way(kernel: Kernel) -> MeasuredKind | None:
+def _way(kernel: GpuWork) -> MeasuredKind | None:
     """Which way a copy over the link goes; None for what is none."""
     return None if kernel.is_kernel else next((kind for word, kind in _WAYS.items() if word in kernel.name), None)
 

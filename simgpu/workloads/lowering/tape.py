@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.units import ITEMSIZE
 from simgpu.workloads.timemodel.operation import Operation
 
 

@@ -49,7 +49,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         raise InputError.single(trace.name or "trace", "batch", f"{batch!r} is not a batch size", "give at least 1")
     if batch == trace.info.batch:
         return trace
-    if trace.blocks and not trace.tells_reads:
+    if trace.blocks and not trace.records_reads:
         what = "the recording does not tell what kernels read, so nobody can follow the samples through it"
         remedy = "import it with its execution trace, or record it at that batch"
         raise InputError.single(trace.name or trace.info.model, "kernels.reads", what, remedy)

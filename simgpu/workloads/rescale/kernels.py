@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from simgpu.errors import InputError
-from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace
+from simgpu.units import ITEMSIZE
 from simgpu.workloads.rescale.products import Rebuilder
 from simgpu.workloads.rescale.samples import Sides, sample_sides
 from simgpu.workloads.timemodel.kinds import kind_of

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase
+from simgpu.units import ITEMSIZE
 from simgpu.workloads.rescale.geometry import convolution_of
 from simgpu.workloads.rescale.samples import Sides
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind

@@ -30,7 +30,7 @@ from math import prod
 
 from simgpu.errors import InputError
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, SparsitySample, Trace
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 from simgpu.workloads.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
 
 _DIGITS = 6

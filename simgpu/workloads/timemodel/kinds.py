@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simgpu.trace.ops import OpClass, op_class
+from simgpu.trace.operators import OpClass, op_class
 from simgpu.workloads.timemodel.operation import OperationKind
 
 _ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")

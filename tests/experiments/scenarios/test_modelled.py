@@ -10,11 +10,12 @@ import pytest
 from simgpu.cli.schema import json_schema
 from simgpu.errors import InputError
 from simgpu.experiments.compare import compare
-from simgpu.experiments.scenarios.load import load_scenario, load_trace, make_scenario
+from simgpu.experiments.scenarios.load import load_scenario, make_scenario
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.scenarios.modelled import ModelledTrace
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import simulate
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Origin, Trace
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.optimizer import Optimizer

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
@@ -22,6 +21,7 @@ from simgpu.program.instructions import COMPUTE, CopyIn, CopyOut, Launch, Progra
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from tests.semantics.hand_made import block, graph, held, kernel, node, run, times, trace
 from tests.semantics.random_traces import nodes, traces

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import OutOfMemoryError
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
@@ -23,6 +22,7 @@ from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from tests.policies.capuchin.test_passive import Fixed, context_of
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel, node

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from simgpu.compression.codecs.entries import ENTRY_SIZES, histogram, size_classes
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.check import check_trace
 from simgpu.trace.entries import histograms
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import AccessOrder, Origin, Trace
 from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
 from simgpu.workloads.solvers.tracing import NODE, solver_trace

@@ -9,8 +9,7 @@ import pytest
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
-from simgpu.trace.ops import OpClass, op_class
-from simgpu.trace.purity import purity
+from simgpu.trace.operators import OpClass, op_class, purity
 from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.lowering.entry import operations_of
 from simgpu.workloads.lowering.framework import Framework

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.workloads.catalogue import build

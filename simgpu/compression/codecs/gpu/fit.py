@@ -25,7 +25,7 @@ from simgpu.compression.codecs.gpu.setting import LaunchSetting
 from simgpu.compression.codecs.gpu.table import SCHEMA, GpuCoefficients, load_table
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node
-from simgpu.io.atomic import whole_file
+from simgpu.io.atomic import atomic_file
 from simgpu.units import parse_bandwidth, parse_time
 
 #: Free coefficients and where the search for them starts; rates in bytes per nanosecond.
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         text = response_text()
-        with whole_file(given.output) as part:
+        with atomic_file(given.output) as part:
             part.write_bytes(text.encode())
     except (InputError, MissingExtraError) as error:
         for line in str(error).splitlines():

@@ -17,7 +17,7 @@ from simgpu.compression.codecs.gpu.setting import LaunchSetting, launch_problems
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError, Problem
-from simgpu.io.text_files import read_text
+from simgpu.io.input_files import read_text
 
 #: Standard deviation of the logarithm of a measured time. Assumed: the paper's samples were measured, and it says
 #: nothing of how they scatter.

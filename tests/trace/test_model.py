@@ -1,4 +1,4 @@
-"""A trace's tables as pandas frames: a row for each kernel and block, nothing made up, whole numbers whole."""
+"""Trace tables as pandas frames: one row per kernel and block, integers stay integers, nothing is made up."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.model import BlockKind, Phase
 
 
-def test_kernels_stand_in_execution_order_with_all_that_was_recorded():
+def test_kernel_frame_has_all_fields_in_execution_order():
     trace = load_trace("resnet20-cifar-cpu")
     frame = trace.kernel_frame()
     assert list(frame.index) == [kernel.id for kernel in trace.kernels]
@@ -27,7 +27,7 @@ def test_blocks_have_their_bytes_and_kinds():
     assert not frame["persistent"].isna().any()
 
 
-def test_what_was_not_recorded_is_missing():
+def test_values_not_recorded_are_missing():
     trace = chain([5, 7], [10, 14], [100, 200])
     assert trace.kernel_frame()["start_ns"].isna().all()
     assert trace.block_frame()["release"].isna().all()

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, whatever stood there before."""
+"""Atomic files and folders, also where something existed before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.io.atomic import whole_file, whole_folder
+from simgpu.io.atomic import atomic_file, atomic_folder
 
 
 def nothing_foreign(_: Path) -> str:
@@ -26,7 +26,7 @@ def test_a_folder_that_cannot_be_put_in_place_brings_the_old_one_back(tmp_path, 
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", fails_for_the_new_one)
-    with pytest.raises(InputError, match="cannot be written: Input/output error"), whole_folder(out, nothing_foreign):
+    with pytest.raises(InputError, match="cannot be written: Input/output error"), atomic_folder(out, nothing_foreign):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert (out / "old.txt").read_text() == "old"
@@ -36,20 +36,20 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     real, link = tmp_path / "real", tmp_path / "link"
     real.mkdir()
     link.symlink_to(real)
-    with whole_folder(link, nothing_foreign) as part:
+    with atomic_folder(link, nothing_foreign) as part:
         (part / "new.txt").write_text("new")
     assert link.is_symlink()
     assert (real / "new.txt").read_text() == "new"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
 
 
-def test_what_goes_wrong_inside_is_told_of_the_folder_and_other_files_keep_their_names(tmp_path):
-    with pytest.raises(InputError) as caught, whole_folder(tmp_path / "out", nothing_foreign) as part:
-        with pytest.raises(InputError) as inside, whole_file(part / "absent" / "file.csv") as file:
+def test_errors_inside_name_the_folder_and_other_files_keep_their_names(tmp_path):
+    with pytest.raises(InputError) as caught, atomic_folder(tmp_path / "out", nothing_foreign) as part:
+        with pytest.raises(InputError) as inside, atomic_file(part / "absent" / "file.csv") as file:
             file.write_text("x")
-        other = InputError.single("elsewhere.csv", "", "is empty")
+        other = InputError.single("other.csv", "", "is empty")
         raise InputError([*inside.value.problems, *other.problems])
-    assert [problem.file for problem in caught.value.problems] == [str(tmp_path / "out"), "elsewhere.csv"]
+    assert [problem.file for problem in caught.value.problems] == [str(tmp_path / "out"), "other.csv"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,17 +57,17 @@ def test_a_foreign_folder_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
         pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),
-        whole_folder(tmp_path, lambda folder: "somebody's thesis" if (folder / "thesis.txt").exists() else ""),
+        atomic_folder(tmp_path, lambda folder: "somebody's thesis" if (folder / "thesis.txt").exists() else ""),
     ):
         raise AssertionError("the block must not be entered")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_what_a_folder_holds_is_seen_by_any_path_that_leads_there(tmp_path):
+def test_foreign_content_is_seen_through_any_path(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with (
         pytest.raises(InputError, match="holds somebody's thesis; choose a new folder"),
-        whole_folder(tmp_path / "not-there" / "..", lambda folder: "somebody's thesis"),
+        atomic_folder(tmp_path / "not-there" / "..", lambda folder: "somebody's thesis"),
     ):
         raise AssertionError("the block must not be entered")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,4 +1,4 @@
-"""What the user may add to an imported recording that does not say it itself."""
+"""What the user may add to a recording that it does not state itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simgpu.trace.model import NOT_RECORDED, Origin, TraceInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ImportOptions:
     """Description of a recording as the user knows it; None leaves it to the recording.
 
     batch: samples per iteration. date: day of the recording, YYYY-MM-DD.
@@ -26,15 +26,15 @@ class Told:
     iteration: int | None = None
 
     def samples(self, source: Path, from_shapes: int | None) -> int | None:
-        """Samples per iteration, told or as the shapes of a recording tell them; None where neither does.
+        """Samples per iteration, as the user gave them or from the recorded shapes; None if neither is known.
 
         Raises `InputError` where the two differ.
 
-        >>> Told(batch=8).samples(Path("net.json"), None), Told().samples(Path("net.json"), 8)
+        >>> ImportOptions(batch=8).samples(Path("net.json"), None), ImportOptions().samples(Path("net.json"), 8)
         (8, 8)
         """
         if self.batch is not None and from_shapes is not None and self.batch != from_shapes:
-            what = f"was recorded with batch {from_shapes}, as its shapes tell, not with batch {self.batch}"
+            what = f"was recorded with batch {from_shapes}, as its shapes show, not with batch {self.batch}"
             remedy = (
                 "leave --batch out; if the first side of this network's data is not its samples, put the right batch "
                 "into the written trace.yaml"

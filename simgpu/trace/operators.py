@@ -1,18 +1,16 @@
-"""Whether an operator, run again on the same inputs, gives the same values and changes nothing else.
+"""What an operator's recorded name says: its class, and whether running it again changes anything.
 
-The one table of operator names for recordings that say no more than the name; importers and the recorder share it.
-Names not in the table are unknown, and stay unknown. An in-place operator such as ``relu_`` is as pure as ``relu``:
-what it changes is a block that it declares to write, and running all writers of that block in order gives the block
-again.
-
-Pure means: draws no random numbers, keeps no state. Bits may still differ: kernels that add with atomics (a
-convolution's weight gradient, an embedding's) add in another order each time, as they do from one training run to the
-next. That is not counted as impure.
+An operator is pure when, run again on the same inputs, it gives the same values and changes nothing else: it draws no
+random numbers and keeps no state. An in-place operator such as ``relu_`` is as pure as ``relu``: running all writers of
+the block in order restores it. Kernels that add with atomics, whose last bits vary from run to run, count as pure.
+Operators that are not in the table are unknown.
 """
 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
+from functools import lru_cache
 
 _PURE = """
 conv1d conv2d conv3d convolution cudnn_convolution linear mm addmm bmm baddbmm matmul
@@ -83,3 +81,48 @@ def repeats_with_saved(op: str) -> bool:
     (True, True, False)
     """
     return _WITH_SAVED.search(op) is not None and "backward" not in op.lower()
+
+
+class OpClass(StrEnum):
+    """What sort of layer an operator is part of, forward or backward."""
+
+    CONVOLUTION = "convolution"
+    POOLING = "pooling"
+    ACTIVATION = "activation"
+    NORMALIZATION = "normalization"
+    LINEAR = "linear"
+    DROPOUT = "dropout"
+    SOFTMAX_LOSS = "softmax_loss"
+    OTHER = "other"
+
+
+# First match wins, so that "max_pool2d_with_indices_backward" is pooling and "threshold_backward" an activation.
+_TABLE: tuple[tuple[str, OpClass], ...] = (
+    (r"conv", OpClass.CONVOLUTION),
+    (r"pool", OpClass.POOLING),
+    (
+        r"batch_?norm|layer_?norm|group_?norm|instance_?norm|rms_?norm|local_?response|(^|[^a-z])lrn",
+        OpClass.NORMALIZATION,
+    ),
+    (r"drop_?out|droupout|masked_scale", OpClass.DROPOUT),
+    (r"nll_?loss|cross_?entropy|bce|log_?softmax|mse_?loss", OpClass.SOFTMAX_LOSS),
+    (r"relu|threshold|sigmoid|tanh|gelu|silu|hardtanh|hardswish|elu|softplus", OpClass.ACTIVATION),
+    (r"(^|[^a-z])(addmm|baddbmm|bmm|mm|matmul|linear|addmv)([^a-z]|$)|linear|addmm", OpClass.LINEAR),
+)
+_COMPILED = tuple((re.compile(pattern), op_class) for pattern, op_class in _TABLE)
+
+
+@lru_cache(maxsize=4096)
+def op_class(op: str) -> OpClass:
+    """Class of an operator by its recorded name, in any case and with any prefix.
+
+    >>> op_class("aten::conv2d").value, op_class("autograd::engine::evaluate_function: ReluBackward0").value
+    ('convolution', 'activation')
+    >>> op_class("cudnn_batch_norm_backward").value, op_class("_cat").value
+    ('normalization', 'other')
+    """
+    name = op.lower()
+    for pattern, result in _COMPILED:
+        if pattern.search(name):
+            return result
+    return OpClass.OTHER

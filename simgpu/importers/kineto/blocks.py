@@ -1,0 +1,261 @@
+"""Blocks of a profile: device memory from its events, blocks as drafts, and the blocks of memory events alone.
+
+Without an execution trace, each allocation is one block, with its exact lifetime and as many bytes as the allocator
+returned. It is written by the kernels that the operator around the allocation launched while it was held; what kernels
+read, and which blocks of two operators are the same tensor, is not recorded. So lifetimes and peaks are exact, and
+`reads` stays empty. The kind of a block follows from the phase of its writers: feature maps, gradients; the optimizer's
+are `other`. Memory that was freed before another operator's kernel ran is scratch: the workspace of its kernel, or
+`other` where several kernels share it. Memory from before the iteration is one persistent block `held`; what of it was
+freed after the first launch is a block of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simgpu.errors import InputError
+from simgpu.importers.drafts import BlockDraft, kernel_ids, kind_of_new, printable, reads_and_writes
+from simgpu.importers.kineto.attribution import Attribution, innermost
+from simgpu.importers.kineto.profile import MemoryEvent, Thread
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """Memory that was allocated in the iteration: where, when (ns), how much; freed: when, None while it is held.
+
+    op: position of the innermost operator around the allocation, -1 where none.
+    """
+
+    thread: Thread
+    at: int
+    bytes: int
+    op: int
+    freed: int | None = None
+
+    def is_held(self, moment: int) -> bool:
+        return self.at <= moment and (self.freed is None or moment <= self.freed)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """All memory events of the iteration's device.
+
+    held_before: bytes allocated when the first kernel was launched, less what was allocated in the iteration; -1
+    where the recording has no totals. freed: (bytes, moment) of memory from before the iteration, freed after its
+    first launch. peak: the most that was allocated at once, as the framework counts; None where it does not.
+    """
+
+    allocations: tuple[Allocation, ...]
+    freed: tuple[tuple[int, int], ...]
+    held_before: int
+    peak: int | None
+
+
+def device_memory(attribution: Attribution) -> DeviceMemory | None:
+    """The memory events of an iteration; None where the recording has none."""
+    iteration, profile = attribution.iteration, attribution.profile
+    device = iteration.kernels[0].device
+    events = sorted(
+        (event for event in profile.memory if event.device == device and iteration.contains(event.at)),
+        key=lambda event: (event.at, event.number),
+    )
+    if not events:
+        return None
+    around = innermost(attribution.ops, [(event.thread, event.at) for event in events])
+    first_launch = min(launched.at for launched in attribution.launched)
+    held: dict[int, Allocation] = {}
+    allocations, freed = [], []
+    before = events[0].total - events[0].bytes if events[0].total >= 0 else -1
+    for event, op in zip(events, around, strict=True):
+        if event.bytes > 0:
+            _require_free(profile.path, event, held)
+            allocation = Allocation(event.thread, event.at, event.bytes, op)
+            allocations.append(allocation)
+            held[event.address] = allocation
+        elif event.address in held:
+            held.pop(event.address).freed = event.at
+        elif event.at >= first_launch:
+            freed.append((-event.bytes, event.at))
+        elif before >= 0:
+            before += event.bytes
+    peak = max(event.total for event in events)
+    return DeviceMemory(tuple(allocations), tuple(freed), max(before, -1), peak if peak >= 0 else None)
+
+
+def _require_free(path: object, event: MemoryEvent, held: dict[int, Allocation]) -> None:
+    if event.address in held:
+        what = f"allocates address {event.address}, which was allocated before and not freed"
+        remedy = "the events of several processes or devices are mixed, or some are missing: record it again"
+        raise InputError.single(str(path), f"event {event.number} ([memory])", what, remedy)
+
+
+class Moments:
+    """From moments of the CPU to kernels: a free that follows a launch takes effect after that kernel."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        self.attribution = attribution
+        self.order = attribution.launch_order
+        self._at = [attribution.launched[position].at for position in self.order]
+
+    def kernels_from(self, moment: int) -> int | None:
+        """The first kernel launched at or after a moment; None where none."""
+        place = bisect_right(self._at, moment - 1)
+        return self.order[place] if place < len(self.order) else None
+
+    def kernel_until(self, moment: int) -> int | None:
+        """The last kernel launched up to a moment; None where none."""
+        place = bisect_right(self._at, moment)
+        return self.order[place - 1] if place else None
+
+    def is_idle(self, allocation: Allocation) -> bool:
+        """Whether no kernel was launched while the memory was held."""
+        first = bisect_right(self._at, allocation.at - 1)
+        return allocation.freed is not None and bisect_right(self._at, allocation.freed) <= first
+
+    def writers(self, allocation: Allocation) -> list[int]:
+        """Kernels that the operator around an allocation launched while it was held.
+
+        The innermost such operator; of those inside it, the first that launched one.
+        """
+        attribution = self.attribution
+        for op in attribution.operators(allocation.op):
+            end = attribution.ops[op].end
+            first = bisect_right(self._at, allocation.at - 1)
+            inside = [
+                position
+                for position in self.order[first : bisect_right(self._at, end)]
+                if allocation.is_held(attribution.launched[position].at)
+                and op in attribution.chain(attribution.launched[position].op)
+            ]
+            if inside:
+                launcher = attribution.launched[inside[0]].op
+                return [position for position in inside if attribution.launched[position].op == launcher]
+        return []
+
+
+@dataclass(slots=True, eq=False)
+class Draft(BlockDraft):
+    """A block of a profile.
+
+    allocation: None for memory that was there before the iteration, or whose allocation was not recorded.
+    freed: for memory from before: when it was freed (ns), None while it is held.
+    """
+
+    persistent: bool = False
+    allocation: Allocation | None = None
+    freed: int | None = None
+
+    @property
+    def is_read_unwritten(self) -> bool:
+        """Whether it holds, before any kernel writes it, a value that is neither old nor a kernel's."""
+        return not self.persistent and (not self.writers or (bool(self.readers) and self.first < min(self.writers)))
+
+
+def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequence[str]) -> Block | None:
+    """The row of a draft; None for memory that no kernel could have used."""
+    allocation = draft.allocation
+    born, release = None, None
+    freed = draft.freed if allocation is None else allocation.freed
+    if freed is not None:
+        last = moments.kernel_until(freed)
+        uses = draft.readers | draft.writers
+        release = max([*uses, *([] if last is None else [last])], default=None)
+        if release is None:
+            return None
+    if draft.is_read_unwritten:
+        born = moments.kernels_from(allocation.at) if allocation is not None else None
+        if draft.is_used:
+            born = draft.first if born is None else min(born, draft.first)
+        if born is None:
+            return None
+        release = None if release is None else max(release, born)
+    is_workspace = draft.kind is BlockKind.WORKSPACE
+    is_lasting = allocation is not None and freed is None
+    at_release = ids[release] if release is not None else RELEASED_AT_END if is_lasting else None
+    return Block(
+        draft.id,
+        draft.bytes,
+        draft.kind,
+        persistent=draft.persistent,
+        born=None if born is None else ids[born],
+        release=None if is_workspace else at_release,
+        layer=_layer(draft, attribution),
+        shape=draft.shape,
+        dtype=draft.dtype,
+    )
+
+
+def _layer(draft: Draft, attribution: Attribution) -> str | None:
+    """The layer of the kernel that first wrote it, or that first read what was there before."""
+    uses = draft.readers if draft.persistent and draft.readers else draft.writers or draft.readers
+    first = min(uses, default=None)
+    return None if first is None else attribution.launched[first].layer
+
+
+def kernels(attribution: Attribution, streams: dict[int, int], drafts: Sequence[Draft]) -> tuple[Kernel, ...]:
+    """The rows of the kernels, with the drafts as blocks they read and write."""
+    iteration = attribution.iteration
+    ids = kernel_ids(len(iteration.kernels))
+    begin = iteration.kernels[0].start if iteration.number is None else iteration.begin
+    reads, writes = reads_and_writes(len(ids), drafts)
+    return tuple(
+        Kernel(
+            id=ids[position],
+            op=printable(launched.name),
+            phase=launched.phase,
+            duration_ns=kernel.duration,
+            reads=tuple(reads[position]),
+            writes=tuple(writes[position]),
+            layer=launched.layer,
+            stream=streams[kernel.stream],
+            start_ns=max(kernel.start - begin, 0),
+            pure=launched.pure,
+        )
+        for position, (kernel, launched) in enumerate(zip(iteration.kernels, attribution.launched, strict=True))
+    )
+
+
+def scratch_kind(draft: Draft) -> BlockKind:
+    """Memory that comes and goes with one kernel is its workspace."""
+    lone = len(draft.writers) == 1 and draft.readers <= draft.writers
+    return BlockKind.WORKSPACE if lone else BlockKind.OTHER
+
+
+def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
+    """The phase of the kernel that first wrote it."""
+    return attribution.launched[min(draft.writers)].phase if draft.writers else None
+
+
+def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
+    """One draft for each allocation, and those of what was there before."""
+    drafts = held_before(memory, named=0)
+    for number, allocation in enumerate(memory.allocations, start=1):
+        if moments.is_idle(allocation):
+            continue
+        draft = Draft(f"m{number}", allocation.bytes, allocation=allocation, writers=set(moments.writers(allocation)))
+        is_lone = is_scratch(draft, moments)
+        draft.kind = scratch_kind(draft) if is_lone else kind_of_new(phase_of(draft, attribution), reading=set())
+        drafts.append(draft)
+    return drafts
+
+
+def is_scratch(draft: Draft, moments: Moments) -> bool:
+    """Whether the memory was freed before any kernel but its writers was launched."""
+    freed = draft.allocation.freed if draft.allocation is not None else None
+    return freed is not None and bool(draft.writers) and moments.kernel_until(freed) in draft.writers
+
+
+def held_before(memory: DeviceMemory, named: int) -> list[Draft]:
+    """Memory from before the iteration that no tensor names: what was freed in it, and the rest as one block.
+
+    named: bytes of it that are other blocks already.
+    """
+    drafts = [
+        Draft(f"held.{number}", size, persistent=True, freed=at)
+        for number, (size, at) in enumerate(memory.freed, start=1)
+    ]
+    rest = memory.held_before - named - sum(size for size, _ in memory.freed)
+    return [*([Draft("held", rest, persistent=True)] if rest > 0 else []), *drafts]
