@@ -132,6 +132,16 @@ def random_arguments(name: str, module: nn.Module, specs: Mapping[str, InputSpec
         for each in required(module)
         if each not in specs
     ]
+    problems += [
+        Problem(
+            name,
+            f"input {each}",
+            f"{forward_of(module)} takes it by position only",
+            "return (module, inputs) from the factory, with a tuple of inputs",
+        )
+        for each, parameter in parameters.items()
+        if parameter.kind is parameter.POSITIONAL_ONLY and each in specs
+    ]
     if problems:
         raise InputError(problems)
     return {each: _random(spec, batch) for each, spec in specs.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.arguments import Arguments, call, forward_of
 
 _REMEDY = (
@@ -46,6 +46,8 @@ def find_loss(
     try:
         with torch.no_grad():
             output = call(module.eval(), inputs)
+    except SimgpuError:
+        raise
     except Exception as error:
         what = f"{type(module).__name__} raised {type(error).__name__} on {given}: {error}"
         remedy = f"give inputs that {forward_of(module)} works on, of its shapes, types and, for integers, bounds"

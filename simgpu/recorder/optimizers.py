@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import optim
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, optimizer_path
 from simgpu.recorder.references import find_callable
 
@@ -61,6 +61,8 @@ def make_optimizer(factory: Callable[..., Any], module: torch.nn.Module) -> opti
     remedy = "it is called with the model's parameters alone, and returns a torch.optim.Optimizer"
     try:
         made = factory(module.parameters())
+    except SimgpuError:
+        raise
     except Exception as error:
         what = f"calling {name} raised {type(error).__name__}: {error}"
         raise InputError.single("record", "optimizer", what, remedy) from error

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError, SimgpuError, did_you_mean
 
 
 def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str) -> Callable[..., Any]:
@@ -45,6 +45,8 @@ def _import(name: str, place: str, module_path: str) -> Any:
             raise InputError.single(name, place, f"there is no module {missing!r}", remedy) from error
         what = f"module {module_path!r} needs {missing!r}, which is not installed"
         raise InputError.single(name, place, what, f"install {missing}") from error
+    except SimgpuError:
+        raise
     except Exception as error:
         what = f"importing {module_path!r} raised {type(error).__name__}: {error}"
         raise InputError.single(name, place, what, "put the module right first") from error

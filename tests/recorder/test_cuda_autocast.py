@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,6 +305,26 @@ def test_on_a_cpu_what_works_on_cuda_alone_is_refused_with_what_to_do(factory: A
     with pytest.raises(InputError, match=advice) as caught:
         record(factory, batch=3, repetitions=1, warmup=1)
     assert "half" not in str(caught.value)
+
+
+def test_on_a_cpu_autocast_for_cuda_is_refused_alike_where_the_module_has_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Casting(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                return super().forward(input)
+
+    (tmp_path / "scales_when_imported.py").write_text("import torch\nscaler = torch.amp.GradScaler('cuda')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    autocast, scaler = "torch.autocast('cuda')", "torch.amp.GradScaler('cuda')"
+    cases = ((lambda: (Casting(4, 2), torch.ones(3, 4)), autocast), ("scales_when_imported:factory", scaler))
+    for factory, what in cases:
+        with pytest.raises(InputError) as caught:
+            record(factory, batch=3, repetitions=1, warmup=1)
+        (problem,) = caught.value.problems
+        assert problem.place == "iteration"
+        assert problem.what == f"{what} has no effect on a CPU, where this is recorded"
 
 
 def test_an_autocast_that_is_switched_off_is_not_refused() -> None:

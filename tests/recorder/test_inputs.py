@@ -174,6 +174,26 @@ def test_inputs_that_are_wrong_are_refused_together(inputs: dict[str, Any], what
     assert all(said.startswith(expected) for said, expected in zip(found, what, strict=True)), found
 
 
+def test_inputs_that_forward_takes_by_position_only_are_refused_by_name() -> None:
+    class Positional(nn.Linear):
+        def forward(self, x: torch.Tensor, /) -> torch.Tensor:
+            return super().forward(x)
+
+    (said,) = _problems(lambda: Positional(4, 3), inputs={"x": "Bx4"})
+    assert said == (
+        "input x: forward(x, /) takes it by position only; return (module, inputs) from the factory, with a tuple of "
+        "inputs"
+    )
+
+
+def test_an_operator_that_refuses_its_shapes_on_fake_tensors_is_one_message_without_a_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(InputError, match="Linear raised RuntimeError on input=Bx5:float32"):
+        record(lambda: nn.Linear(4, 3), batch=4, gpu="v100", inputs={"input": "Bx5"})
+    assert caplog.records == []
+
+
 def test_inputs_are_refused_where_the_factory_has_its_own() -> None:
     (said,) = _problems("mlp", inputs={"input": "Bx3072"})
     assert said.startswith("inputs: the factory returns inputs of its own; leave --input (inputs in Python) out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Every tensor made within is fake. Raises `InputError` naming `name` where a value would be needed."""
     try:
-        with _one_draw(), FakeTensors() as mode, warnings.catch_warnings():
+        with _one_draw(), _no_log(), FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) asks each weight for its address.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode
@@ -108,6 +109,17 @@ def _place(mode: FakeTensors, error: BaseException | None) -> str:
     part = "factory" if mode.allow_non_fake_inputs else "iteration"
     line = raised_at(error) if error is not None else ""
     return f"{part}, {line}" if line else part
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Within, PyTorch does not log the traceback of an operator that fails: the error says what is wrong."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 @contextmanager

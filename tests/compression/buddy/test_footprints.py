@@ -164,6 +164,17 @@ def test_blocks_of_which_nothing_is_known_overflow_where_the_whole_program_has_o
 # --- time of kernels ----------------------------------------------------------------------------------------------
 
 
+def half_duplex_ns(read: Fraction, written: Fraction, both: int) -> int:
+    """Nanoseconds until both have passed a half-duplex link, counted one by one; while both move, each has half."""
+    left = [read * GB, written * GB]
+    passed = 0
+    while moving := [way for way in (0, 1) if left[way] > 0]:
+        for way in moving:
+            left[way] -= both // len(moving)
+        passed += 1
+    return passed
+
+
 def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel, epoch: int) -> tuple[int, int]:
     """Time on the device, and with the link alone, counted entry by entry; metadata are always in their cache."""
     buddy = buddy_of(node)
@@ -201,7 +212,7 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
     if not (moved.read or moved.written):
         return device, device
     if link.duplex is Duplex.HALF:
-        passing = ceil((moved.read + moved.written) * GB / max(link.d2h_bandwidth, link.h2d_bandwidth))
+        passing = half_duplex_ns(moved.read, moved.written, max(link.d2h_bandwidth, link.h2d_bandwidth))
     else:
         passing = max(ceil(moved.read * GB / link.h2d_bandwidth), ceil(moved.written * GB / link.d2h_bandwidth))
     head = device - device * round(buddy.overlap * 10**6) // 10**6
