@@ -173,23 +173,23 @@ class OutOfMemoryError(SimgpuError):
 
 
 class MissingExtraError(SimgpuError):
-    """An optional dependency is not installed; names its package, which can be had wherever simgpu came from.
+    """A dependency is not installed: one of an extra, or one that is not available for every version of Python.
 
     >>> print(MissingExtraError("recording a model", "torch", "record"))
     recording a model needs torch, which is not installed; install torch, or simgpu with its extra 'record'
     """
 
-    def __init__(self, purpose: str, package: str, extra: str) -> None:
+    def __init__(self, purpose: str, package: str, extra: str = "") -> None:
         super().__init__(purpose, package, extra)
         self.purpose = purpose
         self.package = package
         self.extra = extra
 
     def __str__(self) -> str:
-        return (
-            f"{self.purpose} needs {self.package}, which is not installed; "
-            f"install {self.package}, or simgpu with its extra '{self.extra}'"
-        )
+        missing = f"{self.purpose} needs {self.package}, which is not installed; install {self.package}"
+        if self.extra:
+            return f"{missing}, or simgpu with its extra '{self.extra}'"
+        return f"{missing} under a version of Python that it supports"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

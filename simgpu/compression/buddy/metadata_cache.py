@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.compiling import compiled
 from simgpu.hardware.spec import MetadataCacheSpec
 
 Ints = NDArray[np.int64]
@@ -43,7 +42,10 @@ class MetadataCache:
 
     def __init__(self, spec: MetadataCacheSpec) -> None:
         self.spec = spec
-        self._sets: _Sets = (_CompiledSets if is_compiled() else _PlainSets)(spec)
+        # Of each set its lines, the most recently used first, -1 for none, and what a change of each stands for.
+        shape = (spec.slices * spec.sets, spec.ways)
+        self._lines = np.full(shape, -1, np.int64)
+        self._changed = np.zeros(shape, np.int64)
 
     def visit(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> Visits:
         """Counts over visits to metadata lines, in order; the cache goes on from where it was.
@@ -54,17 +56,13 @@ class MetadataCache:
         """
         many = np.ones(lines.size, np.int64) if stand_for is None else np.ascontiguousarray(stand_for, np.int64)
         lines, writes = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(writes, np.bool_)
-        misses, written_back = self._sets.visit(sets_of(lines, self.spec), lines, writes, many)
+        sets = sets_of(lines, self.spec)
+        misses, written_back = _compiled()(self._lines, self._changed, sets, lines, writes, many)
         return Visits(int(many.sum()) - misses, misses, written_back)
 
     def visit_entries(self, entries: Ints, writes: Bools) -> Visits:
         """As `visit`, over visits to memory-entries, numbers from 0."""
         return self.visit(entries // self.spec.entries, writes)
-
-
-def is_compiled() -> bool:
-    """Whether numba is there to compile."""
-    return find_spec("numba") is not None
 
 
 def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
@@ -95,49 +93,6 @@ def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
     return bank * spec.sets + above % spec.sets
 
 
-class _Sets(Protocol):
-    """What the cache holds; both kinds count alike."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None: ...
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        """Misses and lines written back."""
-
-
-class _PlainSets:
-    """Of each set its lines, the least recently used first, with what a change of each stands for, 0 for none."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None:
-        self.ways = spec.ways
-        self.held: list[dict[int, int]] = [{} for _ in range(spec.slices * spec.sets)]
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        misses = written_back = 0
-        visits = zip(sets.tolist(), lines.tolist(), writes.tolist(), stand_for.tolist(), strict=True)
-        for number, line, write, many in visits:
-            held = self.held[number]
-            changed = held.pop(line, -1)
-            if changed < 0:
-                misses += many
-                changed = 0
-                if len(held) == self.ways:
-                    written_back += held.pop(next(iter(held)))
-            held[line] = changed or many * write
-        return misses, written_back
-
-
-class _CompiledSets:
-    """Of each set its lines, the most recently used first, -1 for none, and what a change of each stands for."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None:
-        shape = (spec.slices * spec.sets, spec.ways)
-        self.held = np.full(shape, -1, np.int64)
-        self.changed = np.zeros(shape, np.int64)
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        return _compiled()(self.held, self.changed, sets, lines, writes, stand_for)
-
-
 def _visit(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
     misses = written_back = 0
     last = held.shape[1] - 1
@@ -161,13 +116,4 @@ def _visit(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, st
 
 @cache
 def _compiled() -> Callable[[Ints, Ints, Ints, Ints, Bools, Ints], tuple[int, int]]:
-    """`_visit`, compiled; kept for the next process where there is a place to keep it."""
-    import numba
-
-    compiled: Any
-    try:
-        compiled = numba.njit(_visit, cache=True, nogil=True)
-    except RuntimeError:
-        # There is no place where this user may write.
-        compiled = numba.njit(_visit, nogil=True)
-    return compiled  # type: ignore[no-any-return]  # numba tells no types
+    return compiled(_visit, nogil=True)

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
-from importlib.util import find_spec
 from operator import xor
 
-import pytest
 from hypothesis import strategies as st
 
-from simgpu.compression.buddy import metadata_cache
 from simgpu.compression.buddy.metadata_cache import Visits
 from simgpu.hardware.spec import MetadataCacheSpec
 
 PAPERS = MetadataCacheSpec(size=4096, slices=32, ways=4, line=32, entries=64)
-
-both_ways = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("compiled", marks=pytest.mark.skipif(not find_spec("numba"), reason="extra 'fast' not installed")),
-        "plain",
-    ],
-)
-
-
-@contextmanager
-def calculated(way: str) -> Iterator[None]:
-    """Caches made in here count by numba, or without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata_cache, "is_compiled", lambda: way == "compiled")
-        yield
 
 
 def spec(sets: int = 1, ways: int = 4, slices: int = 1, entries: int = 64) -> MetadataCacheSpec:

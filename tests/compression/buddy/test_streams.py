@@ -26,7 +26,7 @@ from simgpu.compression.buddy.streams import (
 from simgpu.errors import InputError
 from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-from tests.compression.buddy.caches import PAPERS, Reference, added, both_ways, calculated, spec, specs
+from tests.compression.buddy.caches import PAPERS, Reference, added, spec, specs
 
 many = settings(deadline=None, max_examples=200)
 SEQUENTIAL, STRIDED, RANDOM = AccessOrder.SEQUENTIAL, AccessOrder.STRIDED, AccessOrder.RANDOM
@@ -104,10 +104,9 @@ class TestOrder:
         assert stream.writes.tolist() == [walk.write for walk, _ in expected]
         assert stream.stand_for.tolist() == [1] * len(expected)
 
-    @both_ways
     @many
     @given(spec=specs, kernels=kernels_of_walks)
-    def test_tile_by_tile_counts_as_entry_by_entry(self, way: str, spec: MetadataCacheSpec, kernels: list[list[Walk]]):
+    def test_tile_by_tile_counts_as_entry_by_entry(self, spec: MetadataCacheSpec, kernels: list[list[Walk]]):
         reference = Reference(spec)
         for _ in range(2):
             expected = []
@@ -120,8 +119,7 @@ class TestOrder:
                 found = added(visits)
                 assert len(visits) == found.hits + found.misses
                 expected.append(Counts(len(visits), found.misses, found.written_back))
-        with calculated(way):
-            assert misses_of(kernels, spec) == expected
+        assert misses_of(kernels, spec) == expected
 
     def test_a_strided_walk_goes_through_all_entries_once_before_it_begins_again(self):
         walk = Walk(100, 10, False, STRIDED, 1, visits=23, stride=4)
@@ -195,13 +193,11 @@ class TestSample:
         [counts] = misses_of([[Walk(0, 64 * 1000, True, STRIDED, 1, visits=700, stride=64)]], spec(ways=2))
         assert counts == Counts(700, 700, 700)
 
-    @both_ways
-    def test_does_not_multiply_what_a_cache_lacks_at_first(self, way: str):
+    def test_does_not_multiply_what_a_cache_lacks_at_first(self):
         """Other kernels have filled the cache. A block that fits misses once for each line, however long the walk."""
         lines, visits = PAPERS.total // PAPERS.line, 10**8
         other = sequential(64 * lines, first=64 * lines)
-        with calculated(way):
-            _, counts = misses_of([[other], [random(64 * 100, visits)]], PAPERS)
+        _, counts = misses_of([[other], [random(64 * 100, visits)]], PAPERS)
         assert counts == Counts(visits, 100, 0)
 
 

@@ -49,11 +49,11 @@ def test_names_and_numbers_are_told_apart() -> None:
     assert len({codec.number for codec in found}) == len(found)
 
 
-@pytest.mark.parametrize("name", ["zvc", "bpc"])
-def test_neither_libraries_nor_compilers_load_for_a_size(name: str) -> None:
+def test_making_codecs_and_sizing_in_zvc_load_neither_libraries_nor_numba() -> None:
     program = (
         "import sys, numpy as np; from simgpu.compression.codecs.registry import make_codec;"
-        f"make_codec('{name}').compressed_size(np.zeros(100, np.float32));"
+        "make_codec('bpc');"
+        "make_codec('zvc').compressed_size(np.zeros(100, np.float32));"
         "print(sorted({'numba', 'lz4', 'rich', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Zero-value compression with NumPy: what works everywhere, and what the compiled form is proved against.
+"""Zero-value compression with NumPy: the oracle of the compiled functions.
 
 Streams are taken in *units* of an element's width, of which a mask has one, two or four.
 """
@@ -61,7 +61,7 @@ def read(units: Bits, bits: Bits) -> int:
 
 
 def _mask_places(units: Bits, masks: int, mask_units: int) -> tuple[NDArray[np.int64], int]:
-    """Where each mask begins and, last, where the stream ends; beside it the first mask that is wrong, or -1.
+    """Where each mask begins and, last, where the stream ends; and the first mask that is wrong, or -1.
 
     A mask begins where the values of the one before it end, so this is a walk, not a vector operation.
     """
