@@ -9,9 +9,8 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.units import format_bytes, format_time
-from simgpu.workloads.calibration.memory import MemoryRow
 from simgpu.workloads.calibration.samples import Use
-from simgpu.workloads.calibration.validation import Row, Summary, Validation, validate
+from simgpu.workloads.calibration.validation import MemoryRow, Row, Summary, Validation, validate
 
 _HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
 

@@ -9,8 +9,7 @@ import torch
 from torch import optim
 
 from simgpu.errors import InputError
-from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, optimizer_path
-from simgpu.recorder.references import find_callable
+from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, find_callable, optimizer_path
 
 _Parameters = Iterable[torch.nn.Parameter]
 

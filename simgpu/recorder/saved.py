@@ -15,15 +15,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from simgpu.recorder.iteration import run_gradients
+from simgpu.recorder.iteration import as_it_was, run_gradients
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import BlockNote, SavedNote, without_workspaces
-from simgpu.recorder.persistent import enter_persistent
-from simgpu.recorder.put_back import as_it_was
 from simgpu.recorder.scratch import NoScratch
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
+from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Phase
 

@@ -15,17 +15,15 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.algorithms import measure_algorithms
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
-from simgpu.recorder.contents import MeasureEntries, Values
+from simgpu.recorder.contents import Maps, Measure, MeasureEntries, Snapshots, Values, kept_in, spread_over
 from simgpu.recorder.environment import device_name, find_device, remarks, tool_name
 from simgpu.recorder.gradient_sums import fold_sums
 from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
-from simgpu.recorder.maps import Maps, Measure, kept_in
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.scratch import framework_peak
-from simgpu.recorder.snapshots import Snapshots, spread_over
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same, time_iteration
 from simgpu.recorder.training import Training, train

@@ -11,9 +11,8 @@ import torch
 from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.contents import Values
 from simgpu.recorder.gradient_sums import fold_sums
-from simgpu.recorder.iteration import NoWatcher, Watcher, run_forward, run_iteration
+from simgpu.recorder.iteration import NoWatcher, Watcher, as_it_was, run_forward, run_iteration, state_as_it_was
 from simgpu.recorder.notes import BlockNote, ValueNote, made_in_iteration
-from simgpu.recorder.put_back import as_it_was, state_as_it_was
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import simgpu as package
 from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
-from simgpu.compression.codecs.recording import entries_in, sizes_in
+from simgpu.compression.codecs.measure import entries_in, sizes_in
 from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.contents import Values

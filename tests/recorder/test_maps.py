@@ -16,15 +16,13 @@ from torch import nn
 
 import simgpu as package
 from simgpu.compression.codecs.costs import NodeCosts
-from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
-from simgpu.compression.codecs.measure import load_array
+from simgpu.compression.codecs.measure import LAYOUTS, in_layout, load_array, sizes_in
 from simgpu.compression.codecs.patterns import modelled_bytes
-from simgpu.compression.codecs.recording import sizes_in
 from simgpu.compression.codecs.registry import make_codec
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.maps import array_of, file_names
+from simgpu.recorder.contents import array_of, file_names
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Trace

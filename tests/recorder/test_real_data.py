@@ -13,8 +13,8 @@ from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.photos import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
-from simgpu.recorder.words import VOCABULARY, sentences
+from simgpu.recorder.language_models import VOCABULARY, sentences
+from simgpu.recorder.photo_models import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
 from tests.recorder.small_models import plain_sgd
 
 

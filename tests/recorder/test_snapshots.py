@@ -18,8 +18,7 @@ from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.maps import file_names
-from simgpu.recorder.snapshots import spread_over
+from simgpu.recorder.contents import file_names, spread_over
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import RELEASED_AT_END, Trace
 from tests.cli.cli_helpers import simgpu

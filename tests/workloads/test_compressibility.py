@@ -19,9 +19,8 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.entries import entries_of, histograms, mean_ratio
 from simgpu.trace.model import Block, BlockKind, CompressedSize, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.workloads.compressibility.__main__ import main
-from simgpu.workloads.compressibility.generator import with_compressibility
+from simgpu.workloads.compressibility.generator import FOLDER, Profile, load_profile, with_compressibility
 from simgpu.workloads.compressibility.measured import RECORDINGS, profile_text
-from simgpu.workloads.compressibility.profile import FOLDER, Profile, load_profile
 from simgpu.workloads.compressibility.roles import roles_of
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch

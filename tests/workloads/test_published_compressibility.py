@@ -11,8 +11,7 @@ import pytest
 import simgpu
 from simgpu.trace.entries import mean_ratio
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.workloads.compressibility.generator import with_compressibility
-from simgpu.workloads.compressibility.profile import Profile, load_profile
+from simgpu.workloads.compressibility.generator import Profile, load_profile, with_compressibility
 from simgpu.workloads.modelled import build_trace
 
 BATCHES = {"alexnet": 1024, "inception-v2": 64, "squeezenet1.1": 96, "vgg16": 128, "resnet50": 64, "biglstm": 32}

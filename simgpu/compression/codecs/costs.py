@@ -17,7 +17,7 @@ from simgpu.trace.itemsize import ITEMSIZE
 from simgpu.trace.model import Block, CompressedSize, Origin, Trace
 
 if TYPE_CHECKING:
-    from simgpu.compression.codecs.gpu.response import ResponseSurface
+    from simgpu.compression.codecs.gpu.surface import ResponseSurface
     from simgpu.graph.encodings import Encoding
 
 

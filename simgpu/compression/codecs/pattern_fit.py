@@ -27,8 +27,7 @@ import yaml
 from numpy.typing import NDArray
 
 from simgpu.compression.codecs.base import SMALLEST_WINDOW
-from simgpu.compression.codecs.layouts import LAYOUTS
-from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.measure import LAYOUTS, measure
 from simgpu.compression.codecs.pattern_maps import Pattern, field_of
 from simgpu.compression.codecs.patterns import FORMAT_OF, MODELLED, SCHEMA
 from simgpu.errors import InputError, MissingExtraError

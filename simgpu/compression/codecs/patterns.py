@@ -21,7 +21,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from simgpu.compression.codecs.base import SMALLEST_WINDOW
-from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.registry import codec_class
 from simgpu.compression.codecs.sizes import FROM_SPARSITY
 from simgpu.errors import InputError, did_you_mean

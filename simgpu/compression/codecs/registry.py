@@ -11,8 +11,8 @@ _CODECS = {
     "zvc": "simgpu.compression.codecs.zvc:Zvc",
     "rle": "simgpu.compression.codecs.rle:Rle",
     "csr": "simgpu.compression.codecs.csr:Csr",
-    "lz4": "simgpu.compression.codecs.lz4:Lz4",
-    "zlib": "simgpu.compression.codecs.zlib:Zlib",
+    "lz4": "simgpu.compression.codecs.by_window:Lz4",
+    "zlib": "simgpu.compression.codecs.by_window:Zlib",
     "bpc": "simgpu.compression.codecs.bpc:Bpc",
 }
 

@@ -16,6 +16,18 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS
 DEFAULT_SIZES = tuple(2**power * BYTE_UNITS["KiB"] for power in range(6, 19, 2))
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
+
+    name: str
+    memory: int
+    multiprocessors: int
+    capability: tuple[int, int]
+    copy_engines: int | None
+    told_by: str
+
+
 class Way(StrEnum):
     """From where to where a copy goes."""
 

@@ -12,8 +12,7 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.recorder.clocks import Clock, CudaClock
-from simgpu.recorder.machine.bandwidth import Way
-from simgpu.recorder.machine.entry import DeviceFacts
+from simgpu.recorder.machine.bandwidth import DeviceFacts, Way
 
 _WARM_UP = 3
 #: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.

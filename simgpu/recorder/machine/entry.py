@@ -14,7 +14,7 @@ import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import ArchitectureName
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, DeviceFacts, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -39,18 +39,6 @@ _HEAD = """\
 _NO_TIMES = """\
 # gpu.architecture is left out: kernel times cannot be modelled for {}. Recorded traces run on this node.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
-
-    name: str
-    memory: int
-    multiprocessors: int
-    capability: tuple[int, int]
-    copy_engines: int | None
-    told_by: str
 
 
 @dataclass(frozen=True, slots=True)

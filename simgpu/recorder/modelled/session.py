@@ -25,7 +25,6 @@ from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_c
 from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
-from simgpu.recorder.persistent import enter_persistent
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.session import (
     main_dtype,
@@ -36,6 +35,7 @@ from simgpu.recorder.session import (
 )
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.unsupported import refuse_unsupported
+from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.workloads.timemodel.formats import model_notes

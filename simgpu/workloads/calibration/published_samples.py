@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from simgpu.trace.model import Phase
 from simgpu.workloads.calibration.published import Figure, Published
+from simgpu.workloads.calibration.recorded_samples import operations_by_phase
 from simgpu.workloads.calibration.samples import Sample, Skipped, Use, counted
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
 from simgpu.workloads.catalogue import NETWORKS
 from simgpu.workloads.timemodel.operation import Direction, Operation
 

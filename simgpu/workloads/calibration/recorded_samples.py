@@ -1,20 +1,177 @@
-"""Samples from recordings of real iterations, read by the importers from a folder that the user names."""
+"""Samples from recordings of real iterations, read by the importers from a folder that the user names.
+
+What the operators of a DTR log compute, from their names and the bytes of their blocks.
+
+A log has no shapes. A convolution's follows from its three sizes and the batch: with square images, a result whose
+side is the input's divided by the stride, and filters of R x R, sizes say the product and the quotient of the two
+channel counts; of the few R and strides in use one gives whole numbers. Blocks are storages, so an operator on views
+may list more bytes than it touches: a sum is counted by its result. The prototype that wrote the logs copies a tensor
+before it changes it in place: such an operator is a copy and the change.
+
+What the kernels of a zoo network's iteration compute, by phase.
+
+What the kernels of a G10 recording compute, from their names and the bytes of their tensors.
+
+Only kernels that a library would run as they were run are read. G10's own kernels for the input's gradient of a linear
+layer (1.5 TFLOP/s where the forward product of that size reaches 13.5), for softmax and for sums over rows are not,
+and neither are those whose tensors its graph lists broadcast, or merged over layers.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from itertools import product
+from math import gcd, isqrt
 from pathlib import Path
 
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
-from simgpu.trace.model import Block, Kernel, Phase, Trace
-from simgpu.workloads.calibration.dtr_operations import dtr_operations
-from simgpu.workloads.calibration.g10_operations import g10_operations
+from simgpu.trace.model import NOT_RECORDED, Block, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.workloads.calibration.recordings import Recording
 from simgpu.workloads.calibration.samples import Sample, Skipped, counted
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
-from simgpu.workloads.timemodel.operation import Operation
+from simgpu.workloads.catalogue import build
+from simgpu.workloads.lowering.entry import lower, operations_of
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+
+_PRODUCTS = {"Linear_Forward": Direction.FORWARD, "Linear_Backward_Weight": Direction.BACKWARD_WEIGHTS}
+_ELEMENTWISE = (
+    "Multiply_Backward",
+    "Multiply_Forward",
+    "Add_Forward",
+    "Subtract_Forward",
+    "Power_Forward",
+    "Apply_Grad",
+)
+
+
+def g10_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
+    """The operation of one kernel, None where it is not one that a library would run."""
+    reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
+    moved, results = sum(reads) + sum(writes), sum(writes) // _ITEM
+    if kernel.op in _PRODUCTS and len(reads) == 2:
+        shape = _product(reads[0] // _ITEM, reads[1] // _ITEM, results)
+        if shape is None:
+            return None
+        return (Operation(OperationKind.GEMM, 2 * shape.macs, moved, results, _PRODUCTS[kernel.op], gemm=shape),)
+    if kernel.op in _ELEMENTWISE and len(set(reads) | set(writes)) == 1 and reads[0] >= 1 << 20:
+        return (Operation(OperationKind.ELEMENTWISE, results, moved, results),)
+    return None
+
+
+def _product(first: int, second: int, result: int) -> GemmShape | None:
+    """The product of two matrices with so many values each: three sizes, three sides.
+
+    >>> _product(768 * 2304, 32768 * 768, 32768 * 2304)
+    GemmShape(m=2304, n=32768, k=768, count=1)
+    """
+    sides = [
+        isqrt(a * b // c) for a, b, c in ((first, result, second), (second, result, first), (first, second, result))
+    ]
+    m, n, k = sides
+    return GemmShape(m, n, k) if (m * k, n * k, m * n) == (first, second, result) else None
+
+
+_ITEM = 4
+#: Filter side and stride, the commonest first.
+_FILTERS = ((3, 1), (1, 1), (3, 2), (1, 2), (7, 2), (5, 1), (2, 1), (2, 2))
+_KINDS = {
+    "relu": OperationKind.ELEMENTWISE,
+    "relu_": OperationKind.ELEMENTWISE,
+    "add": OperationKind.ELEMENTWISE,
+    "add_": OperationKind.ELEMENTWISE,
+    "threshold_backward": OperationKind.ELEMENTWISE,
+    "cudnn_batch_norm": OperationKind.NORMALIZATION,
+    "cudnn_batch_norm_backward": OperationKind.NORMALIZATION,
+    "max_pool2d_with_indices": OperationKind.POOLING,
+    "max_pool2d_with_indices_backward": OperationKind.POOLING,
+    "avg_pool2d": OperationKind.POOLING,
+    "avg_pool2d_backward": OperationKind.POOLING,
+    "sum_dim_IntList": OperationKind.REDUCTION,
+    "_cat": OperationKind.COPY,
+    "constant_pad_nd": OperationKind.COPY,
+    "slice_backward": OperationKind.COPY,
+}
+
+
+def dtr_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
+    """The operations of one logged operator, None where its name or its sizes do not tell."""
+    reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
+    if kernel.op == "cudnn_convolution" and len(reads) >= 2:
+        return _convolution(reads[0], writes[0], reads[1], batch, (Direction.FORWARD,))
+    if kernel.op == "cudnn_convolution_backward" and len(reads) >= 3:
+        data, weights = Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
+        wanted = (data, weights) if len(writes) > 1 else (weights,)
+        return _convolution(reads[0], reads[1], reads[2], batch, wanted)
+    if kernel.op not in _KINDS:
+        return None
+    if kernel.op in ("add", "slice_backward") and sum(writes) < 4096:
+        return ()  # counters and other scalars
+    direction = Direction.BACKWARD_DATA if "backward" in kernel.op else Direction.FORWARD
+    results = sum(writes) // _ITEM
+    moved = 3 * sum(writes) if kernel.op == "add" else sum(reads) + sum(writes)
+    operation = Operation(_KINDS[kernel.op], results, moved, results, direction)
+    if set(kernel.reads) & set(kernel.writes):
+        return (Operation(OperationKind.COPY, 0, 2 * sum(writes), results), operation)
+    return (operation,)
+
+
+def _convolution(
+    source: int, result: int, weights: int, batch: int, directions: tuple[Direction, ...]
+) -> tuple[Operation, ...] | None:
+    shape = _shape(source // _ITEM, result // _ITEM, weights // _ITEM, batch)
+    if shape is None:
+        return None
+    return tuple(
+        Operation(
+            OperationKind.CONVOLUTION,
+            2 * shape.macs,
+            source + result + weights,
+            (weights if direction is Direction.BACKWARD_WEIGHTS else result) // _ITEM,
+            direction,
+            convolution=shape,
+        )
+        for direction in directions
+    )
+
+
+def _shape(source: int, result: int, weights: int, batch: int) -> ConvolutionShape | None:
+    """The convolution with these numbers of values.
+
+    >>> _shape(56 * 16 * 224**2, 56 * 16 * 224**2, 16 * 16 * 9, 56).out_size
+    (224, 224)
+    """
+    for (side, stride), padded in product(_FILTERS, (True, False)):
+        padding = side // 2 if padded else 0
+        for channels in _channels(source, weights, batch, side):
+            rest = source // (batch * channels)
+            height = isqrt(rest)
+            if height * height != rest or height + 2 * padding < side:
+                continue
+            outputs = weights // (channels * side * side)
+            shape = ConvolutionShape(
+                batch, channels, (height, height), outputs, (side, side), (stride, stride), (padding, padding)
+            )
+            if batch * outputs * shape.out_size[0] * shape.out_size[1] == result:
+                return shape
+    return None
+
+
+def _channels(source: int, weights: int, batch: int, side: int) -> list[int]:
+    """Input channels that divide both the filters and the input, fewest first.
+
+    >>> _channels(2 * 12 * 5**2, 8 * 12 * 9, 2, 3)
+    [1, 2, 3, 4, 6, 12]
+    """
+    if weights % (side * side) or source % batch:
+        return []
+    common = gcd(weights // (side * side), source // batch)
+    small = [count for count in range(1, isqrt(common) + 1) if common % count == 0]
+    large = [common // count for count in reversed(small) if count * count != common]
+    return small + large
+
 
 #: From a kernel and its blocks to what it computes; None where that cannot be told.
 Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
@@ -121,3 +278,32 @@ def _sample(
         weight=1.0 if part_of is None else ns / part_of,
         tf32=recording.tf32,
     )
+
+
+class _Free:
+    """Prices for a lowering of which only the phases are wanted."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        return 0
+
+    def algorithms(self, operation: Operation) -> tuple[()]:
+        return ()
+
+
+@cache
+def operations_by_phase(
+    name: str, batch: int, variant: tuple[tuple[str, bool | int | float | str], ...] = (), *, adam: bool = False
+) -> Mapping[Phase, tuple[tuple[str, Operation], ...]]:
+    """The kernels of one iteration of a zoo network, each with its operator's name, by phase.
+
+    >>> len(operations_by_phase("vgg16", 8)[Phase.FORWARD])
+    40
+    """
+    network = build(name, None, **dict(variant))
+    optimizer = Optimizer.ADAM if adam else Optimizer.SGD
+    info = TraceInfo(name, batch, NOT_RECORDED, "float32", Origin.MODELLED, "the model zoo")
+    trace = lower(network, batch=batch, prices=_Free(), info=info, optimizer=optimizer)
+    found: dict[Phase, list[tuple[str, Operation]]] = {phase: [] for phase in Phase}
+    for kernel, (_, op, operation) in zip(trace.kernels, operations_of(network, batch, optimizer), strict=True):
+        found[kernel.phase].append((op, operation))
+    return {phase: tuple(kernels) for phase, kernels in found.items()}

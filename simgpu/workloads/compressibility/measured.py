@@ -15,7 +15,7 @@ from simgpu.errors import InputError
 from simgpu.trace.entries import histograms
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
-from simgpu.workloads.compressibility.profile import DIGITS, SCHEMA
+from simgpu.workloads.compressibility.generator import DIGITS, SCHEMA
 from simgpu.workloads.compressibility.roles import roles_of
 
 #: The recordings that the shipped profile is of: networks that learnt from photographs and from text.

@@ -16,13 +16,10 @@ from types import MappingProxyType
 
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
 from simgpu.workloads.lowering import (
-    loss,
-    movement,
     optimizer,
     pointwise,
     pooling_and_norm,
     products,
-    recurrent,
 )
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.operations import elementwise
@@ -52,12 +49,12 @@ _FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
     LayerKind.BATCH_NORM: pooling_and_norm.batch_norm,
     LayerKind.LAYER_NORM: pooling_and_norm.layer_norm,
     LayerKind.LOCAL_RESPONSE_NORM: pooling_and_norm.local_response_norm,
-    LayerKind.CONCATENATE: movement.concatenate,
-    LayerKind.VIEW: movement.view,
-    LayerKind.CROP: movement.view,
-    LayerKind.PERMUTE: movement.permute,
-    LayerKind.LSTM_CELL: recurrent.lstm_cell,
-    LayerKind.LOSS: loss.loss,
+    LayerKind.CONCATENATE: pointwise.concatenate,
+    LayerKind.VIEW: pointwise.view,
+    LayerKind.CROP: pointwise.view,
+    LayerKind.PERMUTE: pointwise.permute,
+    LayerKind.LSTM_CELL: products.lstm_cell,
+    LayerKind.LOSS: pointwise.loss,
 }
 
 

@@ -2,10 +2,19 @@
 
 What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
 gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
+
+Layers that move values without changing them: views and crops, copies in another order, concatenation.
+
+A view makes no kernel and no block. Its gradient is a view too; unless the view left values out, then it is copied
+into a gradient of full size, the pieces of one value all into the same one; or repeated them, then it is summed. A
+concatenation copies; the gradients of its inputs are views of the one of its result, as PyTorch has it.
+
+The loss: cross-entropy as PyTorch runs it, a log-softmax and the negative log-likelihood of the label.
 """
 
 from __future__ import annotations
 
+from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering import operations
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.step import Backward, Made, Step
@@ -151,3 +160,78 @@ def _from(
         return step.one_way(dx)
 
     return backward
+
+
+def view(step: Step) -> Made:
+    """The same memory, or a part of it, in another shape."""
+    x = step.x
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        if grad.count == x.count:
+            return step.one_way(grad.seen_as(x.shape))
+        return step.one_way(_piece(step, grad) if grad.count < x.count else step.summed(grad))
+
+    return Made(x.seen_as(step.shape), backward)
+
+
+def _piece(step: Step, grad: Value) -> Value:
+    total, begun = step.gradients.piece_into(step.layer.inputs[0], step.x.shape)
+    reads = (grad, total) if begun else (grad,)
+    target = total.seen_as(grad.shape) if begun else total
+    step.tape.launch("slice_backward", operations.copied(grad, target, backward=True), reads, (total,))
+    return total
+
+
+def permute(step: Step) -> Made:
+    """A copy in another order, both ways."""
+    x, y = step.x, step.result()
+    step.tape.launch("contiguous", operations.copied(x, y), (x,), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        step.tape.launch("contiguous", operations.copied(grad, dx, backward=True), (grad,), (dx,))
+        return (dx,)
+
+    return Made(y, backward)
+
+
+def concatenate(step: Step) -> Made:
+    """One kernel copies all inputs into the result; a weight of the layer's own stands first, once for each sample."""
+    y = step.result()
+    own = tuple(step.weights.values())
+    step.tape.launch("cat", operations.copied(y, y), (*own, *step.inputs), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        for weight, total in zip(own, step.weight_gradients("weight"), strict=True):
+            part = grad.seen_as((step.batch, *weight.shape))
+            step.tape.launch("sum", operations.summed(part, total), (part,), (total,))
+        return tuple(
+            grad.seen_as(x.shape) if needed else None for x, needed in zip(step.inputs, step.needed, strict=True)
+        )
+
+    return Made(y, backward)
+
+
+def loss(step: Step) -> Made:
+    """Over the last side; saves the log-softmax and the sum of the labels' weights."""
+    tape, logits, labels = step.tape, step.x, step.labels
+    scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.FEATURE_MAP)
+    operation = operations.simple(OperationKind.SOFTMAX, (logits,), (scores,), _EXPONENTIAL)
+    tape.launch("log_softmax", operation, (logits,), (scores,))
+    value = tape.new(step.layer.name, (), BlockKind.FEATURE_MAP)
+    weight = step.beside("total_weight", ())
+    picked = scores.seen_as(labels.shape)
+    operation = operations.simple(OperationKind.REDUCTION, (picked, labels), (value, weight))
+    tape.launch("nll_loss_forward", operation, (scores, labels), (value, weight))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        inner = tape.new(f"{scores.block.id}.grad", scores.shape, BlockKind.GRADIENT)
+        operation = operations.elementwise((grad, labels, weight), (inner,), backward=True)
+        tape.launch("nll_loss_backward", operation, (grad, scores, labels, weight), (inner,))
+        tape.keep((weight,))
+        dx = step.gradient()
+        operation = operations.simple(OperationKind.SOFTMAX, (inner, scores), (dx,), _EXPONENTIAL, backward=True)
+        tape.launch("log_softmax_backward", operation, (inner, scores), (dx,))
+        return (dx,)
+
+    return Made(value, backward, (scores,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simgpu.errors import InputError
 from simgpu.workloads.builder import NetworkBuilder, Tensor
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import ImageSet, image_set
+from simgpu.workloads.networks.layer_groups import ImageSet, image_set
 
 _ALEXNET_FOR_CIFAR10 = (
     "for 32 x 32 images: poolings of 2 x 2 and one linear layer in place of three, as in Wei Yang's "

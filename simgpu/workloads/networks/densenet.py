@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simgpu.workloads.builder import NetworkBuilder, Tensor
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 _GROWTH = 32

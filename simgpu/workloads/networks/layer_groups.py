@@ -1,6 +1,11 @@
-"""Groups of layers that many networks are made of."""
+"""Groups of layers that many networks are made of.
+
+The image sets networks are written for: size of an image, number of classes.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from simgpu.workloads.builder import NetworkBuilder, Tensor
 from simgpu.workloads.shapes import Side
@@ -25,3 +30,30 @@ def normalized_convolution(
     x = net.convolution(name, x, channels, kernel, stride=stride, padding=padding, groups=groups, bias=False)
     x = net.batch_norm(f"{name}.norm", x)
     return net.relu(f"{name}.relu", x) if relu else x
+
+
+IMAGENET = "imagenet"
+CIFAR10 = "cifar10"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """Images as a network gets them: shape (channels, height, width), and how many classes they fall into."""
+
+    name: str
+    shape: tuple[int, int, int]
+    classes: int
+
+    @property
+    def small(self) -> bool:
+        """Whether images are so small that networks keep their size in the first layers."""
+        return self.name == CIFAR10
+
+
+def image_set(name: str, side: int = 224) -> ImageSet:
+    """ImageNet with images of `side` x `side`, or CIFAR10, whose images are 32 x 32.
+
+    >>> image_set("imagenet"), image_set("cifar10").shape
+    (ImageSet(name='imagenet', shape=(3, 224, 224), classes=1000), (3, 32, 32))
+    """
+    return ImageSet(CIFAR10, (3, 32, 32), 10) if name == CIFAR10 else ImageSet(IMAGENET, (3, side, side), 1000)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from simgpu.workloads.builder import NetworkBuilder, Tensor
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import ImageSet, image_set
+from simgpu.workloads.networks.layer_groups import ImageSet, image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 #: Channels and stride of MobileNet's thirteen separable convolutions.

@@ -8,8 +8,14 @@ from itertools import pairwise
 import pytest
 
 import simgpu
-from simgpu.compression.codecs.entry_pattern_table import SIDES, SPARSITY, shares_of_side
-from simgpu.compression.codecs.entry_patterns import entry_shares, load_entry_patterns, with_sparse_entries
+from simgpu.compression.codecs.entry_patterns import (
+    SIDES,
+    SPARSITY,
+    entry_shares,
+    load_entry_patterns,
+    shares_of_side,
+    with_sparse_entries,
+)
 from simgpu.trace.check import check_trace
 from simgpu.trace.entries import entries_of, histograms
 from simgpu.trace.model import BlockKind, SparsitySample, Trace

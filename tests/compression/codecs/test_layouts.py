@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
-from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.measure import LAYOUTS, in_layout, measure
 from simgpu.errors import InputError
 
 DATA = Path(__file__).parent / "data"

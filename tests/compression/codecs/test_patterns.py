@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.pattern_fit import (
     SIDES,
     SPARSITY,

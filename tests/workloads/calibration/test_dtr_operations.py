@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase
-from simgpu.workloads.calibration.dtr_operations import dtr_operations
+from simgpu.workloads.calibration.recorded_samples import dtr_operations
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.calibration.memory import MemoryRow, compare_memory
 from simgpu.workloads.calibration.recordings import Recording
 from simgpu.workloads.calibration.samples import Skipped, Use
-from simgpu.workloads.calibration.validation import Validation
+from simgpu.workloads.calibration.validation import MemoryRow, Validation, compare_memory
 from simgpu.workloads.modelled import build_trace
 
 RECORDING = Recording(

@@ -9,8 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from simgpu.workloads.solvers import nas_random
-from simgpu.workloads.solvers.conjugate_gradient import INNER, ConjugateGradient
-from simgpu.workloads.solvers.random_matrix import CONDITION, SparseRows, expected_entries, random_matrix, room_for
+from simgpu.workloads.solvers.conjugate_gradient import (
+    CONDITION,
+    INNER,
+    ConjugateGradient,
+    SparseRows,
+    expected_entries,
+    random_matrix,
+    room_for,
+)
 
 
 def dense(matrix: SparseRows) -> NDArray[np.float64]:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.workloads.solvers.boxes import FIELDS, Level, Shape
-from simgpu.workloads.solvers.multigrid import Multigrid, _interpolated, _mean_of_eight
+from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _interpolated, _mean_of_eight
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simgpu.workloads.solvers.elastic import DERIVATIVES, MEMORIES, memory_name
-from simgpu.workloads.solvers.seismic import Seismic
+from simgpu.workloads.solvers.seismic import DERIVATIVES, MEMORIES, Seismic, memory_name
 
 P, S = 3000.0, 1700.0
 ONE_LAYER = ((1.0, P, S, 2200.0),)

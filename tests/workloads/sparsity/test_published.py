@@ -9,8 +9,7 @@ import pytest
 import simgpu
 from simgpu.trace.model import Trace
 from simgpu.workloads.modelled import build_trace
-from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
-from simgpu.workloads.sparsity.profile import load_profile
+from simgpu.workloads.sparsity.generator import load_profile, mean_sparsity, with_sparsity
 
 #: The networks of cDMA and the batches of its table II.
 CDMA = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}

@@ -11,8 +11,14 @@ from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
-from simgpu.workloads.sparsity.profile import EMPTIEST, Curve, load_profile, profile_names
+from simgpu.workloads.sparsity.generator import (
+    EMPTIEST,
+    Curve,
+    load_profile,
+    mean_sparsity,
+    profile_names,
+    with_sparsity,
+)
 
 
 def network(*steps: tuple[str, str, str, int]) -> Trace:

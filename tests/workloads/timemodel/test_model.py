@@ -12,7 +12,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Phase
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
+from simgpu.workloads.calibration.recorded_samples import operations_by_phase
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.samples import NOISE, CodecSample, draw_samples
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.tensors import TESTED, TRAINED, synthetic_tensors
 from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel, features, require_sklearn
 

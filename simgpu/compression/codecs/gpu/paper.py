@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LaunchSetting
+from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 
 _MIB = 2**20

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import LaunchSetting, launch_problems, tensor_problems
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError, Problem

@@ -18,9 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec

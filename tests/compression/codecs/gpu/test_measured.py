@@ -10,8 +10,7 @@ import pytest
 
 from simgpu import load_node
 from simgpu.compression.codecs.gpu import fit
-from simgpu.compression.codecs.gpu.measured import MeasuredSurface
-from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.response import MeasuredSurface, response_of
 from simgpu.compression.codecs.gpu.samples import CodecSample
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
 from simgpu.compression.codecs.gpu.table import RESPONSE, load_table

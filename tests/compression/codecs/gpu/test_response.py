@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu import load_node
-from simgpu.compression.codecs.gpu.response import FormulaSurface, ResponseSurface, response_of
+from simgpu.compression.codecs.gpu.response import FormulaSurface, response_of
 from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, all_settings
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.table import RESPONSE, load_table
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec

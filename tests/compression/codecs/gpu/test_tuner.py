@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 from simgpu import load_node
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
 from simgpu.compression.codecs.gpu.paper import FIGURE_12
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.surface import network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.gpu.tuner import LaunchTuner, Tuned, expert_setting, tune_all
 from simgpu.errors import InputError, MissingExtraError
