@@ -1,7 +1,4 @@
-"""The built-in models and optimizers by name, known without importing PyTorch.
-
-A callable by its reference, ``module.path:attribute``.
-"""
+"""Built-in models and optimizers, and callables by reference (``module.path:attribute``), without PyTorch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What is done with the values of blocks while an iteration is watched, and the bytes of blocks as they lie.
-
-Snapshots of memory: what all live blocks hold at some moments of an iteration, as files.
-
-Feature maps as arrays: measured by what the caller brings, and kept as files.
-"""
+"""Values of blocks during a watched iteration: sparsity, compressed sizes, feature maps and snapshots of memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`record`: the one entry to the recorder; imports PyTorch only when called.
-
-A recording that PyTorch found no memory for, told as that.
-"""
+"""`record`, the one entry to the recorder; imports PyTorch only when called."""
 
 from __future__ import annotations
 

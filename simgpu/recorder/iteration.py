@@ -1,7 +1,4 @@
-"""One training iteration, as a usual loop runs it.
-
-What a pass that only looks must leave as it found it.
-"""
+"""One training iteration as in a usual training loop, and the state that a trial iteration must restore."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Built-in networks that learn from text: a recurrent language model.
-
-Real text to train on: the chapters of Python's reference that come with Python, word by word.
-"""
+"""A built-in recurrent language model, trained on the text of Python's reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The built-in models: small networks written with plain torch.nn, in their usual form for 32x32 images.
-
-Real images to train on: the handwritten digits that come with scikit-learn.
-"""
+"""Built-in small networks in plain torch.nn for 32x32 images, and the handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 

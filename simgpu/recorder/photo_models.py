@@ -1,8 +1,4 @@
-"""Built-in convolutional networks that learn from photographs: small ones of the build of VGG, ResNet and
-SqueezeNet.
-
-Real photographs to train on: patches of the two that come with scikit-learn.
-"""
+"""Built-in small VGG, ResNet and SqueezeNet, trained on patches of the photographs of scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording from start to end: training if asked for, warm-up, passes for structure, time and snapshots of memory."""
+"""A recording from start to end: optional training, warm-up, then passes for structure, time and memory snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real training run, and what is seen of its values along it."""
+"""Training before a recording, and the sparsity and sizes observed at the end of each epoch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Models that simgpu does not record, refused by name: compiled, wrapped for several GPUs, or with flex attention.
+"""Models that cannot be recorded (compiled, wrapped for several GPUs, with flex attention), and places in user code.
 
-`check_module` looks for wrappers in the module's tree; `refuse_unsupported` sees what only shows when it runs.
+`check_module` looks for wrappers in the module's tree; `refuse_unsupported` detects what only shows at run time.
 PyTorch's distributed package is not imported for it: its classes are known by name.
-
-Places in a user's own files, for messages: where an error was raised, or what is running now.
 """
 
 from __future__ import annotations

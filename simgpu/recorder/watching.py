@@ -1,7 +1,4 @@
-"""One watched pass: what is there is entered, then a part of the iteration runs and everything is looked at.
-
-What is there before the iteration: the batch, weights, buffers and optimizer state.
-"""
+"""One watched pass: registers persistent tensors (batch, weights, buffers, optimizer state), then runs and observes."""
 
 from __future__ import annotations
 

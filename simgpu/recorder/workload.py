@@ -1,7 +1,4 @@
-"""What is run: a module with its inputs, labels and loss, and how a factory makes one.
-
-The loss of a module that comes without one: what its output carries, or cross-entropy on its scores.
-"""
+"""The workload to record, module with inputs, labels and loss, and how a factory makes one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Codecs of general libraries, LZ4 and zlib, each compression window by itself.
+"""Codecs of general libraries, LZ4 and zlib: each compression window is compressed by itself.
 
-The payload is, for each window in order, 2 bytes (little-endian) that say how many bytes follow, less one, and these
-bytes. A window that does not shrink is stored as it stands, as hardware would do, and told by having as many bytes as
-the window: so an incompressible window costs 2 bytes more. The size, too, needs each window to be compressed, but
-keeps none of them.
+The payload has for each window in order 2 bytes (little-endian) with the number of bytes that follow, less one, and
+then these bytes. A window that does not shrink is stored unchanged, as hardware would do; its number of bytes is that
+of the window, so an incompressible window costs 2 bytes more. The size needs each window to be compressed, too, but
+stores none of them.
 """
 
 from __future__ import annotations

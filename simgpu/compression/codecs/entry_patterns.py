@@ -1,15 +1,11 @@
-"""``python -m simgpu.compression.codecs.entry_patterns > simgpu/compression/codecs/entry_patterns.yaml``: writes
-that table again.
+"""Modelled sizes of the memory-entries of feature maps, from their sparsity alone.
 
-Memory-entries of feature maps of which only the share of zeros is known: how many have which size.
+Synthetic feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`),
+were cut into memory-entries and compressed by bit-plane compression; ``entry_patterns.yaml`` holds the result. Between
+its points, shares are interpolated linearly over sparsity and over the logarithm of a plane's side. The pattern was
+fitted to other codecs, so these sizes are **modelled**: results of a ReLU in single precision, in NCHW.
 
-Made-up feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`,
-with the numbers of `simgpu.compression.codecs.patterns`), were cut into memory-entries and compressed by bit-plane
-compression; the table in ``entry_patterns.yaml`` holds what came out. Between its points shares are interpolated
-linearly: over the share of zeros, and over the logarithm of a plane's side. The pattern was fitted to other codecs, so
-these are **modelled**: a ReLU's results in single precision, in the order N, C, H, W.
-
-Imports pydantic, so it is imported when needed.
+``python -m simgpu.compression.codecs.entry_patterns`` prints the table. Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations

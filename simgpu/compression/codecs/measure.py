@@ -1,11 +1,8 @@
-"""What a recording measures of its values, in words that the recorder understands without knowing codecs.
+"""Compressed sizes of arrays in every codec and memory layout, and the measuring functions that a recording is given.
 
-What codecs make of an array, in the layouts it could lie in.
-
-The orders in which frameworks keep a batch of feature maps in memory.
-
-N images, C channels, H rows, W columns, the last letter changing fastest: Caffe keeps them as NCHW, cuDNN as NCHW or
-NHWC, Neon and cuda-convnet as CHWN (cDMA, Rhu et al., HPCA 2018, section II).
+Layouts are the orders in which frameworks store a batch of feature maps. N images, C channels, H rows, W columns, the
+last letter changing fastest: Caffe stores NCHW, cuDNN NCHW or NHWC, Neon and cuda-convnet CHWN (cDMA, Rhu et al., HPCA
+2018, section II).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Modelled sizes: bytes of a feature map in RLE, LZ4 and zlib where only its share of zeros is known.
+"""Modelled sizes of feature maps in RLE, LZ4 and zlib, from their sparsity alone.
 
-Their sizes depend on where the zeros lie. Made-up feature maps, whose zeros cluster as those of a trained network do
-(`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; the table in ``patterns.yaml`` holds
-what came out, and says which network it was fitted to, how well it fits, and which versions of the libraries made it.
-Between its
-points sizes are interpolated linearly: over the share of zeros, and over the logarithm of a plane's side.
+These sizes depend on where the zeros lie. Synthetic feature maps, whose zeros cluster as those of a trained network do
+(`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; ``patterns.yaml`` holds the result, the
+network it was fitted to, how well it fits, and the versions of the libraries. Between its points, sizes are
+interpolated linearly over sparsity and over the logarithm of a plane's side.
 
-Imports pydantic, so it is imported when needed.
+Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations

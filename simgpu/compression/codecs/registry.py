@@ -1,4 +1,4 @@
-"""Which codecs there are; each loads when it is asked for."""
+"""All codecs by name; each is imported when it is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a device copies: bandwidth of large copies, and the time before the first byte."""
+"""Copy bandwidth and latency of a device, from measured copies of several sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies on a CUDA device through PyTorch, and what the device tells about itself."""
+"""Copies on a CUDA device through PyTorch, and the properties that the device reports."""
 
 from __future__ import annotations
 

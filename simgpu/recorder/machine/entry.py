@@ -1,4 +1,4 @@
-"""`record_node`: a node file of the machine it runs on, each number with how it was found."""
+"""`record_node` writes a node file of the machine that it runs on, with the source of each number."""
 
 from __future__ import annotations
 

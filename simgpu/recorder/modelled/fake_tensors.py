@@ -1,10 +1,8 @@
-"""Tensors that have shapes and storages but no memory: a model runs on them without computing anything.
+"""Tensors with shapes and storages but without memory: a model runs on them without computing anything.
 
-The values of small fake tensors: what a factory computes from constants and reads back as Python numbers.
-
-A constructor may read drop rates off ``torch.linspace`` or layer widths off ``torch.arange``. Each such operator runs
-for real as well, on tensors of at most `LIMIT` bytes, and its values are kept by the storage of the fake result, so
-views and in-place operators see them too. Larger tensors, and what is computed from them, have no values.
+Small tensors also have values: a constructor may read drop rates off ``torch.linspace`` or layer widths off
+``torch.arange``. Each such operator runs for real as well, on tensors of at most `LIMIT` bytes. Its values are stored
+by the storage of the fake result, so views and in-place operators see them too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From an operator's call to the work it means: what the time model prices.
-
-Products: convolutions of any kind, matrix products, attention.
-"""
+"""The work that a call of an operator means to the time model: products by their shapes, the rest by its bytes."""
 
 from __future__ import annotations
 

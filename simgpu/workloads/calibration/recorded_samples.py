@@ -1,20 +1,14 @@
-"""Samples from recordings of real iterations, read by the importers from a folder that the user names.
+"""Samples from recorded iterations, which the importers read from a folder that the user names.
 
-What the operators of a DTR log compute, from their names and the bytes of their blocks.
-
-A log has no shapes. A convolution's follows from its three sizes and the batch: with square images, a result whose
-side is the input's divided by the stride, and filters of R x R, sizes say the product and the quotient of the two
+A DTR log has no shapes. A convolution's follows from its three sizes and the batch: with square images, a result whose
+side is the input's divided by the stride, and filters of R x R, sizes give the product and the quotient of the two
 channel counts; of the few R and strides in use one gives whole numbers. Blocks are storages, so an operator on views
 may list more bytes than it touches: a sum is counted by its result. The prototype that wrote the logs copies a tensor
 before it changes it in place: such an operator is a copy and the change.
 
-What the kernels of a zoo network's iteration compute, by phase.
-
-What the kernels of a G10 recording compute, from their names and the bytes of their tensors.
-
-Only kernels that a library would run as they were run are read. G10's own kernels for the input's gradient of a linear
-layer (1.5 TFLOP/s where the forward product of that size reaches 13.5), for softmax and for sums over rows are not,
-and neither are those whose tensors its graph lists broadcast, or merged over layers.
+Of a G10 recording only kernels of vendor libraries count. G10's own kernels for the input's gradient of a linear layer
+(1.5 TFLOP/s where the forward product of that size reaches 13.5), for softmax and for sums over rows do not, and
+neither do those whose tensors its graph lists broadcast, or merged over layers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""The time model beside what was measured: one row a measurement, and how far off it is in the mean and at worst.
-
-Beside the times, the peaks of memory of recordings.
-
-Peaks of device memory: recorded ones beside those of the zoo's modelled iteration of the same network and batch.
-
-Nothing is fitted to it.
-"""
+"""Modelled times and memory peaks compared with measured ones; nothing is fitted to the peaks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Modelled histograms of memory-entries for a trace's blocks.
+"""Modelled histograms of memory-entries for a trace's blocks, from profiles of compressibility.
 
-A block gets the shares of its role at each epoch of the profile, in whole entries by largest remainder. Workspaces, and
-blocks whose role no recording has, count as incompressible. What the profile tells is how small networks compress that
-were really trained, on photographs and text, not the network of the trace: shares differ by layer and network more than
-the mean of a role does.
+A profile has for each role of a block, by epoch of training, the shares of its memory-entries that have each size. A
+block gets the shares of its role, in whole entries by largest remainder. Workspaces, and roles that no recording has,
+count as incompressible. Profiles come from small networks that were trained on photographs and text, not from the
+network of the trace: shares differ by layer and network more than the mean of a role does.
 
-Profiles of compressibility: the share of a role's memory-entries that have each size, by epoch of training.
-
-Imports pydantic, so it is imported when needed.
+Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations

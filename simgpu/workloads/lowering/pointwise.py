@@ -1,15 +1,11 @@
-"""Layers that work value by value: activations, sums, products, scaling, dropout; and softmax, row by row.
+"""Layers that work value by value (activations, sums, products, dropout), softmax, data movement, and the loss.
 
 What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
 gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
 
-Layers that move values without changing them: views and crops, copies in another order, concatenation.
-
-A view makes no kernel and no block. Its gradient is a view too; unless the view left values out, then it is copied
-into a gradient of full size, the pieces of one value all into the same one; or repeated them, then it is summed. A
-concatenation copies; the gradients of its inputs are views of the one of its result, as PyTorch has it.
-
-The loss: cross-entropy as PyTorch runs it, a log-softmax and the negative log-likelihood of the label.
+A view makes no kernel and no block. Its gradient is a view too, unless the view left values out: then the gradient is
+copied into one of full size, all pieces of one value into the same one; or repeated them: then it is summed. A
+concatenation copies; the gradients of its inputs are views of that of its result, as in PyTorch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""One time step of a long short-term memory, as PyTorch's cell on a GPU: two products and one fused kernel.
+"""Layers that are products: convolution, linear, product of two inputs, embedding, and one time step of an LSTM.
 
-The fused kernel saves the gates; backward reads them with the cell states before and after. The gates' shares from
-input and recurrence are let go of at once. Weights are used at every time step, so that their gradients add up.
-
-Layers that are products: convolution, linear, product of two inputs, embedding.
-
-Backward of a convolution and of a linear layer is apart for data, weights and bias, as the libraries compute it. What
+Backward of a convolution and of a linear layer is separate for data, weights and bias, as the libraries compute it.
+What
 the loss does not depend on is left out: the first layer has no backward for its data.
+
+A time step of an LSTM is two products and one fused kernel, as PyTorch's cell on a GPU. The fused kernel saves the
+gates; backward reads them with the cell states before and after. The gates' shares from input and recurrence are freed
+at once. Weights are used at every time step, so their gradients add up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""GoogLeNet and its normalized successor: Inception v1 and v2. Their auxiliary classifiers are left out.
+"""GoogLeNet (Inception v1), its normalized successor v2, and Inception v3, without their auxiliary classifiers.
 
-Inception v3: Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016.
-
-The auxiliary classifier is left out.
+v3: Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Groups of layers that many networks are made of.
-
-The image sets networks are written for: size of an image, number of classes.
-"""
+"""Groups of layers that many networks are made of, and the image sets that networks are written for."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Convolutions and matrix products of a trace, rebuilt from its blocks.
+"""Convolutions and matrix products of a trace, with their shapes, rebuilt from its blocks.
 
-Which block is what follows from kinds and shapes: a weight or its gradient tells the channels, or the two sides that
-are not the rows. A kernel that makes both gradients of a convolution is both. Where the recording has operations, what
-is rebuilt must have as many, or it is not used.
-
-Shapes of convolutions, from the sides of their blocks.
+Kinds and shapes identify the blocks: a weight or its gradient has the channels, or the two sides that are not the rows.
+A kernel that makes both gradients of a convolution is both. Where the recording has operation counts, the rebuilt
+product must have the same count, or it is not used.
 """
 
 from __future__ import annotations

@@ -3,15 +3,10 @@
 Of the kind of 354.cg. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4: the smallest distance of an
 eigenvalue from a shift by inverse iteration, x <- z / |z| with A z = x solved by 25 steps of conjugate gradients from
 z = 0. The matrix A less its shift is definite, if negative: the method is the same. What takes the time is the product
-with the matrix, which gathers values of a vector at random.
+with the matrix, which gathers values of a vector at random. One step of the run is one step of conjugate gradients.
 
-One step of the run is one step of conjugate gradients.
-
-The sparse matrix of NAS CG: random pattern, condition number as wished, in compressed rows.
-
-Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4.3: the weighted sum of outer products of random
-sparse vectors, with weights that fall geometrically from 1 to `CONDITION`, plus `CONDITION` and less a shift on the
-diagonal.
+The matrix (section 2.4.3), in compressed rows: the weighted sum of outer products of random sparse vectors, with
+weights that fall geometrically from 1 to `CONDITION`, plus `CONDITION` and less a shift on the diagonal.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Flow through a porous medium by the lattice Boltzmann method, on a list of fluid sites.
 
 Of the kind of 360.ilbdc: D3Q19 in double precision with two relaxation times (Ginzburg, Verhaeghe and d'Humieres
-2008), a constant force, and values of fluid sites alone, pulled through a table of neighbours
-(`simgpu.workloads.solvers.lattice`). Two copies of the values take turns: a step reads one and writes the other.
-
-The geometry of flow through a porous medium, as a list of fluid sites and their neighbours.
-
-Codes for sparse geometries keep values of fluid sites alone, one after another, and a table that tells for each site
-and direction where the value comes from. Sites are listed brick by brick, so that neighbours in all directions lie near
-each other in memory.
+2008), a constant force, and values of fluid sites alone, one after another. A table has for each site and direction
+where the value comes from. Two copies of the values alternate: a step reads one and writes the other. Sites are listed
+brick by brick, so that neighbours in all directions lie near each other in memory.
 """
 
 from __future__ import annotations

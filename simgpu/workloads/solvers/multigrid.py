@@ -1,16 +1,13 @@
 """Geometric multigrid for finite volumes on boxes of cells: V-cycles with full weighting.
 
 Of the kind of FF_HPGMG (HPGMG-FV, Adams et al., LBNL-6630E): a u - b div(beta grad u) = f on the unit cube with u = 0
-on its faces, variable coefficients, cells of second order in boxes (`simgpu.workloads.solvers.multigrid`), red-black
-Gauss-Seidel. A residual goes to the coarser level as the mean of eight cells, a correction comes back by trilinear
-interpolation.
+on its faces, variable coefficients, cells of second order in boxes, red-black Gauss-Seidel. A residual goes to the
+coarser level as the mean of eight cells, a correction returns by trilinear interpolation.
+
+A level is one allocation of boxes: all fields of a box one after another, each with a rim of ghost cells and padded to
+whole memory-entries, as HPGMG-FV pads a box's volume to 64 bytes. So the contents of memory change every few kilobytes.
 
 Sines make the coefficients; their last bits may differ between processors, and with them those of all else.
-
-A grid level as boxes of cells in one allocation: all fields of a box one after another, each with a rim of ghosts.
-
-An array of structs whose members are whole fields, so that what lies in memory changes its nature every few kilobytes.
-A field is filled up to whole memory-entries, as HPGMG-FV fills a box's volume up to 64 bytes.
 """
 
 from __future__ import annotations

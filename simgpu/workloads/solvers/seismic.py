@@ -1,17 +1,12 @@
 """Seismic waves from a point source in a layered earth: finite differences in time and space.
 
-Of the kind of 355.seismic: three-dimensional elastic waves in single precision (`simgpu.workloads.solvers.seismic`).
-All fields begin as zeros and fill as the waves spread; the memory variables of the absorbing border stay zero in the
-interior.
+Of the kind of 355.seismic: three-dimensional elastic waves in single precision. Velocities and stresses alternate in
+time and are staggered in space (Virieux 1986; in three dimensions Graves 1996), of second order. Near the border every
+derivative D becomes D + psi with a memory variable psi <- b psi + a D: the convolutional perfectly matched layer
+(Komatitsch and Martin 2007). Outside of that layer a is zero and psi stays so, but psi fills the whole grid, as in
+codes that keep their loops simple. All fields begin as zeros and fill as the waves spread.
 
 The source's time function may round differently in its last bit on another processor, and all fields after it.
-
-One time step of elastic waves on a staggered grid with an absorbing border.
-
-Velocities and stresses are leapt over each other in time and staggered in space (Virieux 1986; in three dimensions
-Graves 1996), of second order. Near the border every derivative D becomes D + psi with a memory variable psi <- b psi +
-a D: the convolutional perfectly matched layer (Komatitsch and Martin 2007). Outside of that border layer a is zero and
-psi stays so, but psi fills the whole grid, as in codes that keep their loops simple.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ lies on the edge between two.
 Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
 CLUSTER 2021) sections II-B and V-B for VGG-16. Curves run from the first to the last epoch asked for.
 
-The parameters of the sparsity generator: one file a network, checked, with the source of each number.
-
-Imports pydantic, so it is imported when needed.
+The parameters are in one checked file a network, with the source of each number. Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations

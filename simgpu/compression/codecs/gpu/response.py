@@ -1,14 +1,14 @@
-"""What it takes a GPU to encode or decode a tensor: a surface over bytes, sparsity, codec, grid and block size.
+"""Time that a GPU takes to encode or decode a tensor: by a fitted formula, scaled from another GPU, or measured.
 
 With B bytes in the tensor, m(s) bytes moved for each of them at sparsity s, g thread blocks of t threads on M
 multiprocessors, one direction takes
 
     launch + B m(s) (1 / D + (ceil(g / M) + h / t) / (g R)) + w(t) (c g + d g^2)
 
-D: bytes a second that the memory gives to any launch; R: those of one full multiprocessor; h: threads that bring it
-half of that. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a
-grid that is no multiple of M leaves some waiting for others: the ripple. c and d: what blocks cost whatever the
-tensor, alone and in pairs; w(t): that of 128 threads over 64. m(s) is linear between evenly spread sparsities.
+D: memory bandwidth that any launch reaches, bytes per second; R: that of one full multiprocessor; h: threads that reach
+half of R. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a grid
+that is no multiple of M leaves some waiting for others. c and d: the cost of a block and of a pair of blocks, whatever
+the tensor; w(t): that of 128 threads over 64. m(s) is linear between evenly spaced sparsities.
 
 Sources: CSWAP (Chen et al., CLUSTER 2021), sections IV-C (linear in bytes and in sparsity), IV-D with figure 5, V-D
 with figure 12.

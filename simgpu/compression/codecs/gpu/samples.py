@@ -1,5 +1,4 @@
-"""Samples of codec times: drawn from a surface with the noise of a measurement, or read from a file of measured
-ones."""
+"""Samples of codec times: drawn from a surface with measurement noise, or read from a CSV file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the codec times of one GPU are asked through, and what a network's tensors take altogether."""
+"""Codec times of one GPU: the interface of all response surfaces, and the time for the tensors of a network."""
 
 from __future__ import annotations
 
