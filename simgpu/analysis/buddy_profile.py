@@ -20,7 +20,7 @@ from simgpu.compression.buddy.sources import read_snapshots
 from simgpu.compression.buddy.targets import (
     LARGEST_RATIO,
     THRESHOLD,
-    Allocation,
+    ProfiledAllocation,
     choose_targets,
     compression_ratio,
     mean_overflow,
@@ -330,11 +330,11 @@ def _silent(what: str) -> None:
     """Says nothing."""
 
 
-def _outcome(allocations: Sequence[Allocation], targets: tuple[int, ...]) -> Outcome:
+def _outcome(allocations: Sequence[ProfiledAllocation], targets: tuple[int, ...]) -> Outcome:
     return Outcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
 
 
-def _in_final(allocation: Allocation, target: int) -> AllocationOutcome:
+def _in_final(allocation: ProfiledAllocation, target: int) -> AllocationOutcome:
     shares = [overflow_share(counts, target) for counts in allocation.histograms]
     own, mean = optimistic_ratio([allocation]), mean_overflow([allocation], [target])
     return AllocationOutcome(allocation.name, allocation.bytes, own, target, mean, min(shares), max(shares))

@@ -56,7 +56,7 @@ class Maps:
 
 
 @contextmanager
-def kept_in(folder: Path | None) -> Iterator[Path | None]:
+def output_folder(folder: Path | None) -> Iterator[Path | None]:
     """The folder to fill with maps, which appears whole or not at all. `InputError` where it holds anything."""
     if folder is None:
         yield None
@@ -112,7 +112,7 @@ class Values:
 
     maps: Maps = field(default_factory=Maps)
     entries: MeasureEntries | None = None
-    snapshots: Snapshots | None = None
+    snapshots: MemorySnapshots | None = None
 
     def begin(self, ledger: Ledger) -> None:
         """Everything that is there before the iteration has been entered."""
@@ -157,7 +157,7 @@ _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 @dataclass
-class Snapshots:
+class MemorySnapshots:
     """Snapshots of one iteration, each in a folder of its own below `folder`.
 
     after: positions of the kernels behind which they are taken, ascending. Live is what PyTorch holds when the next

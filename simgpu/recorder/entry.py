@@ -198,7 +198,7 @@ def record(
     try:
         return session.run()
     except Exception as error:
-        shortage = as_shortage(error, batch)
+        shortage = as_out_of_memory(error, batch)
         if shortage is None:
             raise
         raise shortage from error
@@ -251,14 +251,14 @@ _BEYOND = re.compile(r"Overflow when unpacking|calculation overflowed", re.IGNOR
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def as_shortage(error: Exception, batch: int) -> InputError | None:
+def as_out_of_memory(error: Exception, batch: int) -> InputError | None:
     """The message for a batch that memory does not hold; None where the exception has another reason.
 
     error: PyTorch's exception, or the `InputError` that was made of it.
 
-    >>> print(as_shortage(RuntimeError("can't allocate memory: you tried to allocate 8589934592 bytes."), 4096))
+    >>> print(as_out_of_memory(RuntimeError("can't allocate memory: you tried to allocate 8589934592 bytes."), 4096))
     record: batch: 4096 samples need more memory than there is: PyTorch asked for another 8 GiB; give a smaller batch
-    >>> as_shortage(RuntimeError("the sizes of a and b do not match"), 4096) is None
+    >>> as_out_of_memory(RuntimeError("the sizes of a and b do not match"), 4096) is None
     True
     """
     cause = error.__cause__ if isinstance(error, InputError) else error

@@ -96,7 +96,7 @@ class AlgorithmNote:
     workspace_bytes: int
 
 
-def made_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
+def created_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
     """Numbers of the blocks that come to be in the iteration, without workspaces.
 
     A pass over the forward part alone meets the first of them, in the same order, whatever state the optimizer has.

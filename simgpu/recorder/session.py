@@ -15,8 +15,8 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.algorithms import measure_algorithms
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
-from simgpu.recorder.contents import Maps, Measure, MeasureEntries, Snapshots, Values, kept_in, spread_over
-from simgpu.recorder.environment import device_name, find_device, remarks, tool_name
+from simgpu.recorder.contents import Maps, Measure, MeasureEntries, MemorySnapshots, Values, output_folder, spread_over
+from simgpu.recorder.environment import device_name, device_notes, find_device, tool_name
 from simgpu.recorder.gradient_sums import fold_sums
 from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
@@ -26,7 +26,7 @@ from simgpu.recorder.saved import note_saved
 from simgpu.recorder.scratch import framework_peak
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same, time_iteration
-from simgpu.recorder.training import Training, train
+from simgpu.recorder.training import TrainingLog, train
 from simgpu.recorder.unsupported import refuse_unsupported
 from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload, find_factory, make_workload
@@ -68,8 +68,8 @@ class Session:
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         with (
             watched(self.name, refuses=device.type == "cpu") as autocasts,
-            kept_in(self.save_maps) as folder,
-            kept_in(self.dump_memory) as dump,
+            output_folder(self.save_maps) as folder,
+            output_folder(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
             refuse_unsupported(self.name),
@@ -110,7 +110,7 @@ class Session:
                     self._dump(workload, optimizer, device, dump, trace, calls)
         return trace
 
-    def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> Training:
+    def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> TrainingLog:
         look_at = Values(Maps(self.measure), self.measure_entries)
         return train(self.name, workload, optimizer, device, self.epochs, self.say, look_at)
 
@@ -138,7 +138,7 @@ class Session:
             raise InputError.single("record", "snapshots", what, f"ask for at most {len(trace.kernels)}")
         self.say(f"taking {self.snapshots} snapshots of memory")
         times = [kernel.duration_ns for kernel in trace.kernels]
-        snapshots = Snapshots(folder, spread_over(times, self.snapshots))
+        snapshots = MemorySnapshots(folder, spread_over(times, self.snapshots))
         again, _, blocks = self._structure(workload, optimizer, device, Values(snapshots=snapshots))
         expect_same(self.name, calls, again.signatures)
         snapshots.name_files(blocks, trace.blocks, [kernel.id for kernel in trace.kernels])
@@ -159,12 +159,12 @@ class Session:
         device: torch.device,
         workload: Workload,
         optimizer: torch.optim.Optimizer,
-        training: Training | None,
+        training: TrainingLog | None,
         peak: int | None,
     ) -> TraceInfo:
         steps = self.warmup + (training.steps if training else 0) + (peak is not None)
         notes = (
-            f"{remarks(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
+            f"{device_notes(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
             f"after the factory made them (seed {self.seed}). "
             f"Durations are the median of {self.repetitions} iterations."
         )

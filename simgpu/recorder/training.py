@@ -12,19 +12,19 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.contents import Values
 from simgpu.recorder.gradient_sums import fold_sums
 from simgpu.recorder.iteration import NoWatcher, Watcher, as_it_was, run_forward, run_iteration, state_as_it_was
-from simgpu.recorder.notes import BlockNote, ValueNote, made_in_iteration
+from simgpu.recorder.notes import BlockNote, ValueNote, created_in_iteration
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload
 
 
 @dataclass
-class Training:
+class TrainingLog:
     """What a training run showed.
 
     calls: the operators that were looked at, the same at every epoch: a whole iteration's, or its forward part's.
     values: for each epoch from 0, before training, what was seen of all blocks of the iteration, or of those that
-    forward makes, in the order of `made_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
+    forward makes, in the order of `created_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
     steps: of all epochs. right: the share of the labels of all batches that it finds at the end; None where a label is
     not the place of a score.
     """
@@ -38,7 +38,7 @@ class Training:
 
     def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
         """For each epoch what was seen, by position in the blocks of a whole iteration."""
-        numbers = range(len(blocks)) if self.is_whole else made_in_iteration(blocks)
+        numbers = range(len(blocks)) if self.is_whole else created_in_iteration(blocks)
         return [dict(zip(numbers, values, strict=self.is_whole)) for values in self.values]
 
     def told(self) -> str:
@@ -60,7 +60,7 @@ def train(
     epochs: int,
     say: Callable[[str], None],
     look_at: Values | None = None,
-) -> Training:
+) -> TrainingLog:
     """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
 
     Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
@@ -72,7 +72,7 @@ def train(
     """
     looked = look_at or Values()
     values, calls = _look(name, workload, optimizer, device, looked)
-    found = Training(calls, looked.entries is not None, [values])
+    found = TrainingLog(calls, looked.entries is not None, [values])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
@@ -149,7 +149,7 @@ def _seen(
             workload, optimizer, device, lambda watcher: run(workload, optimizer, watcher), values
         )
     _, blocks = fold_sums(structure.kernels, ledger.blocks)
-    seen = blocks if is_whole else [blocks[number] for number in made_in_iteration(blocks)]
+    seen = blocks if is_whole else [blocks[number] for number in created_in_iteration(blocks)]
     return [ValueNote(block.sparsity, block.sizes, block.entries) for block in seen], structure.signatures
 
 

@@ -10,7 +10,7 @@ import torch
 from simgpu.recorder.contents import Values
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
-from simgpu.recorder.scratch import CudaScratch, NoScratch, Scratch
+from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import BlockKind
@@ -25,7 +25,7 @@ def watch(
 ) -> tuple[StructurePass, Ledger]:
     """Watch what `run` does, which gets the watcher; what it returns is held until it has been told to finish."""
     ledger = Ledger(device)
-    scratch: Scratch = CudaScratch(device) if device.type == "cuda" else NoScratch()
+    scratch: ScratchMeter = CudaScratch(device) if device.type == "cuda" else NoScratch()
     with LayerTracker(workload.module) as tracker:
         enter_persistent(ledger, workload, optimizer, tracker)
         values.begin(ledger)

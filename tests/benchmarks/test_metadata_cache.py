@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from simgpu.compression.buddy.streams import Walk, hit_rates, misses_of, side_by_side, walks_of
+from simgpu.compression.buddy.streams import EntryAccesses, hit_rates, misses_of, side_by_side, walks_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import MetadataCacheSpec
@@ -26,28 +26,28 @@ ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def kernels() -> list[tuple[Walk, ...]]:
+def kernels() -> list[tuple[EntryAccesses, ...]]:
     trace = build_trace("resnet50", batch=32, gpu=load_node("2080ti").gpu)
     return walks_of(trace, side_by_side(trace.blocks, PAPERS))
 
 
-def seconds(kernels: list[tuple[Walk, ...]], work: Callable[[], object], rounds: int = ROUNDS) -> float:
+def seconds(kernels: list[tuple[EntryAccesses, ...]], work: Callable[[], object], rounds: int = ROUNDS) -> float:
     """For each 30 GB: the median."""
     taken = []
     for _ in range(rounds):
         begin = time.perf_counter()
         work()
         taken.append(time.perf_counter() - begin)
-    return median(taken) * WALKED / sum(walk.visits * ENTRY_BYTES for of_kernel in kernels for walk in of_kernel)
+    return median(taken) * WALKED / sum(walk.accesses * ENTRY_BYTES for of_kernel in kernels for walk in of_kernel)
 
 
-def test_misses(kernels: list[tuple[Walk, ...]], report: Report) -> None:
+def test_misses(kernels: list[tuple[EntryAccesses, ...]], report: Report) -> None:
     misses_of(kernels[:1], PAPERS)  # what is compiled is compiled once
     figure = seconds(kernels, lambda: misses_of(kernels, PAPERS))
     report("metadata misses, seconds for each 30 GB walked, compiled", figure, "aim 0.5", figure <= 0.5)
 
 
-def test_sweep(kernels: list[tuple[Walk, ...]], report: Report) -> None:
+def test_sweep(kernels: list[tuple[EntryAccesses, ...]], report: Report) -> None:
     hit_rates(kernels[:1], PAPERS, SIZES)
     figure = seconds(kernels, lambda: hit_rates(kernels, PAPERS, SIZES))
     report(f"metadata hits with {len(SIZES)} sizes, seconds for each 30 GB, compiled", figure, "", None)

@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.recorder.modelled.operations import Work, work_of
+from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 
 class _Works(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, Work] = {}
+        self.found: dict[str, OperatorWork] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))

@@ -19,7 +19,12 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.entries import entries_of, histograms, mean_ratio
 from simgpu.trace.model import Block, BlockKind, CompressedSize, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.workloads.compressibility.__main__ import main
-from simgpu.workloads.compressibility.generator import FOLDER, Profile, load_profile, with_compressibility
+from simgpu.workloads.compressibility.generator import (
+    FOLDER,
+    CompressibilityProfile,
+    load_profile,
+    with_compressibility,
+)
 from simgpu.workloads.compressibility.measured import RECORDINGS, profile_text
 from simgpu.workloads.compressibility.roles import roles_of
 from simgpu.workloads.modelled import build_trace
@@ -196,7 +201,7 @@ def test_measured_rows_give_way_and_others_stay() -> None:
 
 def test_a_profile_of_ones_own() -> None:
     shares = {"recordings": ["mine"], "shares": [[0.5, 0.5]]}
-    profile = Profile.model_validate(
+    profile = CompressibilityProfile.model_validate(
         {
             "schema": "simgpu.compressibility/1",
             "recordings": ["mine"],

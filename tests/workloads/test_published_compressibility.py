@@ -11,7 +11,7 @@ import pytest
 import simgpu
 from simgpu.trace.entries import mean_ratio
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.workloads.compressibility.generator import Profile, load_profile, with_compressibility
+from simgpu.workloads.compressibility.generator import CompressibilityProfile, load_profile, with_compressibility
 from simgpu.workloads.modelled import build_trace
 
 BATCHES = {"alexnet": 1024, "inception-v2": 64, "squeezenet1.1": 96, "vgg16": 128, "resnet50": 64, "biglstm": 32}
@@ -54,4 +54,4 @@ def test_it_says_that_it_was_fitted() -> None:
 def test_a_profile_is_measured_or_fitted(words: dict[str, object]) -> None:
     values = {"schema": "simgpu.compressibility/1", "epochs": (0,), "sizes": (0, 128), "roles": {}, **words}
     with pytest.raises(ValueError, match="write one of recordings, fitted_to"):
-        Profile.model_validate(values)
+        CompressibilityProfile.model_validate(values)

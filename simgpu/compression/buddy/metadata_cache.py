@@ -1,4 +1,4 @@
-"""The metadata cache: which visits to compressed memory find there what their memory-entry is like."""
+"""The metadata cache: which accesses to compressed memory find there what their memory-entry is like."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Visits:
-    """What became of visits. written_back: changed lines that had to make room, each a write to device memory."""
+class CacheCounts:
+    """What became of accesses. written_back: changed lines that had to make room, each a write to device memory."""
 
     hits: int
     misses: int
@@ -34,9 +34,9 @@ class MetadataCache:
 
     >>> import numpy as np
     >>> cache = MetadataCache(MetadataCacheSpec(size=64, slices=1, ways=2, line=32, entries=64))
-    >>> cache.visit(np.array([0, 1, 0, 2, 1]), np.array([False, True, False, False, False]))
+    >>> cache.access(np.array([0, 1, 0, 2, 1]), np.array([False, True, False, False, False]))
     Visits(hits=1, misses=4, written_back=1)
-    >>> cache.visit_entries(np.array([64, 127, 128]), np.zeros(3, bool))
+    >>> cache.access_entries(np.array([64, 127, 128]), np.zeros(3, bool))
     Visits(hits=3, misses=0, written_back=0)
     """
 
@@ -47,10 +47,10 @@ class MetadataCache:
         self._lines = np.full(shape, -1, np.int64)
         self._changed = np.zeros(shape, np.int64)
 
-    def visit(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> Visits:
-        """Counts over visits to metadata lines, in order; the cache goes on from where it was.
+    def access(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> CacheCounts:
+        """Counts over accesses to metadata lines, in order; the cache goes on from where it was.
 
-        lines: numbers from 0. writes: whether each changes its line. stand_for: of how many visits each is a sample,
+        lines: numbers from 0. writes: whether each changes its line. stand_for: of how many accesses each is a sample,
         itself alone where not given: so many hit or miss with it, and so many lines are written back with one that
         it changed.
         """
@@ -58,11 +58,11 @@ class MetadataCache:
         lines, writes = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(writes, np.bool_)
         sets = sets_of(lines, self.spec)
         misses, written_back = _compiled()(self._lines, self._changed, sets, lines, writes, many)
-        return Visits(int(many.sum()) - misses, misses, written_back)
+        return CacheCounts(int(many.sum()) - misses, misses, written_back)
 
-    def visit_entries(self, entries: Ints, writes: Bools) -> Visits:
-        """As `visit`, over visits to memory-entries, numbers from 0."""
-        return self.visit(entries // self.spec.entries, writes)
+    def access_entries(self, entries: Ints, writes: Bools) -> CacheCounts:
+        """As `access`, over accesses to memory-entries, numbers from 0."""
+        return self.access(entries // self.spec.entries, writes)
 
 
 def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
@@ -93,27 +93,27 @@ def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
     return bank * spec.sets + above % spec.sets
 
 
-def _visit(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
+def _access_all(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
     misses = written_back = 0
     last = held.shape[1] - 1
-    for visit in range(lines.size):
-        number, line = sets[visit], lines[visit]
+    for access in range(lines.size):
+        number, line = sets[access], lines[access]
         way = 0
         while way < last and held[number, way] != line:
             way += 1
         kept = changed[number, way]
         if held[number, way] != line:
-            misses += stand_for[visit]
+            misses += stand_for[access]
             written_back += kept
             kept = 0
         for older in range(way, 0, -1):
             held[number, older] = held[number, older - 1]
             changed[number, older] = changed[number, older - 1]
         held[number, 0] = line
-        changed[number, 0] = stand_for[visit] if kept == 0 and writes[visit] else kept
+        changed[number, 0] = stand_for[access] if kept == 0 and writes[access] else kept
     return misses, written_back
 
 
 @cache
 def _compiled() -> Callable[[Ints, Ints, Ints, Ints, Bools, Ints], tuple[int, int]]:
-    return compiled(_visit, nogil=True)
+    return compiled(_access_all, nogil=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, histogram, size_classes
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
@@ -37,7 +37,7 @@ class Observed:
     histograms of the allocation are known.
     """
 
-    allocation: Allocation
+    allocation: ProfiledAllocation
     at: tuple[int, ...]
     classes: tuple[Classes, ...] | None
 
@@ -56,7 +56,7 @@ class Snapshots:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def allocations(self) -> tuple[Allocation, ...]:
+    def allocations(self) -> tuple[ProfiledAllocation, ...]:
         """The allocations with their histograms."""
         return tuple(each.allocation for each in self.observed)
 
@@ -70,7 +70,7 @@ class Snapshots:
         """Of all allocations."""
         return sum(allocation.entries for allocation in self.allocations)
 
-    def in_snapshot(self, number: int) -> dict[int, Allocation]:
+    def in_snapshot(self, number: int) -> dict[int, ProfiledAllocation]:
         """The allocations that are in a snapshot, as they are then, by their positions among all."""
         return {
             index: replace(each.allocation, snapshots=(each.allocation.snapshots[each.at.index(number)],))
@@ -178,5 +178,5 @@ def collect(
         at = tuple(number for number, snapshot in enumerate(seen) if allocation in snapshot)
         classes = tuple(seen[number][allocation].classes for number in at)
         counts = tuple(histogram(each) for each in classes)
-        observed.append(Observed(Allocation(allocation, seen[at[0]][allocation].bytes, counts), at, classes))
+        observed.append(Observed(ProfiledAllocation(allocation, seen[at[0]][allocation].bytes, counts), at, classes))
     return Snapshots(name, tuple(labels), tuple(observed), about, notes)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.compression.buddy.snapshots import Observed, Snapshots
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram
 from simgpu.errors import InputError, Problem
 from simgpu.io.array_files import ArrayArchive, ArrayHeader, open_archive
@@ -103,7 +103,7 @@ def load_entries(path: str | Path) -> Snapshots:
                 continue
             counts = tuple(histogram(row) for row in classes)
             at = tuple(np.flatnonzero(head["seen"][index]).tolist())
-            observed.append(Observed(Allocation(name, int(head["bytes"][index]), counts), at, tuple(classes)))
+            observed.append(Observed(ProfiledAllocation(name, int(head["bytes"][index]), counts), at, tuple(classes)))
     if problems:
         raise InputError(problems)
     name = file.resolve().parent.name if file.name == FILE else file.stem

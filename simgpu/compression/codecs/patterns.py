@@ -41,7 +41,7 @@ Format = Literal["float32", "float16"]
 FORMAT_OF: dict[int, Format] = {4: "float32", 2: "float16"}
 
 
-class Numbers(FileModel):
+class PatternNumbers(FileModel):
     """The pattern's numbers, as `simgpu.compression.codecs.pattern_maps.Pattern` names them."""
 
     channels: float
@@ -58,7 +58,7 @@ class PatternTable(FileModel):
     schema_: Literal["simgpu.patterns/1"] = Field(alias="schema")
     made_by: dict[str, Text]
     fitted_to: Text
-    pattern: Numbers
+    pattern: PatternNumbers
     residuals: dict[str, dict[Codec, dict[Layout, float]]]
     sparsity: tuple[float, ...] = Field(strict=False)
     sides: tuple[int, ...] = Field(strict=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simgpu.compression.codecs.gpu.compare import compare_models, mean_errors
-from simgpu.compression.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, Figure
+from simgpu.compression.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, CodecFigure
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.samples import NOISE
 from simgpu.compression.codecs.gpu.setting import THREADS, LaunchSetting, all_settings
@@ -78,7 +78,7 @@ def launches(slower: float = 1) -> dict[str, Any]:
     }
 
 
-def _of(figure: Figure) -> LaunchSetting:
+def _of(figure: CodecFigure) -> LaunchSetting:
     assert figure.setting is not None
     return figure.setting
 

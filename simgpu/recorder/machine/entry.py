@@ -14,7 +14,7 @@ import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import ArchitectureName
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, DeviceFacts, Speeds, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, GpuProperties, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -42,7 +42,7 @@ _NO_TIMES = """\
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostProperties:
     """What the system tells about the host: memory in bytes, cores, each None where it does not, and who told."""
 
     memory: int | None
@@ -80,14 +80,14 @@ def record_node(
 
     day = date if date is not None else datetime.date.today().isoformat()
     facts, copies = open_device(device)
-    return measured_node(name, facts, copies, host_facts(), sizes, repetitions, day)
+    return measured_node(name, facts, copies, host_properties(), sizes, repetitions, day)
 
 
 def measured_node(
     name: str,
-    facts: DeviceFacts,
+    facts: GpuProperties,
     copies: CopyDevice,
-    host: HostFacts,
+    host: HostProperties,
     sizes: Sequence[int],
     repetitions: int,
     day: str,
@@ -150,7 +150,7 @@ def architecture(capability: tuple[int, int]) -> str | None:
     return next((name for first, name in _ARCHITECTURES if capability >= first), None)
 
 
-def host_facts(cpu_info: Path = Path("/proc/cpuinfo")) -> HostFacts:
+def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
     """Memory and cores of this host; threads that share a core count once where the system tells them apart."""
     names = getattr(os, "sysconf_names", {})
     pages = "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names
@@ -163,9 +163,9 @@ def host_facts(cpu_info: Path = Path("/proc/cpuinfo")) -> HostFacts:
         elif key.strip() == "core id":
             cores.add((socket, value.strip()))
     return (
-        HostFacts(memory, len(cores))
+        HostProperties(memory, len(cores))
         if cores
-        else HostFacts(memory, os.cpu_count(), "hardware threads, since cores are not told")
+        else HostProperties(memory, os.cpu_count(), "hardware threads, since cores are not told")
     )
 
 
@@ -190,7 +190,7 @@ def _check_arguments(sizes: Sequence[int], repetitions: int, date: str | None) -
         raise InputError(problems)
 
 
-def _engines(facts: DeviceFacts) -> int | None:
+def _engines(facts: GpuProperties) -> int | None:
     return min(facts.copy_engines, 2) if facts.copy_engines else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu.recorder.operators import Access, access, operator_name
+from simgpu.recorder.operators import OperandAccess, access, operator_name
 from simgpu.workloads.timemodel.kinds import listed_kind
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
@@ -40,7 +40,7 @@ _HARDLY_READ = frozenset(
 _PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
 
 
-class Work(NamedTuple):
+class OperatorWork(NamedTuple):
     """What one call of an operator does: operations that run one after another; none where nothing runs.
 
     is_known: whether the operator has a kind here; one without is taken to go over its operands value by value.
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     is_known: bool = True
 
 
-def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Work:
+def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> OperatorWork:
     """The work of a call, from its arguments and its result.
 
     All that is not a convolution comes in direction forward; an operator does not know what it is called for.
@@ -61,20 +61,20 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     """
     name = operator_name(func).removeprefix("aten::")
     if name in _NO_WORK or func.namespace == "profiler":
-        return Work(())
+        return OperatorWork(())
     if name in PRODUCTS:
-        return Work(PRODUCTS[name](func, args, kwargs, returned))
+        return OperatorWork(PRODUCTS[name](func, args, kwargs, returned))
     kind = _kind(func, name)
     done = access(func, args, kwargs, returned)
     if name in _HARDLY_READ:
         shaped = arguments(func, args, kwargs)["self"]
         done.read = [tensor for tensor in done.read if tensor is not shaped]
     if done.results and not done.overwritten and not done.changed and not _new_results(done):
-        return Work(())  # a view
+        return OperatorWork(())  # a view
     known = kind is not None
     if kind is OperationKind.GATHER:
-        return Work((_gathered(done),), known)
-    return Work((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
+        return OperatorWork((_gathered(done),), known)
+    return OperatorWork((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
 
 
 def _kind(func: Any, name: str) -> OperationKind | None:
@@ -85,7 +85,7 @@ def _kind(func: Any, name: str) -> OperationKind | None:
     return OperationKind.ELEMENTWISE if pointwise else None
 
 
-def _plain(kind: OperationKind, done: Access) -> Operation:
+def _plain(kind: OperationKind, done: OperandAccess) -> Operation:
     """Every operand read once and every result written once; a result that is an operand is changed in place."""
     read = _distinct(done.read + done.changed)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
@@ -100,7 +100,7 @@ def _plain(kind: OperationKind, done: Access) -> Operation:
     return Operation(kind, _PER_VALUE.get(kind, 1) * largest, bytes_, results, dtype=_main_dtype(done))
 
 
-def _gathered(done: Access) -> Operation:
+def _gathered(done: OperandAccess) -> Operation:
     """Rows picked from a table or added into one: of the table only what is picked is read, a result is made whole."""
     read = _distinct(done.read)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
@@ -116,7 +116,7 @@ def _gathered(done: Access) -> Operation:
     )
 
 
-def _new_results(done: Access) -> dict[object, tuple[int, int]]:
+def _new_results(done: OperandAccess) -> dict[object, tuple[int, int]]:
     there = {_storage(tensor) for tensor in (*done.read, *done.overwritten, *done.changed)}
     return _distinct(tensor for _, tensor in done.results if _storage(tensor) not in there)
 
@@ -141,7 +141,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _main_dtype(done: Access) -> str:
+def _main_dtype(done: OperandAccess) -> str:
     """Of the first result with a fraction, else of the first tensor there is."""
     tensors = [tensor for _, tensor in done.results] + done.changed + done.overwritten + done.read
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.recorder.modelled.operations import Work, work_of
+from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
-from simgpu.workloads.timemodel.prices import Prices, ways
+from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 
 class WorkPass(TorchDispatchMode):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, gpu: Prices) -> None:
         super().__init__()
-        self.calls: list[Work] = []
+        self.calls: list[OperatorWork] = []
         self._gpu = gpu
 
     def __torch_dispatch__(
@@ -46,11 +46,11 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
     """The ways to run a call that holds convolutions, fastest first; none where it holds none."""
-    return [AlgorithmNote(call, *way) for way in ways(gpu, operations)]
+    return [AlgorithmNote(call, *way) for way in algorithm_costs(gpu, operations)]
 
 
 def durations(
-    gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[Work]
+    gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[OperatorWork]
 ) -> list[int]:
     """Nanoseconds of each call; 0 of those that are no kernel, or that only ask for memory."""
     priced = [0] * len(calls)

@@ -63,12 +63,12 @@ def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Par
         from scipy.optimize import least_squares
     except ImportError:
         raise MissingExtraError("fitting the time model", "scipy", "calibrate") from None
-    problem = Problem([sample for sample in samples if sample.fitted], start or load_parameters(START))
+    problem = FitProblem([sample for sample in samples if sample.fitted], start or load_parameters(START))
     found = least_squares(problem.residuals, problem.start, problem.jacobian, bounds=problem.bounds, xtol=1e-4)
     return problem.parameters(found.x)
 
 
-class Problem:
+class FitProblem:
     """The least-squares problem: logarithms of the free parameters (`keys`) in, residuals out."""
 
     def __init__(self, samples: Sequence[Sample], start: Parameters) -> None:

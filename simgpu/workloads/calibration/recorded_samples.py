@@ -23,7 +23,7 @@ from pathlib import Path
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
 from simgpu.trace.model import NOT_RECORDED, Block, Kernel, Origin, Phase, Trace, TraceInfo
-from simgpu.workloads.calibration.recordings import Recording
+from simgpu.workloads.calibration.recordings import CalibrationRecording
 from simgpu.workloads.calibration.samples import Sample, Skipped, counted
 from simgpu.workloads.catalogue import build
 from simgpu.workloads.lowering.entry import lower, operations_of
@@ -176,13 +176,15 @@ _ENOUGH = 0.9
 _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("pool", "pooling"))
 
 
-def recorded_samples(folder: Path, recordings: Iterable[Recording]) -> Iterator[Sample | Skipped]:
+def recorded_samples(folder: Path, recordings: Iterable[CalibrationRecording]) -> Iterator[Sample | Skipped]:
     """Samples from these recordings in a folder; see `recorded_traces`."""
     for found in recorded_traces(folder, recordings):
         yield from [found] if isinstance(found, Skipped) else samples_of(*found)
 
 
-def recorded_traces(folder: Path, recordings: Iterable[Recording]) -> Iterator[tuple[Recording, Trace] | Skipped]:
+def recorded_traces(
+    folder: Path, recordings: Iterable[CalibrationRecording]
+) -> Iterator[tuple[CalibrationRecording, Trace] | Skipped]:
     """These recordings in a folder, one after another; one that is not there is skipped, and told by its path.
 
     A recording's importer raises `InputError` for a damaged file.
@@ -195,13 +197,13 @@ def recorded_traces(folder: Path, recordings: Iterable[Recording]) -> Iterator[t
             yield Skipped(recording.name, f"{path} is not there")
 
 
-def samples_of(recording: Recording, trace: Trace) -> Iterator[Sample | Skipped]:
+def samples_of(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample | Skipped]:
     """What a recording tells of durations."""
     reader = _READERS.get(recording.operators)
     yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
 
 
-def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
+def _of_zoo(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample]:
     """A recording of a network that the zoo has: phases, and sorts of kernels within them."""
     modelled = operations_by_phase(recording.network, recording.batch, adam=recording.optimizer == "adam")
     everything = [operation for phase in Phase for _, operation in modelled[phase]]
@@ -228,7 +230,7 @@ def _sort(op: str) -> str:
     return next((sort for word, sort in _SORTS if word in op.lower()), "linear and others")
 
 
-def _of_operators(recording: Recording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
+def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
     """A recording whose operators are translated one by one: those that can be, together and by sort."""
     blocks = {block.id: block for block in trace.blocks}
     timing = min((kernel.duration_ns for kernel in trace.kernels), default=0)
@@ -255,7 +257,7 @@ def _of_operators(recording: Recording, trace: Trace, reader: Reader) -> Iterato
 
 
 def _sample(
-    recording: Recording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
+    recording: CalibrationRecording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
 ) -> Sample:
     """A whole phase or iteration, or a sort of kernels that is a part of so many nanoseconds."""
     return Sample(

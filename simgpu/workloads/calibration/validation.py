@@ -12,14 +12,14 @@ from simgpu.trace.stats import trace_stats
 from simgpu.workloads.calibration.published import load_published
 from simgpu.workloads.calibration.published_samples import published_samples
 from simgpu.workloads.calibration.recorded_samples import recorded_traces, samples_of
-from simgpu.workloads.calibration.recordings import Recording, load_recordings, require_folder
-from simgpu.workloads.calibration.samples import Sample, Skipped, Use
+from simgpu.workloads.calibration.recordings import CalibrationRecording, load_recordings, require_folder
+from simgpu.workloads.calibration.samples import Sample, SampleUse, Skipped
 from simgpu.workloads.catalogue import NETWORKS
 from simgpu.workloads.modelled import build_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ValidationRow:
     """One measurement and what the model says."""
 
     sample: Sample
@@ -32,27 +32,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ErrorSummary:
     """Errors of some rows: how many, the mean of their sizes, their mean with sign, and the row with the largest."""
 
     count: int
     mean: float
     bias: float
-    worst: Row
+    worst: ValidationRow
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class TimeModelValidation:
     """All measurements that could be compared, by GPU and network, and those that could not.
 
     memory: peaks, in the order of the list of recordings.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ValidationRow, ...]
     skipped: tuple[Skipped, ...]
     memory: tuple[MemoryRow, ...] = ()
 
-    def summary(self, use: Use, *, gpu: str | None = None, network: str | None = None) -> Summary | None:
+    def summary(self, use: SampleUse, *, gpu: str | None = None, network: str | None = None) -> ErrorSummary | None:
         """Of the phases and iterations (sorts of kernels do not count) of one use; on one GPU, of one network or all.
 
         None where there are none.
@@ -76,29 +76,29 @@ class Validation:
         return tuple(sorted(NETWORKS.keys() - {row.sample.network for row in self.rows if row.sample.whole}))
 
 
-def summary_of(rows: Iterable[Row]) -> Summary | None:
+def summary_of(rows: Iterable[ValidationRow]) -> ErrorSummary | None:
     """How far off these rows are, those of sorts of kernels left out."""
     whole = [row for row in rows if row.sample.whole]
     if not whole:
         return None
     mean = sum(abs(row.error) for row in whole) / len(whole)
     bias = sum(row.error for row in whole) / len(whole)
-    return Summary(len(whole), mean, bias, max(whole, key=lambda row: abs(row.error)))
+    return ErrorSummary(len(whole), mean, bias, max(whole, key=lambda row: abs(row.error)))
 
 
-def validate(recordings: Path | None = None) -> Validation:
+def validate(recordings: Path | None = None) -> TimeModelValidation:
     """Compares the time model to the published figures and, where a folder is given, to the recordings in it.
 
-    Recordings that should be in the folder and are not are told in `Validation.skipped`. Raises `InputError` where the
-    folder is not there or a recording in it is damaged.
+    Recordings that should be in the folder and are not are told in `TimeModelValidation.skipped`. Raises `InputError`
+    where the folder is not there or a recording in it is damaged.
     """
     if recordings is not None:
         require_folder(recordings)
     found = list(_compared(recordings))
-    rows = [Row(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
+    rows = [ValidationRow(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
     rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
     memory = tuple(each for each in found if isinstance(each, MemoryRow))
-    return Validation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)), memory)
+    return TimeModelValidation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)), memory)
 
 
 def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]:
@@ -119,7 +119,7 @@ def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]
 class MemoryRow:
     """Two peaks, bytes. counted: where the recorded one is from, the framework's own count or recorded lifetimes."""
 
-    recording: Recording
+    recording: CalibrationRecording
     recorded: int
     modelled: int
     counted: str
@@ -130,7 +130,7 @@ class MemoryRow:
         return self.modelled / self.recorded - 1
 
 
-def compare_memory(recording: Recording, trace: Trace) -> MemoryRow | Skipped:
+def compare_memory(recording: CalibrationRecording, trace: Trace) -> MemoryRow | Skipped:
     """The peaks of one recording, `trace`, and of its network as the zoo models it."""
     stats = trace_stats(trace)
     if trace.info.framework_peak_bytes is not None:
@@ -153,5 +153,5 @@ def compare_memory(recording: Recording, trace: Trace) -> MemoryRow | Skipped:
     return MemoryRow(recording, recorded, peak.bytes, counted)
 
 
-def _skipped(recording: Recording, why: str) -> Skipped:
+def _skipped(recording: CalibrationRecording, why: str) -> Skipped:
     return Skipped(f"{recording.name}: memory", why)

@@ -29,7 +29,7 @@ from simgpu.workloads.compressibility.roles import roles_of
 _WORD = "compressibility"
 
 
-def with_compressibility(trace: Trace, profile: str | Profile | None = None) -> Trace:
+def with_compressibility(trace: Trace, profile: str | CompressibilityProfile | None = None) -> Trace:
     """The trace with modelled histograms of memory-entries in place of any it had; its notes say so.
 
     profile: name of a shipped profile, or one of your own; `TRAINED` where left out. There are rows for each of its
@@ -57,7 +57,7 @@ def _marked(trace: Trace) -> str:
     return " and ".join(filter(None, (trace.info.modelled, _WORD)))
 
 
-def _rows(trace: Trace, profile: Profile) -> Iterator[CompressedSize]:
+def _rows(trace: Trace, profile: CompressibilityProfile) -> Iterator[CompressedSize]:
     roles = roles_of(trace)
     for block in trace.blocks:
         entries = entries_of(block)
@@ -92,7 +92,7 @@ class RoleShares(FileModel):
     shares: tuple[Row, ...] = Field(strict=False, description="for each epoch, the share of each size")
 
 
-class Profile(FileModel):
+class CompressibilityProfile(FileModel):
     """Shares of entry sizes by role; see `simgpu.workloads.compressibility.generator` for how they are used."""
 
     schema_: Literal["simgpu.compressibility/1"] = Field(alias="schema")
@@ -138,7 +138,7 @@ class Profile(FileModel):
 
 
 @cache
-def load_profile(name: str, folder: Path = FOLDER) -> Profile:
+def load_profile(name: str, folder: Path = FOLDER) -> CompressibilityProfile:
     """A shipped profile by its name; `InputError` where there is none or its file is wrong.
 
     >>> load_profile("trained").sizes
@@ -150,7 +150,7 @@ def load_profile(name: str, folder: Path = FOLDER) -> Profile:
             "compressibility", "profile", f"there is none called '{name}'", did_you_mean(name, profile_names())
         )
     document = read_yaml_mapping(path, SCHEMA)
-    return validate(Profile, document.values, lambda place: (document.file, document.place(place)))
+    return validate(CompressibilityProfile, document.values, lambda place: (document.file, document.place(place)))
 
 
 def profile_names() -> tuple[str, ...]:

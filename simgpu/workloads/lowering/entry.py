@@ -24,13 +24,13 @@ from simgpu.workloads.lowering import (
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.operations import elementwise
 from simgpu.workloads.lowering.optimizer import Optimizer
-from simgpu.workloads.lowering.step import Gradients, Made, MadeOfParts, Step
-from simgpu.workloads.lowering.tape import KernelNote, Tape, Value
+from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
+from simgpu.workloads.lowering.tape import Tape, TapeKernel, Value
 from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.operation import Operation
 from simgpu.workloads.timemodel.prices import Priced, Prices
 
-_FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
+_FAMILIES: dict[LayerKind, Callable[[LayerLowering], LoweredLayer | LoweredParts]] = {
     LayerKind.CONVOLUTION: products.convolution,
     LayerKind.LINEAR: products.linear,
     LayerKind.MATMUL: products.matmul,
@@ -101,13 +101,13 @@ def lower(
     return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
 
 
-def _workspace(note: KernelNote, size: int) -> list[Block]:
+def _workspace(note: TapeKernel, size: int) -> list[Block]:
     if not size:
         return []
     return [Block(f"workspace:{note.id}", size, BlockKind.WORKSPACE, release=note.id, layer=note.layer)]
 
 
-def _kernel(note: KernelNote, duration_ns: int, workspace: list[Block]) -> Kernel:
+def _kernel(note: TapeKernel, duration_ns: int, workspace: list[Block]) -> Kernel:
     return Kernel(
         note.id,
         note.op,
@@ -158,8 +158,8 @@ def _without_relu_in_place(network: Network) -> Network:
 class _Done:
     """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
 
-    step: Step
-    made: Made | MadeOfParts
+    step: LayerLowering
+    made: LoweredLayer | LoweredParts
     results: list[str]
 
 
@@ -212,23 +212,25 @@ class _Walk:
 
     def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
         whole = self.done.get(layer.inputs[0])
-        if whole is not None and isinstance(whole.made, MadeOfParts):
+        if whole is not None and isinstance(whole.made, LoweredParts):
             self._part(layer, whole, whole.made)
             return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
         rewrites = self._rewrites(layer)
-        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites)
+        step = LayerLowering(
+            self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites
+        )
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
         made = _FAMILIES[layer.kind](step)
-        if isinstance(made, Made):
+        if isinstance(made, LoweredLayer):
             self.values[layer.name] = made.value
         if any(needed) or weights:
             self.trained.add(layer.name)
-        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, Made) else [])
+        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, LoweredLayer) else [])
 
-    def _part(self, layer: Layer, whole: _Done, made: MadeOfParts) -> None:
+    def _part(self, layer: Layer, whole: _Done, made: LoweredParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
         self.values[layer.name] = made.parts[len(whole.results)]
         self.tags[layer.name] = self.tags[whole.step.layer.name]
@@ -278,7 +280,7 @@ class _Walk:
         if not found or step.layer.name not in self.trained:
             return
         self.tape.layer = self.tags[step.layer.name]
-        results = made.backward(grads) if isinstance(made, MadeOfParts) else made.backward(found[0])
+        results = made.backward(grads) if isinstance(made, LoweredParts) else made.backward(found[0])
         self.tape.keep((*made.saved, *found))
         for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
             if needed and gradient is not None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.lowering.operations import elementwise, updated_rows
-from simgpu.workloads.lowering.tape import BlockNote, Tape, Value
+from simgpu.workloads.lowering.tape import Tape, TapeBlock, Value
 
 
 class Optimizer(StrEnum):
@@ -43,7 +43,7 @@ def update(
     tape: Tape,
     optimizer: Optimizer,
     weights: Sequence[Value],
-    gradients: Mapping[BlockNote, Value],
+    gradients: Mapping[TapeBlock, Value],
     state: Mapping[str, list[Value]],
 ) -> None:
     """The step's kernels, for the weights that have a gradient; a weight of which only rows have one has its own.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering import operations
 from simgpu.workloads.lowering.framework import Framework
-from simgpu.workloads.lowering.step import Backward, Made, Step
+from simgpu.workloads.lowering.step import Backward, LayerLowering, LoweredLayer
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import OperationKind
 
@@ -21,7 +21,7 @@ from simgpu.workloads.timemodel.operation import OperationKind
 _EXPONENTIAL = 8
 
 
-def relu(step: Step) -> Made:
+def relu(step: LayerLowering) -> LoweredLayer:
     """In place it rewrites the block of its input, and backward reads the rewritten one.
 
     Where it is not, backward reads the result, or the input before PyTorch 1.10.
@@ -31,10 +31,10 @@ def relu(step: Step) -> Made:
     y = x if in_place else step.result()
     step.tape.launch("relu_" if in_place else "relu", operations.elementwise((x,), (y,)), (x,), (y,))
     saved = x if step.framework is Framework.PYTORCH_1_5 else y
-    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
+    return LoweredLayer(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
 
 
-def _relu_backward(step: Step, y: Value) -> Backward:
+def _relu_backward(step: LayerLowering, y: Value) -> Backward:
     """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
@@ -47,26 +47,26 @@ def _relu_backward(step: Step, y: Value) -> Backward:
     return backward
 
 
-def gelu(step: Step) -> Made:
+def gelu(step: LayerLowering) -> LoweredLayer:
     """Saves its input."""
     y = _apply(step, "gelu", _EXPONENTIAL)
-    return Made(y, _from(step, "gelu_backward", step.x, 2 * _EXPONENTIAL), (step.x,))
+    return LoweredLayer(y, _from(step, "gelu_backward", step.x, 2 * _EXPONENTIAL), (step.x,))
 
 
-def tanh(step: Step) -> Made:
+def tanh(step: LayerLowering) -> LoweredLayer:
     """Saves its result."""
     y = _apply(step, "tanh", _EXPONENTIAL)
-    return Made(y, _from(step, "tanh_backward", y, 3), (y,))
+    return LoweredLayer(y, _from(step, "tanh_backward", y, 3), (y,))
 
 
-def softmax(step: Step) -> Made:
+def softmax(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves its result."""
     x, y = step.x, step.result()
     step.tape.launch("softmax", operations.simple(OperationKind.SOFTMAX, (x,), (y,), _EXPONENTIAL), (x,), (y,))
-    return Made(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
+    return LoweredLayer(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
 
 
-def scale(step: Step) -> Made:
+def scale(step: LayerLowering) -> LoweredLayer:
     """By a constant, or a trained value added to every sample; saves nothing."""
     if "weight" in step.weights:
         return _learned(step)
@@ -77,10 +77,10 @@ def scale(step: Step) -> Made:
         step.tape.launch("mul", operations.elementwise((grad,), (dx,), backward=True), (grad,), (dx,))
         return step.one_way(dx)
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def _learned(step: Step) -> Made:
+def _learned(step: LayerLowering) -> LoweredLayer:
     x, weight, y = step.x, step.weights["weight"], step.result()
     step.tape.launch("add", operations.elementwise((x, weight), (y,)), (x, weight), (y,))
 
@@ -89,19 +89,19 @@ def _learned(step: Step) -> Made:
             step.tape.launch("sum", operations.summed(grad, total), (grad,), (total,))
         return (grad,)
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def dropout(step: Step) -> Made:
+def dropout(step: LayerLowering) -> LoweredLayer:
     """Draws a mask and applies it: not pure, since another run draws another mask."""
     x, y = step.x, step.result()
     mask = step.beside("mask", y.shape, "bool")
     writes = (y, mask)
     step.tape.launch("native_dropout", operations.elementwise((x,), writes, 4), (x,), writes, pure=False)
-    return Made(y, _from(step, "native_dropout_backward", mask), (mask,))
+    return LoweredLayer(y, _from(step, "native_dropout_backward", mask), (mask,))
 
 
-def add(step: Step) -> Made:
+def add(step: LayerLowering) -> LoweredLayer:
     """Of two or more inputs. Their gradients are the one of the result, which is not copied."""
     first, second, *others = step.inputs
     in_place = step.attribute("in_place", False)
@@ -117,10 +117,10 @@ def add(step: Step) -> Made:
             for index, (x, needed) in enumerate(zip(step.inputs, step.needed, strict=True))
         )
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def multiply(step: Step) -> Made:
+def multiply(step: LayerLowering) -> LoweredLayer:
     """Of two inputs; saves both."""
     a, b, y = *step.inputs, step.result()
     step.tape.launch("mul", operations.elementwise((a, b), (y,)), (a, b), (y,))
@@ -135,17 +135,17 @@ def multiply(step: Step) -> Made:
             results.append(gradient)
         return tuple(results)
 
-    return Made(y, backward, (a, b))
+    return LoweredLayer(y, backward, (a, b))
 
 
-def _apply(step: Step, op: str, per_value: int) -> Value:
+def _apply(step: LayerLowering, op: str, per_value: int) -> Value:
     y = step.result()
     step.tape.launch(op, operations.elementwise((step.x,), (y,), per_value), (step.x,), (y,))
     return y
 
 
 def _from(
-    step: Step, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
+    step: LayerLowering, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
 ) -> Backward:
     """Backward that needs the gradient and one saved value."""
 
@@ -158,7 +158,7 @@ def _from(
     return backward
 
 
-def view(step: Step) -> Made:
+def view(step: LayerLowering) -> LoweredLayer:
     """The same memory, or a part of it, in another shape."""
     x = step.x
 
@@ -167,10 +167,10 @@ def view(step: Step) -> Made:
             return step.one_way(grad.seen_as(x.shape))
         return step.one_way(_piece(step, grad) if grad.count < x.count else step.summed(grad))
 
-    return Made(x.seen_as(step.shape), backward)
+    return LoweredLayer(x.seen_as(step.shape), backward)
 
 
-def _piece(step: Step, grad: Value) -> Value:
+def _piece(step: LayerLowering, grad: Value) -> Value:
     total, begun = step.gradients.piece_into(step.layer.inputs[0], step.x.shape)
     reads = (grad, total) if begun else (grad,)
     target = total.seen_as(grad.shape) if begun else total
@@ -178,7 +178,7 @@ def _piece(step: Step, grad: Value) -> Value:
     return total
 
 
-def permute(step: Step) -> Made:
+def permute(step: LayerLowering) -> LoweredLayer:
     """A copy in another order, both ways."""
     x, y = step.x, step.result()
     step.tape.launch("contiguous", operations.copied(x, y), (x,), (y,))
@@ -188,10 +188,10 @@ def permute(step: Step) -> Made:
         step.tape.launch("contiguous", operations.copied(grad, dx, backward=True), (grad,), (dx,))
         return (dx,)
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def concatenate(step: Step) -> Made:
+def concatenate(step: LayerLowering) -> LoweredLayer:
     """One kernel copies all inputs into the result; a weight of the layer's own stands first, once for each sample."""
     y = step.result()
     own = tuple(step.weights.values())
@@ -205,10 +205,10 @@ def concatenate(step: Step) -> Made:
             grad.seen_as(x.shape) if needed else None for x, needed in zip(step.inputs, step.needed, strict=True)
         )
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def loss(step: Step) -> Made:
+def loss(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves the log-softmax and the sum of the labels' weights."""
     tape, logits, labels = step.tape, step.x, step.labels
     scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.FEATURE_MAP)
@@ -230,4 +230,4 @@ def loss(step: Step) -> Made:
         tape.launch("log_softmax_backward", operation, (inner, scores), (dx,))
         return (dx,)
 
-    return Made(value, backward, (scores,))
+    return LoweredLayer(value, backward, (scores,))

@@ -16,7 +16,7 @@ from math import prod
 
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering import operations
-from simgpu.workloads.lowering.step import Made, MadeOfParts, Step
+from simgpu.workloads.lowering.step import LayerLowering, LoweredLayer, LoweredParts
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape
 
@@ -24,7 +24,7 @@ from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, Ge
 _GATE_COUNT = 10
 
 
-def lstm_cell(step: Step) -> MadeOfParts:
+def lstm_cell(step: LayerLowering) -> LoweredParts:
     """Inputs: x, h, c. Parts of the result: the output h and the cell state c, in one block."""
     tape, (_, _, c) = step.tape, step.inputs
     hidden = c.shape[-1]
@@ -50,10 +50,10 @@ def lstm_cell(step: Step) -> MadeOfParts:
             tape.launch("linear_backward_bias", operations.summed(dgates, total), (dgates,), (total,))
         return dx, dh, dc
 
-    return MadeOfParts((output, state), backward, (*step.inputs, y, saved))
+    return LoweredParts((output, state), backward, (*step.inputs, y, saved))
 
 
-def _share(step: Step, index: int, name: str, gates: tuple[int, ...]) -> Value:
+def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
     """What the gates get from one input."""
     x, weight = step.inputs[index], step.weights[name]
     y = step.beside(name.replace("weight", "gates"), gates, kind=BlockKind.FEATURE_MAP)
@@ -62,7 +62,7 @@ def _share(step: Step, index: int, name: str, gates: tuple[int, ...]) -> Value:
     return y
 
 
-def _share_backward(step: Step, index: int, name: str, dgates: Value) -> Value | None:
+def _share_backward(step: LayerLowering, index: int, name: str, dgates: Value) -> Value | None:
     x, weight = step.inputs[index], step.weights[name]
     outputs, inputs = weight.shape
     forward = GemmShape(step.batch, outputs, inputs)
@@ -83,7 +83,7 @@ _OPPOSITE = {
 }
 
 
-def convolution(step: Step) -> Made:
+def convolution(step: LayerLowering) -> LoweredLayer:
     """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse.
 
     Its bias is part of the operator, as it is in PyTorch's ``convolution``, though a kernel of its own adds it.
@@ -108,10 +108,10 @@ def convolution(step: Step) -> Made:
         _bias(step, f"{op}_backward_bias", grad)
         return (None if begun else dx,)
 
-    return Made(y, backward, (x,))
+    return LoweredLayer(y, backward, (x,))
 
 
-def _convolution_shape(step: Step, transposed: bool) -> ConvolutionShape:
+def _convolution_shape(step: LayerLowering, transposed: bool) -> ConvolutionShape:
     """The convolution as its forward direction sees it; of a transposed one, that from its result to its input."""
     wide, narrow = (step.shape, step.x.shape) if transposed else (step.x.shape, step.shape)
     unit: _Pair = (1, 1)
@@ -130,12 +130,12 @@ def _convolution_shape(step: Step, transposed: bool) -> ConvolutionShape:
     return shape
 
 
-def _bias(step: Step, op: str, grad: Value) -> None:
+def _bias(step: LayerLowering, op: str, grad: Value) -> None:
     for total in step.weight_gradients("bias"):
         step.tape.launch(op, operations.summed(grad, total), (grad,), (total,))
 
 
-def linear(step: Step) -> Made:
+def linear(step: LayerLowering) -> LoweredLayer:
     """Saves input and weight; every row of the input is one row of the product."""
     if sampled := step.attribute("sampled_rows", 0):
         return sampled_linear(step, sampled)
@@ -156,11 +156,11 @@ def linear(step: Step) -> Made:
         _bias(step, "linear_backward_bias", grad)
         return (None if begun else dx,)
 
-    return Made(y, backward, (x,))
+    return LoweredLayer(y, backward, (x,))
 
 
 def product(
-    step: Step,
+    step: LayerLowering,
     op: str,
     shape: GemmShape,
     reads: tuple[Value, ...],
@@ -171,7 +171,7 @@ def product(
     step.tape.launch(op, operations.gemm(shape, reads, writes, direction), reads, writes)
 
 
-def matmul(step: Step) -> Made:
+def matmul(step: LayerLowering) -> LoweredLayer:
     """Of two inputs; saves both. Their leading sides count the products."""
     a, b, y = *step.inputs, step.result()
     rows, depth, columns = a.shape[-2], a.shape[-1], y.shape[-1]
@@ -187,10 +187,10 @@ def matmul(step: Step) -> Made:
             product(step, "bmm_backward", GemmShape(depth, columns, rows, shape.count), (a, grad), (db,))
         return da, db
 
-    return Made(y, backward, (a, b))
+    return LoweredLayer(y, backward, (a, b))
 
 
-def sampled_linear(step: Step, rows: int) -> Made:
+def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
     """With `rows` rows of its weight, drawn anew in every iteration: gathered first, and they alone get a gradient.
 
     Gathering is not pure: another run draws other rows.
@@ -216,10 +216,10 @@ def sampled_linear(step: Step, rows: int) -> Made:
         step.tape.launch("linear_backward_bias", operations.summed(grad, total), (grad,), (total,))
         return (dx,)
 
-    return Made(y, backward, (x, drawn["weight"]))
+    return LoweredLayer(y, backward, (x, drawn["weight"]))
 
 
-def embedding(step: Step) -> Made:
+def embedding(step: LayerLowering) -> LoweredLayer:
     """Rows of a table; saves the tokens. The gradient is as large as the table, or where sparse as the rows read."""
     tokens, table, y = step.x, step.weights["weight"], step.result()
     sparse = step.attribute("sparse_gradient", False)
@@ -232,4 +232,4 @@ def embedding(step: Step) -> Made:
         step.tape.launch(op, operations.scattered(tokens, grad, total), (grad, tokens), (total,))
         return step.one_way(None)
 
-    return Made(y, backward, (tokens,))
+    return LoweredLayer(y, backward, (tokens,))

@@ -1,8 +1,8 @@
 """What a layer is lowered with, and what comes of it: the words shared by all families of layers.
 
-Each family's functions take a `Step`, put the layer's forward kernels on the tape, and return `Made`: the result, what
-is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves and what its
-backward reads stand side by side, as in autograd's table of formulas.
+Each family's functions take a `LayerLowering`, put the layer's forward kernels on the tape, and return `LoweredLayer`:
+the result, what is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves
+and what its backward reads stand side by side, as in autograd's table of formulas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.operations import elementwise, summed
-from simgpu.workloads.lowering.tape import BlockNote, Tape, Value
+from simgpu.workloads.lowering.tape import Tape, TapeBlock, Value
 from simgpu.workloads.network import Layer
 from simgpu.workloads.timemodel.operation import Operation
 
@@ -26,7 +26,7 @@ Backward = Callable[[Value], tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class LoweredLayer:
     """A lowered layer: its result, what it saved for backward, and backward itself.
 
     A layer keeps what it saved until the last of its backward kernels has ended.
@@ -38,7 +38,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeOfParts:
+class LoweredParts:
     """A lowered layer with several results, which the views that follow it tell apart in order.
 
     backward: from the gradients of the parts, None for a part that nothing flows back to.
@@ -59,10 +59,10 @@ class Gradients:
 
     tape: Tape
     waiting: dict[str, Value] = field(default_factory=dict)
-    of_weight: dict[BlockNote, Value] = field(default_factory=dict)
-    _holders: Counter[BlockNote] = field(default_factory=Counter)
+    of_weight: dict[TapeBlock, Value] = field(default_factory=dict)
+    _holders: Counter[TapeBlock] = field(default_factory=Counter)
     _further: list[tuple[Value, Value]] = field(default_factory=list)
-    _pieced: set[BlockNote] = field(default_factory=set)
+    _pieced: set[TapeBlock] = field(default_factory=set)
 
     def take(self, name: str) -> Value | None:
         """The whole gradient of a value that no further layer adds to; None where nothing flows back."""
@@ -135,7 +135,7 @@ def _sum_of(first: Value, second: Value, total: Value) -> Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerLowering:
     """One layer on its way onto the tape.
 
     inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of

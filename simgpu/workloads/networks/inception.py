@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 from simgpu.workloads.networks.layer_groups import image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
@@ -81,7 +81,7 @@ def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _googlenet_module(net: NetworkBuilder, x: Tensor, module: _Module, batch_norm: bool) -> Tensor:
+def _googlenet_module(net: NetworkBuilder, x: LayerOutput, module: _Module, batch_norm: bool) -> LayerOutput:
     single = _step(net, "1x1", x, module.single, 1, batch_norm)
     small = _step(net, "3x3.reduce", x, module.reduce_small, 1, batch_norm)
     small = _step(net, "3x3", small, module.small, 3, batch_norm, padding=1)
@@ -96,14 +96,14 @@ def _googlenet_module(net: NetworkBuilder, x: Tensor, module: _Module, batch_nor
 def _step(
     net: NetworkBuilder,
     name: str,
-    x: Tensor,
+    x: LayerOutput,
     channels: int,
     kernel: int,
     batch_norm: bool,
     *,
     stride: int = 1,
     padding: int = 0,
-) -> Tensor:
+) -> LayerOutput:
     if batch_norm:
         return unit(net, name, x, channels, kernel, stride=stride, padding=padding)
     return net.relu(f"{name}.relu", net.convolution(name, x, channels, kernel, stride=stride, padding=padding))
@@ -151,7 +151,7 @@ def inception_v2(input: str) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _inception_v2_module(net: NetworkBuilder, x: Tensor, module: _Module) -> Tensor:
+def _inception_v2_module(net: NetworkBuilder, x: LayerOutput, module: _Module) -> LayerOutput:
     halves = module.single == 0
     stride = 2 if halves else 1
     small = unit(net, "3x3.reduce", x, module.reduce_small, 1)
@@ -201,7 +201,7 @@ def inception_v3(input: str) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _stem(net: NetworkBuilder, x: Tensor, small: bool) -> Tensor:
+def _stem(net: NetworkBuilder, x: LayerOutput, small: bool) -> LayerOutput:
     x = unit(net, "conv_1a", x, 32, 3, stride=1 if small else 2, padding=1 if small else 0)
     x = unit(net, "conv_2a", x, 32, 3, padding=1 if small else 0)
     x = unit(net, "conv_2b", x, 64, 3, padding=1)
@@ -211,7 +211,7 @@ def _stem(net: NetworkBuilder, x: Tensor, small: bool) -> Tensor:
     return x if small else net.max_pool("pool2", x, 3, 2)
 
 
-def _chain(net: NetworkBuilder, name: str, x: Tensor, *steps: tuple[int, int | tuple[int, int]]) -> Tensor:
+def _chain(net: NetworkBuilder, name: str, x: LayerOutput, *steps: tuple[int, int | tuple[int, int]]) -> LayerOutput:
     """Convolutions one after another, each (channels, kernel), padded so that they keep the image's size."""
     for number, (channels, kernel) in enumerate(steps, 1):
         padding = kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
@@ -219,7 +219,7 @@ def _chain(net: NetworkBuilder, name: str, x: Tensor, *steps: tuple[int, int | t
     return x
 
 
-def _module_a(net: NetworkBuilder, x: Tensor, pooled: int) -> Tensor:
+def _module_a(net: NetworkBuilder, x: LayerOutput, pooled: int) -> LayerOutput:
     branches = (
         _chain(net, "branch1x1", x, (64, 1)),
         _chain(net, "branch5x5", x, (48, 1), (64, 5)),
@@ -229,7 +229,7 @@ def _module_a(net: NetworkBuilder, x: Tensor, pooled: int) -> Tensor:
     return net.concatenate("concatenate", branches)
 
 
-def _module_b(net: NetworkBuilder, x: Tensor) -> Tensor:
+def _module_b(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
     double = _chain(net, "branch3x3double", x, (64, 1), (96, 3))
     branches = (
         unit(net, "branch3x3", x, 384, 3, stride=2),
@@ -239,7 +239,7 @@ def _module_b(net: NetworkBuilder, x: Tensor) -> Tensor:
     return net.concatenate("concatenate", branches)
 
 
-def _module_c(net: NetworkBuilder, x: Tensor, width: int) -> Tensor:
+def _module_c(net: NetworkBuilder, x: LayerOutput, width: int) -> LayerOutput:
     row, column = (1, 7), (7, 1)
     double = ((width, 1), (width, column), (width, row), (width, column), (192, row))
     branches = (
@@ -251,7 +251,7 @@ def _module_c(net: NetworkBuilder, x: Tensor, width: int) -> Tensor:
     return net.concatenate("concatenate", branches)
 
 
-def _module_d(net: NetworkBuilder, x: Tensor) -> Tensor:
+def _module_d(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
     small = _chain(net, "branch3x3", x, (192, 1))
     large = _chain(net, "branch7x7x3", x, (192, 1), (192, (1, 7)), (192, (7, 1)))
     branches = (
@@ -262,7 +262,7 @@ def _module_d(net: NetworkBuilder, x: Tensor) -> Tensor:
     return net.concatenate("concatenate", branches)
 
 
-def _module_e(net: NetworkBuilder, x: Tensor) -> Tensor:
+def _module_e(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
     branches = (
         _chain(net, "branch1x1", x, (320, 1)),
         _split(net, "branch3x3", _chain(net, "branch3x3", x, (384, 1))),
@@ -272,11 +272,11 @@ def _module_e(net: NetworkBuilder, x: Tensor) -> Tensor:
     return net.concatenate("concatenate", branches)
 
 
-def _split(net: NetworkBuilder, name: str, x: Tensor) -> Tensor:
+def _split(net: NetworkBuilder, name: str, x: LayerOutput) -> LayerOutput:
     row = unit(net, f"{name}_row", x, 384, (1, 3), padding=(0, 1))
     column = unit(net, f"{name}_column", x, 384, (3, 1), padding=(1, 0))
     return net.concatenate(f"{name}_concatenate", (row, column))
 
 
-def _pooled(net: NetworkBuilder, x: Tensor, channels: int) -> Tensor:
+def _pooled(net: NetworkBuilder, x: LayerOutput, channels: int) -> LayerOutput:
     return unit(net, "branch_pool", net.avg_pool("pool", x, 3, 1, padding=1), channels, 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.shapes import Side
 
 
 def normalized_convolution(
     net: NetworkBuilder,
     name: str,
-    x: Tensor,
+    x: LayerOutput,
     channels: int,
     kernel: Side,
     *,
@@ -19,7 +19,7 @@ def normalized_convolution(
     padding: Side = 0,
     groups: int = 1,
     relu: bool = True,
-) -> Tensor:
+) -> LayerOutput:
     """A convolution without bias, batch normalization and, if wanted, ReLU in place.
 
     Their names are `name`, and `name` with ``.norm`` and ``.relu``.

@@ -17,7 +17,7 @@ from simgpu.workloads.rescale.products import Rebuilder
 from simgpu.workloads.rescale.samples import Sides, sample_sides
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
-from simgpu.workloads.timemodel.prices import Prices, Way, ways
+from simgpu.workloads.timemodel.prices import AlgorithmCost, Prices, algorithm_costs
 
 _PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
@@ -67,9 +67,9 @@ class Rescaler:
         return cache(self.prices.duration_ns)
 
     @cached_property
-    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[Way]]:
+    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[AlgorithmCost]]:
         """The model's ways to run a kernel of such operations, asked once."""
-        return cache(lambda work: ways(self.prices, work))
+        return cache(lambda work: algorithm_costs(self.prices, work))
 
     @cached_property
     def _choices(self) -> dict[str, list[AlgorithmChoice]]:
@@ -230,7 +230,7 @@ class Rescaler:
             for name, choice in recorded.items()
         )
 
-    def _ways(self, work: Sequence[Operation]) -> list[Way]:
+    def _ways(self, work: Sequence[Operation]) -> list[AlgorithmCost]:
         try:
             return self._ways_of(tuple(work))
         except InputError:
@@ -250,7 +250,7 @@ def _flops(old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int
     return sum(each.flops for each in new), sum(each.flops for each in old)
 
 
-def _as_priced(choice: AlgorithmChoice, before: Way, after: Way) -> AlgorithmChoice:
+def _as_priced(choice: AlgorithmChoice, before: AlgorithmCost, after: AlgorithmCost) -> AlgorithmChoice:
     """A recorded choice, changed as the model's is."""
     return AlgorithmChoice(
         choice.kernel,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simgpu.trace.model import AccessOrder
 from simgpu.workloads.solvers import nas_random
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, Touch, Work, once
+from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
 #: Steps of conjugate gradients for one of inverse iteration, as in NAS.
@@ -70,7 +70,7 @@ class ConjugateGradient(Solver):
 
     def arrays(self) -> dict[str, Array]:
         """The matrix, with the room that NAS keeps for entries that coincide, and five vectors."""
-        room = room_for(self.size, self.nonzeros)
+        room = allocated_entries(self.size, self.nonzeros)
         return {
             "values": Array((room,), "float64"),
             "columns": Array((room,), "int32"),
@@ -99,7 +99,7 @@ class ConjugateGradient(Solver):
         """The estimate that NAS verifies, zeta: of a state at the end of a step of inverse iteration."""
         return self.shift + 1 / dot(state["x"], state["z"])
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """Product, d = p.q, both updates, rho = r.r, the next direction.
 
         In the product a thread works through a row, so that the threads of a warp are rows apart, and each asks for the
@@ -122,11 +122,11 @@ class ConjugateGradient(Solver):
         )
         elementwise, reduction = OperationKind.ELEMENTWISE, OperationKind.REDUCTION
         return (
-            Work("sparse_product", OperationKind.GATHER, 2 * entries, rows, True, product),
-            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "pq")),
-            Work("update_z_r", elementwise, 4 * rows, 2 * rows, True, once(arrays, "pqzr", "zr")),
-            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "r")),
-            Work("direction", elementwise, 2 * rows, rows, True, once(arrays, "rp", "p")),
+            KernelWork("sparse_product", OperationKind.GATHER, 2 * entries, rows, True, product),
+            KernelWork("dot", reduction, 2 * rows, 1, True, once(arrays, "pq")),
+            KernelWork("update_z_r", elementwise, 4 * rows, 2 * rows, True, once(arrays, "pqzr", "zr")),
+            KernelWork("dot", reduction, 2 * rows, 1, True, once(arrays, "r")),
+            KernelWork("direction", elementwise, 2 * rows, rows, True, once(arrays, "rp", "p")),
         )
 
     def reference(self) -> ConjugateGradient:
@@ -176,10 +176,10 @@ class SparseRows:
         return np.add.reduceat(products, self.starts[:-1])
 
 
-def room_for(rows: int, nonzeros: int) -> int:
+def allocated_entries(rows: int, nonzeros: int) -> int:
     """Entries that NAS allocates: those of all outer products, as if none coincided.
 
-    >>> room_for(1400, 7)
+    >>> allocated_entries(1400, 7)
     89600
     """
     return rows * (nonzeros + 1) ** 2
@@ -216,7 +216,7 @@ def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
     row, column = right[first], right[second]
     product = kept[second] * (weights[left[first]] * kept[first])
     product[(row == column) & (row == left[first])] += CONDITION - shift
-    return _in_rows(rows, room_for(rows, nonzeros), row, column, product)
+    return _in_rows(rows, allocated_entries(rows, nonzeros), row, column, product)
 
 
 def _in_rows(

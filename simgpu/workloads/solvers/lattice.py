@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simgpu.trace.model import AccessOrder
 from simgpu.workloads.solvers import nas_random
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, Touch, Work, entries_of, once
+from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, entries_of, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
 #: The directions (z, y, x) of D3Q19, rest first, each beside its opposite.
@@ -216,7 +216,7 @@ class Lattice(Solver):
         found: NDArray[Any] = momentum / np.add.reduce(values)
         return found
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """A step from the even values to the odd ones, and one back.
 
         Values are pulled direction by direction: memory sees the directions' parts of the array visited in step. What
@@ -231,11 +231,11 @@ class Lattice(Solver):
         asked = max(1, round(sectors / visits))
         pull = Touch("", False, round(sectors / asked), AccessOrder.STRIDED, asked, stride=rest)
 
-        def step(before: str, after: str) -> Work:
+        def step(before: str, after: str) -> KernelWork:
             own = Touch(before, False, pull.visits, pull.order, pull.sectors, pull.stride)
             touches = (own, *once(arrays, ["sources"], [after]))
             results = len(DIRECTIONS) * self.sites
-            return Work("stream_collide", OperationKind.GATHER, FLOPS * self.sites, results, True, touches)
+            return KernelWork("stream_collide", OperationKind.GATHER, FLOPS * self.sites, results, True, touches)
 
         return step("values_even", "values_odd"), step("values_odd", "values_even")
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from simgpu.errors import InputError
 from simgpu.trace.model import AccessOrder
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, Touch, Work
+from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch
 from simgpu.workloads.timemodel.operation import OperationKind
 
 #: Sweeps before and after the coarser level's correction, and on the coarsest.
@@ -107,11 +107,11 @@ class Multigrid(Solver):
         u, true = (self.shapes[0].inner(state["level0"], name) for name in ("u", "true"))
         return _root_mean_square(u - true)
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """One V-cycle: down to the coarsest level and up again, and the finest level's residual for its norm."""
         arrays, shapes = self.arrays(), self.shapes
-        down: list[Work] = []
-        up: list[Work] = []
+        down: list[KernelWork] = []
+        up: list[KernelWork] = []
         for number, shape in enumerate(shapes[:-1]):
             here, below = _Kernels(f"level{number}", shape), _Kernels(f"level{number + 1}", shapes[number + 1])
             down += [*here.smooth(_SWEEPS), *here.residual(), here.restrict(below), below.clear()]
@@ -131,34 +131,34 @@ class _Kernels:
     name: str
     shape: Shape
 
-    def smooth(self, sweeps: int) -> list[Work]:
+    def smooth(self, sweeps: int) -> list[KernelWork]:
         flops = self.cells // 2 * (_APPLY_FLOPS + _SMOOTH_FLOPS)
-        kernel = Work("smooth", OperationKind.ELEMENTWISE, flops, self.cells // 2, True, self._relaxation())
+        kernel = KernelWork("smooth", OperationKind.ELEMENTWISE, flops, self.cells // 2, True, self._relaxation())
         return [self.exchange(), kernel] * (2 * sweeps)
 
-    def residual(self) -> list[Work]:
+    def residual(self) -> list[KernelWork]:
         flops = self.cells * (_APPLY_FLOPS + 1)
         touches = (self.fields(False, "rhs", *_OPERATOR), self.fields(True, "residual"))
-        return [self.exchange(), Work("residual", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)]
+        return [self.exchange(), KernelWork("residual", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)]
 
-    def restrict(self, below: _Kernels) -> Work:
+    def restrict(self, below: _Kernels) -> KernelWork:
         touches = (self.fields(False, "residual"), below.fields(True, "rhs"))
-        return Work("restrict", OperationKind.ELEMENTWISE, self.cells, below.cells, True, touches)
+        return KernelWork("restrict", OperationKind.ELEMENTWISE, self.cells, below.cells, True, touches)
 
-    def clear(self) -> Work:
-        return Work("clear", OperationKind.ELEMENTWISE, 0, self.cells, True, (self.fields(True, "u"),))
+    def clear(self) -> KernelWork:
+        return KernelWork("clear", OperationKind.ELEMENTWISE, 0, self.cells, True, (self.fields(True, "u"),))
 
-    def interpolate(self, below: _Kernels) -> Work:
+    def interpolate(self, below: _Kernels) -> KernelWork:
         touches = (below.fields(False, "u"), self.fields(False, "u"), self.fields(True, "u"))
         flops = self.cells * _INTERPOLATE_FLOPS
-        return Work("interpolate", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
+        return KernelWork("interpolate", OperationKind.ELEMENTWISE, flops, self.cells, True, touches)
 
-    def solve(self) -> Work:
+    def solve(self) -> KernelWork:
         """All sweeps in one kernel, which keeps the few cells on the chip."""
         flops = self.cells * (_APPLY_FLOPS + _SMOOTH_FLOPS) * _BOTTOM_SWEEPS
-        return Work("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, self._relaxation())
+        return KernelWork("bottom", OperationKind.ELEMENTWISE, flops, self.cells, True, self._relaxation())
 
-    def exchange(self) -> Work:
+    def exchange(self) -> KernelWork:
         """The six faces of each box: of u's every entry the mean number of sectors that hold a part of them, rounded.
 
         Where rows are no longer than two or three entries, most of the field's entries hold one of their ends.
@@ -168,7 +168,9 @@ class _Kernels:
         touches = tuple(
             replace(touch, sectors=max(1, round(sectors / self.shape.entries))) for touch, sectors in (cells, ghosts)
         )
-        return Work("exchange", OperationKind.COPY, 0, 6 * self.shape.side**2 * self.shape.boxes**3, True, touches)
+        return KernelWork(
+            "exchange", OperationKind.COPY, 0, 6 * self.shape.side**2 * self.shape.boxes**3, True, touches
+        )
 
     @property
     def cells(self) -> int:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simgpu.trace.model import AccessOrder
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import Array, Touch, Work
+from simgpu.workloads.solvers.work import Array, KernelWork, Touch
 from simgpu.workloads.timemodel.operation import OperationKind
 
 _MODEL = ("lambda", "mu", "buoyancy")
@@ -97,7 +97,7 @@ class Seismic(Solver):
         state |= self._earth()
         fastest = max(layer[1] for layer in self.earth)
         layers = border_layers(self.size, self.border, _SPACING, self.dt, fastest, self.frequency)
-        step = Step(np.float32(self.dt / _SPACING), layers)
+        step = WaveStep(np.float32(self.dt / _SPACING), layers)
         for number in range(self.steps):
             advance_stresses(state, step)
             advance_velocities(state, step)
@@ -125,7 +125,7 @@ class Seismic(Solver):
         strained = (squares - stiff / (3 * stiff + 2 * shear) * trace**2) / (2 * shear)
         return float((kinetic + strained).sum() / 2)
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """Normal stresses, each shear stress, each velocity: a kernel goes once through all that it uses.
 
         Neighbouring planes come from the L2 cache, which holds several of each array. Thread blocks take whole planes
@@ -136,7 +136,7 @@ class Seismic(Solver):
         kernels += [self._kernel(f"velocity_{name}", (name,), ("buoyancy",), 5) for name in VELOCITIES]
         return tuple(kernels)
 
-    def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> Work:
+    def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> KernelWork:
         """flops: at a point, besides the derivatives."""
         terms = DERIVATIVES[changed[0]]
         kept = (*(memory_name(field, axis) for field, axis, _ in terms), *changed)
@@ -149,7 +149,7 @@ class Seismic(Solver):
         )
         points = self.size**3
         per_point = _DERIVATIVE_FLOPS * len(terms) + flops
-        return Work(op, OperationKind.ELEMENTWISE, points * per_point, points * len(changed), False, touches)
+        return KernelWork(op, OperationKind.ELEMENTWISE, points * per_point, points * len(changed), False, touches)
 
     def reference(self) -> Seismic:
         """2.87 GB."""
@@ -197,14 +197,16 @@ MEMORIES = tuple(memory_name(field, axis) for terms in DERIVATIVES.values() for 
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AbsorbingLayer:
     """The border layer's coefficients along one axis, at grid points and between them, shaped to multiply a grid."""
 
     decay: tuple[Floats, Floats]
     gain: tuple[Floats, Floats]
 
 
-def border_layers(side: int, width: int, spacing: float, dt: float, speed: float, frequency: float) -> dict[str, Layer]:
+def border_layers(
+    side: int, width: int, spacing: float, dt: float, speed: float, frequency: float
+) -> dict[str, AbsorbingLayer]:
     """The layers of a cube's three axes; a width of 0 is none, and the cube's walls reflect.
 
     width: points on either side. speed: the fastest wave's. frequency: of the source.
@@ -212,7 +214,9 @@ def border_layers(side: int, width: int, spacing: float, dt: float, speed: float
     return {axis: _border_layer(side, width, spacing, dt, speed, frequency, number) for axis, number in _AXES.items()}
 
 
-def _border_layer(side: int, width: int, spacing: float, dt: float, speed: float, frequency: float, axis: int) -> Layer:
+def _border_layer(
+    side: int, width: int, spacing: float, dt: float, speed: float, frequency: float, axis: int
+) -> AbsorbingLayer:
     shape = [1, 1, 1]
     shape[axis] = side
     decays, gains = [], []
@@ -227,18 +231,18 @@ def _border_layer(side: int, width: int, spacing: float, dt: float, speed: float
         gain = damping * (decay - 1) / np.where(shifted > 0, shifted, 1.0)
         decays.append(np.where(depth > 0, decay, 0.0).astype(np.float32).reshape(shape))
         gains.append(gain.astype(np.float32).reshape(shape))
-    return Layer((decays[0], decays[1]), (gains[0], gains[1]))
+    return AbsorbingLayer((decays[0], decays[1]), (gains[0], gains[1]))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WaveStep:
     """What a time step needs besides the fields: step over spacing, and the border layers by axis."""
 
     ratio: np.float32
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, AbsorbingLayer]
 
 
-def advance_stresses(state: Mapping[str, Floats], step: Step) -> None:
+def advance_stresses(state: Mapping[str, Floats], step: WaveStep) -> None:
     """Stresses from velocities: Hooke's law with Lame's constants `lambda` and `mu` of the state."""
     stiff, shear = state["lambda"], state["mu"]
     grown = _derivatives(state, "sxx", step)
@@ -252,7 +256,7 @@ def advance_stresses(state: Mapping[str, Floats], step: Step) -> None:
         field += step.ratio * (shear * (one + other))
 
 
-def advance_velocities(state: Mapping[str, Floats], step: Step) -> None:
+def advance_velocities(state: Mapping[str, Floats], step: WaveStep) -> None:
     """Velocities from stresses: Newton's law with `buoyancy`, one over the density."""
     for name in VELOCITIES:
         one, two, three = _derivatives(state, name, step)
@@ -260,7 +264,7 @@ def advance_velocities(state: Mapping[str, Floats], step: Step) -> None:
         field += step.ratio * (state["buoyancy"] * (one + two + three))
 
 
-def _derivatives(state: Mapping[str, Floats], changed: str, step: Step) -> list[Floats]:
+def _derivatives(state: Mapping[str, Floats], changed: str, step: WaveStep) -> list[Floats]:
     """Differences, not yet over the spacing, with what the border layer adds."""
     found = []
     for name, axis, forward in DERIVATIVES[changed]:

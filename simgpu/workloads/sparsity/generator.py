@@ -47,7 +47,7 @@ _KEEPS_ZEROS = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|resh
 _JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
 
 
-def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = None) -> Trace:
+def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | None = None) -> Trace:
     """The trace with modelled sparsity for epochs 0 .. epochs - 1 in place of any it had; its notes say so.
 
     profile: name of a shipped profile, or one of your own; by default that of the trace's model, or the general one.
@@ -101,12 +101,12 @@ class _Flow:
     """
 
     trace: Trace
-    profile: Profile
+    profile: SparsityProfile
     table: dict[str, Block]
     relus: dict[int, tuple[str, bool, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace, profile: Profile) -> _Flow:
+    def of(cls, trace: Trace, profile: SparsityProfile) -> _Flow:
         """Find the ReLUs and what they follow."""
         flow = cls(trace, profile, dict(trace.block_by_id))
         maker: dict[str, OpClass] = {}
@@ -196,13 +196,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Curve(FileModel):
+class SparsityCurve(FileModel):
     """Sparsity over training: from `start` to an extreme `turn` at the share `turn_at` of it, then to `end`.
 
     Both ways the change is fast first and slower later, as activation density falls and climbs in cDMA (section
     IV-B, figure 7). In density, a `turn` above both ends is the U.
 
-    >>> curve = Curve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
+    >>> curve = SparsityCurve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
     >>> [round(curve.at(share), 3) for share in (0, 0.125, 0.25, 0.5, 1)]
     [0.5, 0.725, 0.8, 0.689, 0.6]
     """
@@ -220,39 +220,39 @@ class Curve(FileModel):
             return self.turn
         return self.turn + (self.end - self.turn) * _fast_then_slow((share - self.turn_at) / (1 - self.turn_at))
 
-    def deepened(self, factor: float) -> Curve:
+    def deepened(self, factor: float) -> SparsityCurve:
         """The curve with its turn and end `factor` times as far from its start, within 0 and `EMPTIEST`."""
         turn, end = (
             max(0.0, min(EMPTIEST, self.start + factor * (value - self.start))) for value in (self.turn, self.end)
         )
-        return Curve(start=self.start, turn=turn, turn_at=self.turn_at, end=end)
+        return SparsityCurve(start=self.start, turn=turn, turn_at=self.turn_at, end=end)
 
 
 def _fast_then_slow(x: float) -> float:
     return 1 - (1 - x) ** 2
 
 
-class Profile(FileModel):
+class SparsityProfile(FileModel):
     """What is known of a network's sparsity; see `simgpu.workloads.sparsity.generator` for how it is used."""
 
     schema_: Literal["simgpu.sparsity/1"] = Field(alias="schema")
     networks: tuple[Text, ...] = Field(strict=False, description="models that it is for, as the model zoo names them")
-    first: Curve = Field(description="of the first ReLU")
-    shallow: Curve = Field(description="of the first ReLU after it; those between follow their depth")
-    deep: Curve = Field(description="of the last ReLU that follows a convolution")
-    linear: Curve = Field(description="of ReLUs that follow a linear layer")
+    first: SparsityCurve = Field(description="of the first ReLU")
+    shallow: SparsityCurve = Field(description="of the first ReLU after it; those between follow their depth")
+    deep: SparsityCurve = Field(description="of the last ReLU that follows a convolution")
+    linear: SparsityCurve = Field(description="of ReLUs that follow a linear layer")
     depths: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="by model: how far shallow and deep move from their starts; fitted to a network-wide mean",
     )
-    layers: dict[str, Curve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
+    layers: dict[str, SparsityCurve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
     pool_clustering: Share = Field(description="how far zeros lie together; 0: anywhere, 1: a pool sees all or none")
     dropout: Share = Field(default=0.5, description="share of values that a dropout drops")
     sources: dict[str, Text]
 
 
 @cache
-def load_profile(name: str, folder: Path = FOLDER) -> Profile:
+def load_profile(name: str, folder: Path = FOLDER) -> SparsityProfile:
     """A shipped profile by its name; `InputError` where there is none or its file is wrong.
 
     >>> load_profile("vgg16").first.at(0.5)
@@ -264,7 +264,7 @@ def load_profile(name: str, folder: Path = FOLDER) -> Profile:
             "sparsity", "profile", f"there is none for '{name}'", did_you_mean(name, profile_names())
         )
     document = read_yaml_mapping(path, SCHEMA)
-    return validate(Profile, document.values, lambda place: (document.file, document.place(place)))
+    return validate(SparsityProfile, document.values, lambda place: (document.file, document.place(place)))
 
 
 def profile_for(model: str) -> str:

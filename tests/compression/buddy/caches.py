@@ -8,7 +8,7 @@ from operator import xor
 
 from hypothesis import strategies as st
 
-from simgpu.compression.buddy.metadata_cache import Visits
+from simgpu.compression.buddy.metadata_cache import CacheCounts
 from simgpu.hardware.spec import MetadataCacheSpec
 
 PAPERS = MetadataCacheSpec(size=4096, slices=32, ways=4, line=32, entries=64)
@@ -48,7 +48,7 @@ class Reference:
         self.spec = spec
         self.sets: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
 
-    def visit(self, line: int, write: bool, many: int = 1) -> Visits:
+    def access(self, line: int, write: bool, many: int = 1) -> CacheCounts:
         held = self.sets[place(line, self.spec)]
         there = [each for each in held if each[0] == line]
         changed = there[0][1] if there else 0
@@ -56,12 +56,12 @@ class Reference:
             held.remove(there[0])
         held.append([line, many if write and not changed else changed])
         written_back = held.pop(0)[1] if len(held) > self.spec.ways else 0
-        return Visits(many, 0, 0) if there else Visits(0, many, written_back)
+        return CacheCounts(many, 0, 0) if there else CacheCounts(0, many, written_back)
 
 
-def added(visits: list[Visits]) -> Visits:
-    return Visits(
-        sum(each.hits for each in visits),
-        sum(each.misses for each in visits),
-        sum(each.written_back for each in visits),
+def added(accesses: list[CacheCounts]) -> CacheCounts:
+    return CacheCounts(
+        sum(each.hits for each in accesses),
+        sum(each.misses for each in accesses),
+        sum(each.written_back for each in accesses),
     )

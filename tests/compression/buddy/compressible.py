@@ -1,4 +1,4 @@
-"""Traces that tell how their memory-entries compress and how kernels visit them, and nodes with compressed memory."""
+"""Traces that tell how their memory-entries compress and how kernels access them, and nodes with compressed memory."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 
 @st.composite
 def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses: bool = True) -> Trace:
-    """A trace with histograms of most blocks at one or two epochs, and some kernels that visit blocks otherwise."""
+    """A trace with histograms of most blocks at one or two epochs, and some kernels that access blocks otherwise."""
     trace = draw(traces)
     found: list[CompressedSize] = []
     for block in trace.blocks:
         if block.bytes and draw(st.integers(0, 3)):
             for epoch in draw(st.sampled_from([(0,), (0,), (0, 3)])):
                 found += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
-    visits = []
+    accesses = []
     sizes = {block.id: block.bytes for block in trace.blocks}
     for kernel in trace.kernels if accesses else ():
         for write, touched in ((False, kernel.reads), (True, kernel.writes)):
@@ -122,8 +122,8 @@ def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses:
                     stride = draw(st.integers(2, 5)) if order is AccessOrder.STRIDED else 1
                     first = 0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries(sizes[name]) - 1))
                     count = draw(st.integers(1, 40))
-                    visits.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
-    made = replace(trace, compressibility=tuple(found), accesses=tuple(visits))
+                    accesses.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
+    made = replace(trace, compressibility=tuple(found), accesses=tuple(accesses))
     assert not check_trace(made), [str(problem) for problem in check_trace(made)]
     return made
 

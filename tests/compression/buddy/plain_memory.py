@@ -1,6 +1,6 @@
-"""Compressed memory once more, entry by entry: every entry has its size, every visit asks for some of its sectors.
+"""Compressed memory once more, entry by entry: every entry has its size, every access asks for some of its sectors.
 
-It shares no code with the real one. Bytes are whole or, where it is left open which sectors a visit asks for, means
+It shares no code with the real one. Bytes are whole or, where it is left open which sectors an access asks for, means
 over all the choices that it has, as fractions.
 """
 
@@ -18,7 +18,7 @@ SECTOR, ENTRY = 32, 128
 
 @dataclass(frozen=True)
 class Bytes:
-    """decompressed, far: asked by visits that wait for decompression, for buddy memory."""
+    """decompressed, far: asked by accesses that wait for decompression, for buddy memory."""
 
     asked: Fraction = Fraction()
     device: Fraction = Fraction()
@@ -63,8 +63,8 @@ def lies(size: int, target: int) -> tuple[int, int]:
     return sectors_near, ceil(far / SECTOR) * SECTOR
 
 
-def visit(size: int, target: int, sectors: tuple[int, ...], *, write: bool, alone: bool) -> Bytes:
-    """One visit to an entry for these of its sectors. alone: nobody else wants what shares its sector with others."""
+def access(size: int, target: int, sectors: tuple[int, ...], *, write: bool, alone: bool) -> Bytes:
+    """One access to an entry for these of its sectors. alone: nobody else wants what shares its sector with others."""
     asked = Fraction(SECTOR * len(sectors))
     if target == ENTRY:
         return Bytes(asked, asked)
@@ -106,15 +106,22 @@ def visit_in_transfer(size: int, sectors: tuple[int, ...], *, write: bool) -> By
 
 
 def walked(
-    sizes: Sequence[int], target: int, visits: int, sectors: int, *, write: bool, alone: bool, in_transfer: bool = False
+    sizes: Sequence[int],
+    target: int,
+    accesses: int,
+    sectors: int,
+    *,
+    write: bool,
+    alone: bool,
+    in_transfer: bool = False,
 ) -> Bytes:
-    """`visits` visits spread evenly over all entries, each for any `sectors` of the four, all choices alike."""
+    """`accesses` accesses spread evenly over all entries, each for any `sectors` of the four, all choices alike."""
     choices = list(combinations(range(4), sectors))
     once = added(
         visit_in_transfer(size, choice, write=write)
         if in_transfer
-        else visit(size, target, choice, write=write, alone=alone)
+        else access(size, target, choice, write=write, alone=alone)
         for size in sizes
         for choice in choices
     )
-    return once.times(Fraction(visits, len(sizes) * comb(4, sectors)))
+    return once.times(Fraction(accesses, len(sizes) * comb(4, sectors)))

@@ -144,7 +144,7 @@ def test_where_nothing_compresses_the_tasks_are_those_without_compressed_memory(
         graph, plain = task_graph(same, node), task_graph(same, without_buddy(node))
         assert graph.durations == plain.durations
         assert graph.sizes == plain.sizes
-        assert not memory_of(graph).uses_link and memory_of(graph).visits == 0
+        assert not memory_of(graph).uses_link and memory_of(graph).accesses == 0
         assert uncompressed(graph).durations == plain.durations
 
 
@@ -178,11 +178,11 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
     for name, write in touched:
         number, each = blocks[name]
         access = told_of.get((name, write)) or Access(k.id, name, write, AccessOrder.SEQUENTIAL, 4, entries(each.bytes))
-        visits = access.entries if told_of else access.entries * traffic // once
+        accesses = access.entries if told_of else access.entries * traffic // once
         found = walked(
             sizes_in(made, name, each.bytes, epoch),
             memory.targets[number],
-            visits,
+            accesses,
             access.sectors,
             write=write,
             alone=access.order is not AccessOrder.SEQUENTIAL,
@@ -224,7 +224,7 @@ def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject,
 
 
 def test_metadata_that_miss_cost_memory_their_bytes():
-    """Two blocks of a line each in a cache of one line: each visit in turn misses, and what was written goes back."""
+    """Two blocks of a line each in a cache of one line: each access in turn misses, and what was written goes back."""
     one_line = MetadataCacheSpec(32, slices=1, ways=1, line=32, entries=64)
     made = told(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
@@ -232,7 +232,7 @@ def test_metadata_that_miss_cost_memory_their_bytes():
     )
     always, never = (task_graph(made, buddy_node(cache=cache)) for cache in (ENDLESS, one_line))
     memory = memory_of(never)
-    assert (memory_of(always).misses, memory.visits, memory.misses) == (0, 120, 2)
+    assert (memory_of(always).misses, memory.accesses, memory.misses) == (0, 120, 2)
     # Two lines read and one written, of 32 bytes at 10 bytes a nanosecond, beside 2 x 60 x 64 bytes of data.
     assert memory_of(always).demands[0].compressed_ns == 768
     assert memory.demands[0].compressed_ns == ceil(Fraction(2 * 60 * 64 + 3 * 32, 10))
@@ -243,8 +243,8 @@ def test_raw_blocks_have_no_metadata():
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 0, 0, 0, 60)},
     )
-    assert memory_of(task_graph(made, buddy_node())).visits == 60
-    assert memory_of(task_graph(made, buddy_node(mode=BuddyMode.BANDWIDTH_ONLY))).visits == 0
+    assert memory_of(task_graph(made, buddy_node())).accesses == 60
+    assert memory_of(task_graph(made, buddy_node(mode=BuddyMode.BANDWIDTH_ONLY))).accesses == 0
 
 
 def test_workspaces_are_compressed_no_further_than_told_and_walked_by_nobody():
@@ -313,7 +313,7 @@ def test_bandwidth_only_compression_saves_no_room_and_uses_no_link(data: st.Data
     graph = task_graph(made, node)
     assert graph.sizes == tuple(each.bytes for each in made.blocks)
     assert not memory_of(graph).uses_link
-    assert (memory_of(graph).visits, sum(memory_of(graph).carved), sum(memory_of(graph).overflow)) == (0, 0, 0)
+    assert (memory_of(graph).accesses, sum(memory_of(graph).carved), sum(memory_of(graph).overflow)) == (0, 0, 0)
 
 
 def test_the_decompression_latency_slows_what_waits():

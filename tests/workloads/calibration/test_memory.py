@@ -9,13 +9,13 @@ import pytest
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.calibration.recordings import Recording
-from simgpu.workloads.calibration.samples import Skipped, Use
-from simgpu.workloads.calibration.validation import MemoryRow, Validation, compare_memory
+from simgpu.workloads.calibration.recordings import CalibrationRecording
+from simgpu.workloads.calibration.samples import SampleUse, Skipped
+from simgpu.workloads.calibration.validation import MemoryRow, TimeModelValidation, compare_memory
 from simgpu.workloads.modelled import build_trace
 
-RECORDING = Recording(
-    path="a", gpu="v100", network="resnet20", batch=8, use=Use.HELD_OUT, operators="dtr", source="none",
+RECORDING = CalibrationRecording(
+    path="a", gpu="v100", network="resnet20", batch=8, use=SampleUse.HELD_OUT, operators="dtr", source="none",
     input="imagenet", optimizer="adam",
 )  # fmt: skip
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_compared_says_why(modelled: Trace) -> None:
     assert compare_memory(other, modelled) == Skipped("v100 mine b8: memory", "the zoo has no network of that name")
 
 
-def test_recordings_are_compared_as_they_were_published(compared: Validation) -> None:
+def test_recordings_are_compared_as_they_were_published(compared: TimeModelValidation) -> None:
     """The peaks of the logs are those that the data's own description states; the profiler counted the other."""
     found = {row.recording.network: row for row in compared.memory}
     recorded = {network: row.recorded for network, row in found.items()}

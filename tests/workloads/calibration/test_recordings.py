@@ -11,7 +11,7 @@ from simgpu.hardware.nodes import node_names
 from simgpu.workloads.calibration.__main__ import main
 from simgpu.workloads.calibration.published import load_published
 from simgpu.workloads.calibration.recordings import RECORDINGS, load_recordings
-from simgpu.workloads.calibration.samples import Skipped, Use
+from simgpu.workloads.calibration.samples import SampleUse, Skipped
 from simgpu.workloads.calibration.validation import validate
 
 FITTED = ("h100-triosim/vgg13", "titanv-dtr/densenet121-b84.log", "a100-g10/bert-256")
@@ -23,9 +23,9 @@ def test_every_recording_has_a_node_a_source_and_one_use_by_network() -> None:
     assert {recording.source for recording in found.recordings} == set(found.sources)
     fitted = {recording.network for recording in found.fitted} | set(load_published().fitted_networks)
     figures = {figure.network for figure in load_published().figures} - set(load_published().fitted_networks)
-    held_out = {recording.network for recording in found.recordings if recording.use is Use.HELD_OUT} | figures
+    held_out = {recording.network for recording in found.recordings if recording.use is SampleUse.HELD_OUT} | figures
     assert not fitted & held_out
-    assert {recording.network for recording in found.recordings if recording.use is Use.SEEN_NETWORK} < fitted
+    assert {recording.network for recording in found.recordings if recording.use is SampleUse.SEEN_NETWORK} < fitted
     assert tuple(recording.path for recording in found.fitted) == FITTED
 
 

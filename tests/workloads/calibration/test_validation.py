@@ -8,14 +8,14 @@ from click.testing import CliRunner
 
 from simgpu.cli.zoo import zoo
 from simgpu.hardware.nodes import load_node
-from simgpu.workloads.calibration.samples import Use
-from simgpu.workloads.calibration.validation import Row, Validation, validate
+from simgpu.workloads.calibration.samples import SampleUse
+from simgpu.workloads.calibration.validation import TimeModelValidation, ValidationRow, validate
 from tests.workloads.calibration.made_up import product_sample
 
 
 def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None:
     found = validate()
-    held_out, fitted = found.summary(Use.HELD_OUT), found.summary(Use.FIT)
+    held_out, fitted = found.summary(SampleUse.HELD_OUT), found.summary(SampleUse.FIT)
     assert held_out is not None
     assert fitted is not None
     assert (held_out.count > 50) and (fitted.count > 50)
@@ -24,19 +24,22 @@ def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None
     assert not found.skipped
 
 
-def test_recordings_held_out_are_met(compared: Validation) -> None:
+def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     rows = {(row.sample.network, row.sample.batch): row for row in compared.rows if row.sample.measures == "iteration"}
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]
-    assert h100.sample.use is Use.SEEN_NETWORK
-    assert titan.sample.use is Use.HELD_OUT
+    assert h100.sample.use is SampleUse.SEEN_NETWORK
+    assert titan.sample.use is SampleUse.HELD_OUT
     assert h100.sample.measured_ns == 346_344_000
     assert abs(h100.error) < 0.10
     assert abs(titan.error) < 0.10
 
 
-def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told(compared: Validation) -> None:
+def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told(
+    compared: TimeModelValidation,
+) -> None:
     fitted, held_out = (
-        {row.sample.network for row in compared.rows if row.sample.use is use} for use in (Use.FIT, Use.HELD_OUT)
+        {row.sample.network for row in compared.rows if row.sample.use is use}
+        for use in (SampleUse.FIT, SampleUse.HELD_OUT)
     )
     assert not fitted & held_out
     assert {"densenet121", "vgg13", "bert"} < fitted
@@ -48,15 +51,15 @@ def test_a_summary_tells_sizes_and_the_mean_with_sign() -> None:
     gpu = load_node("v100").gpu
     exact = product_sample(gpu, 1).modelled_ns()
     rows = (
-        Row(product_sample(gpu, 4, Use.HELD_OUT), 5),
-        Row(product_sample(gpu, 2, Use.HELD_OUT), 1),
-        Row(product_sample(gpu, exact), exact),
+        ValidationRow(product_sample(gpu, 4, SampleUse.HELD_OUT), 5),
+        ValidationRow(product_sample(gpu, 2, SampleUse.HELD_OUT), 1),
+        ValidationRow(product_sample(gpu, exact), exact),
     )
-    found = Validation(rows, ())
-    held_out = found.summary(Use.HELD_OUT, gpu="v100", network="product")
+    found = TimeModelValidation(rows, ())
+    held_out = found.summary(SampleUse.HELD_OUT, gpu="v100", network="product")
     assert held_out is not None
     assert (held_out.count, held_out.mean, held_out.bias, held_out.worst) == (2, 0.375, -0.125, rows[1])
-    assert found.summary(Use.HELD_OUT, network="another") is None
+    assert found.summary(SampleUse.HELD_OUT, network="another") is None
 
 
 def test_the_command_prints_every_gpu_and_both_means() -> None:

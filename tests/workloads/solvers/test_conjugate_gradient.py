@@ -14,9 +14,9 @@ from simgpu.workloads.solvers.conjugate_gradient import (
     INNER,
     ConjugateGradient,
     SparseRows,
+    allocated_entries,
     expected_entries,
     random_matrix,
-    room_for,
 )
 
 
@@ -75,7 +75,7 @@ def test_the_product_is_that_of_the_full_matrix() -> None:
 def test_entries_beyond_the_last_are_room_that_is_not_used() -> None:
     matrix = random_matrix(1400, 7, shift=10.0)
     used = int(matrix.starts[-1])
-    assert matrix.values.size == room_for(1400, 7) == 1400 * 64
+    assert matrix.values.size == allocated_entries(1400, 7) == 1400 * 64
     assert not matrix.values[used:].any()
     assert not matrix.columns[used:].any()
     assert used == pytest.approx(expected_entries(1400, 7), rel=0.03)

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from simgpu.compression.buddy.streams import Walk, stream_of
+from simgpu.compression.buddy.streams import EntryAccesses, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES, SECTOR_BYTES
 from simgpu.machine.visits import pages_of
 from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _cycle
@@ -44,9 +44,11 @@ def entries_at(shape: Shape, places: Iterable[Place]) -> set[int]:
     }
 
 
-def walk_of(touch: Touch) -> Walk:
+def walk_of(touch: Touch) -> EntryAccesses:
     entries = SOLVER.arrays()[touch.array].entries
-    return Walk(0, entries, touch.write, touch.order, touch.sectors, touch.visits, touch.stride, begin=touch.first)
+    return EntryAccesses(
+        0, entries, touch.write, touch.order, touch.sectors, touch.visits, touch.stride, begin=touch.first
+    )
 
 
 def check(touches: Iterable[Touch], entries: set[int]) -> None:

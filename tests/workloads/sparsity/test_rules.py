@@ -13,7 +13,7 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.workloads.sparsity.generator import (
     EMPTIEST,
-    Curve,
+    SparsityCurve,
     load_profile,
     mean_sparsity,
     profile_names,
@@ -109,7 +109,7 @@ def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
 
 @pytest.mark.parametrize("turn_at", [0.0, 0.2, 1.0])
 def test_a_curve_starts_turns_and_ends_where_it_says(turn_at: float) -> None:
-    curve = Curve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
+    curve = SparsityCurve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
     assert curve.at(turn_at) == 0.8
     if turn_at > 0:
         assert curve.at(0) == 0.5

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from simgpu.compression.codecs.gpu.setting import (
     LARGEST_GRID,
     THREADS,
+    Integers,
     LaunchSetting,
-    Whole,
     all_settings,
     launch_problems,
     tensor_problems,
@@ -71,14 +71,14 @@ class ResponseSurface(ABC):
 
     def encode_times(
         self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
-    ) -> Whole:
+    ) -> Integers:
         """`encode_ns` of arrays, broadcast against each other; equal to it in every element."""
         arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
         return np.asarray(self._encode(codec, *arrays), np.int64)
 
     def decode_times(
         self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
-    ) -> Whole:
+    ) -> Integers:
         """`decode_ns` of arrays, broadcast against each other; equal to it in every element."""
         arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
         return np.asarray(self._decode(codec, *arrays), np.int64)
@@ -114,7 +114,7 @@ def network_ns(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTen
     )
 
 
-def network_times(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTensor]) -> Whole:
+def network_times(surface: ResponseSurface, codec: str, tensors: Iterable[SparseTensor]) -> Integers:
     """The same for each of `all_settings()`, in that order."""
     grids, threads = all_settings()
     total = np.zeros(len(grids), np.int64)

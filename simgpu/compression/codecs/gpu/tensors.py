@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.gpu.setting import is_whole, tensor_problems
+from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
 
@@ -47,7 +47,7 @@ def synthetic_tensors(
     """
     low, high = sparsity
     problems = []
-    if not is_whole(count) or count < 0:
+    if not is_integer(count) or count < 0:
         problems.append(Problem("", "count", f"{count!r} is not a number of tensors", "give 0 or more"))
     if not 0 <= low <= high <= 1:
         told = "give two numbers from 0 to 1, the smaller first"

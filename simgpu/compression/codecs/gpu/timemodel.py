@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.compression.codecs.gpu.samples import CodecSample
-from simgpu.compression.codecs.gpu.setting import is_whole, tensor_problems
+from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.compression.codecs.gpu.tensors import TRAINED
 from simgpu.errors import InputError, MissingExtraError, Problem
 
@@ -105,7 +105,7 @@ def sparsity_ranges(pieces: int, sparsity: tuple[float, float] = TRAINED) -> tup
     """
     low, high = sparsity
     problems = []
-    if not is_whole(pieces) or pieces < 1:
+    if not is_integer(pieces) or pieces < 1:
         problems.append(Problem("", "pieces", f"{pieces!r} is not a number of sub-models", "give 1 or more"))
     if not 0 <= low < high <= 1:
         told = "give two numbers from 0 to 1, the smaller first"
