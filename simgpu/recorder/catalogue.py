@@ -81,16 +81,16 @@ def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str)
         what = f"{name!r} is neither {kind} nor module.path:factory"
         remedy = f"{did_you_mean(name, known)}; or name your own as module.path:factory"
         raise InputError.single(name, place, what, remedy)
-    found: Any = _import(name, place, module_path)
+    result: Any = _import(name, place, module_path)
     for step in attribute.split("."):
-        if not hasattr(found, step):
-            near = [word for word in dir(found) if not word.startswith("_") and callable(getattr(found, word))]
+        if not hasattr(result, step):
+            near = [word for word in dir(result) if not word.startswith("_") and callable(getattr(result, word))]
             raise InputError.single(name, place, f"there is no {step!r} in it", did_you_mean(step, near))
-        found = getattr(found, step)
-    if not callable(found):
-        what = f"{attribute!r} is not callable but a {type(found).__name__}"
+        result = getattr(result, step)
+    if not callable(result):
+        what = f"{attribute!r} is not callable but a {type(result).__name__}"
         raise InputError.single(name, place, what, "name a function or a class")
-    return found  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]
 
 
 def _import(name: str, place: str, module_path: str) -> Any:

@@ -48,11 +48,11 @@ class Maps:
 
     def name_files(self, notes: Sequence[BlockNote], blocks: Sequence[Block]) -> None:
         """Give the kept maps the names of their blocks, once these have any."""
-        kept = [(note.kept, block.id) for note, block in zip(notes, blocks, strict=True) if note.kept]
-        for (file, _), name in zip(kept, file_names([name for _, name in kept]), strict=True):
+        retained = [(note.kept, block.id) for note, block in zip(notes, blocks, strict=True) if note.kept]
+        for (file, _), name in zip(retained, file_names([name for _, name in retained]), strict=True):
             file.rename(file.parent.with_name(name))
-        if kept:
-            kept[0][0].parent.rmdir()
+        if retained:
+            retained[0][0].parent.rmdir()
 
 
 @contextmanager
@@ -147,8 +147,8 @@ def bytes_of(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
     >>> bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).T.untyped_storage()).tolist()
     [1, 2, 3, 4]
     """
-    found: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().numpy()
-    return found
+    result: NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu().numpy()
+    return result
 
 
 #: Where files are while their blocks have no ids.
@@ -219,7 +219,7 @@ def _row_of(storage: torch.UntypedStorage, block: BlockNote) -> NDArray[Any]:
     dtype = getattr(torch, str(block.dtype))
     row = torch.empty(0, dtype=dtype, device=storage.device).set_(storage).cpu()
     try:
-        found: NDArray[Any] = row.numpy()
+        result: NDArray[Any] = row.numpy()
     except TypeError:
-        found = row.view(_UNSIGNED[dtype.itemsize]).numpy()
-    return found
+        result = row.view(_UNSIGNED[dtype.itemsize]).numpy()
+    return result

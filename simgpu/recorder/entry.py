@@ -274,8 +274,8 @@ def _why(cause: BaseException | None) -> str:
         return "got none"
     if not isinstance(cause, RuntimeError | TypeError):
         return ""
-    asked = _ASKED.search(str(cause))
-    if asked:
-        number, unit = asked.groups()
+    requested = _ASKED.search(str(cause))
+    if requested:
+        number, unit = requested.groups()
         return f"asked for another {format_bytes(int(float(number) * _UNITS[unit.lower()]))}"
     return "has no number for the sizes" if _BEYOND.search(str(cause)) else ""

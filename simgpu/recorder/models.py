@@ -70,8 +70,8 @@ class _ResidualBlock(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x
         if self.extra:
-            kept = x[:, :, :: self.stride, :: self.stride]
-            shortcut = nn.functional.pad(kept, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+            retained = x[:, :, :: self.stride, :: self.stride]
+            shortcut = nn.functional.pad(retained, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
         y = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(y)) + shortcut)
 

@@ -59,10 +59,10 @@ def make_optimizer(factory: Callable[..., Any], module: torch.nn.Module) -> opti
     name = getattr(factory, "__qualname__", type(factory).__qualname__)
     remedy = "it is called with the model's parameters alone, and returns a torch.optim.Optimizer"
     try:
-        made = factory(module.parameters())
+        created = factory(module.parameters())
     except Exception as error:
         what = f"calling {name} raised {type(error).__name__}: {error}"
         raise InputError.single("record", "optimizer", what, remedy) from error
-    if not isinstance(made, optim.Optimizer):
-        raise InputError.single("record", "optimizer", f"{name} returned a {type(made).__name__}", remedy)
-    return made
+    if not isinstance(created, optim.Optimizer):
+        raise InputError.single("record", "optimizer", f"{name} returned a {type(created).__name__}", remedy)
+    return created

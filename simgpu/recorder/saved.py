@@ -60,7 +60,7 @@ def note_saved(
         return []
     finally:
         optimizer.zero_grad(set_to_none=True)
-    same, again = ([call for call in made if call[0] != _DETACH] for made in (calls, watching.signatures))
+    same, again = ([call for call in created if call[0] != _DETACH] for created in (calls, watching.signatures))
     expect_same(name, same[: len(again)], again)
     # Blocks are met in the same order, those of backward last; this pass is not told of workspaces.
     numbers = without_workspaces(blocks)

@@ -72,19 +72,19 @@ def train(
     """
     looked = look_at or Values()
     values, calls = _look(name, workload, optimizer, device, looked)
-    found = TrainingLog(calls, looked.entries is not None, [values])
+    result = TrainingLog(calls, looked.entries is not None, [values])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
             raise InputError.single(name, "batches", "there are none", "give at least one pair (inputs, labels)")
-        found.losses.append(math.fsum(losses) / len(losses))
-        found.steps += len(losses)
+        result.losses.append(math.fsum(losses) / len(losses))
+        result.steps += len(losses)
         values, signatures = _look(name, workload, optimizer, device, looked)
         expect_same(name, calls, signatures)
-        found.values.append(values)
-        say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
-    found.right = _right(workload, device)
-    return found
+        result.values.append(values)
+        say(f"trained epoch {epoch} of {epochs}, loss {result.losses[-1]:.4g}")
+    result.right = _right(workload, device)
+    return result
 
 
 def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: int) -> float:
@@ -104,7 +104,7 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
 
 def _right(workload: Workload, device: torch.device) -> float | None:
     """The share of labels that are the place of the highest score, over all batches and without dropout."""
-    found = total = 0
+    result = total = 0
     with as_it_was(workload.module, device), torch.no_grad():
         workload.module.eval()
         try:
@@ -112,13 +112,13 @@ def _right(workload: Workload, device: torch.device) -> float | None:
                 scores, labels = step.output(), step.labels[0]
                 if labels.is_floating_point() or scores.shape[:-1] != labels.shape:
                     return None
-                found += int((scores.argmax(-1) == labels).sum())
+                result += int((scores.argmax(-1) == labels).sum())
                 total += labels.numel()
         except Exception:  # no labels, several results, a module that only trains: nothing to tell, and no mistake
             return None
         finally:
             workload.module.train()
-    return found / total
+    return result / total
 
 
 def _look(

@@ -68,14 +68,14 @@ _MODULES = {
 
 def check_module(name: str, module: nn.Module) -> None:
     """Raises `InputError` naming `name` and the place in the module's tree of every kind of wrapper in it."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         kind = _wrapper(type(part))
         if kind is not None:
-            found.setdefault(kind, []).append(path)
+            result.setdefault(kind, []).append(path)
         elif hasattr(part._compiled_call_impl, "_torchdynamo_orig_callable"):
-            found.setdefault("compile()", []).append(path)
-    problems = [_wrapped(name, kind, paths) for kind, paths in found.items()]
+            result.setdefault("compile()", []).append(path)
+    problems = [_wrapped(name, kind, paths) for kind, paths in result.items()]
     if not problems:
         spread = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
         if spread:

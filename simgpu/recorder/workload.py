@@ -102,17 +102,17 @@ def make_workload(
     specs: inputs by name for a factory that returns a module alone. Random inputs and labels come from torch's default
     generator. Raises `InputError` naming `name`.
     """
-    made = _called(name, factory, batch)
-    parts = (made,) if isinstance(made, nn.Module) else made
-    known = isinstance(made, Workload | nn.Module) or (isinstance(made, tuple) and len(made) in (2, 4, 5))
+    created = _called(name, factory, batch)
+    parts = (created,) if isinstance(created, nn.Module) else created
+    known = isinstance(created, Workload | nn.Module) or (isinstance(created, tuple) and len(created) in (2, 4, 5))
     if not known or not isinstance(parts[0], nn.Module):
-        raise InputError.single(name, _PLACE, f"it returned {_describe(made)}, not a module", _CONVENTION)
+        raise InputError.single(name, _PLACE, f"it returned {_describe(created)}, not a module", _CONVENTION)
     check_module(name, parts[0])
     if specs and len(parts) > 1:
         remedy = "leave --input (inputs in Python) out, or return the module alone"
         raise InputError.single(name, "inputs", "the factory returns inputs of its own", remedy)
     if len(parts) > 2:
-        workload = _checked(name, made if isinstance(made, Workload) else Workload(*parts), batch)
+        workload = _checked(name, created if isinstance(created, Workload) else Workload(*parts), batch)
     else:
         workload = _without_loss(name, parts, batch, specs)
     _check_batches(name, workload.batches)

@@ -347,8 +347,8 @@ class NetworkBuilder:
         shared = shares is None or shares in self._shapes
         self._need(name, shared, f"shares the weights of {shares!r}, which this network has not")
         names = tuple(x.name for x in inputs)
-        kept = MappingProxyType(dict(attributes or {}))
-        self._layers.append(Layer(path, kind, names, shape, weights, macs, kept, shares, self._stage))
+        retained = MappingProxyType(dict(attributes or {}))
+        self._layers.append(Layer(path, kind, names, shape, weights, macs, retained, shares, self._stage))
         return LayerOutput(path, shape)
 
     def _claim(self, path: str, shape: Shape) -> None:

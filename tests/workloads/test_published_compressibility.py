@@ -39,10 +39,10 @@ def test_by_eight_sizes_the_geometric_mean_is_the_published_one() -> None:
 
 def test_ratio_and_overflow_of_the_final_design_are_the_published_means() -> None:
     node = simgpu.load_node("buddy-gpu")
-    found = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]
-    assert all(found)
-    assert fmean(each.ratio for each in found if each) == pytest.approx(1.5, abs=0.005)
-    assert fmean(each.overflow_share for each in found if each) == pytest.approx(0.04, abs=0.001)
+    result = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]
+    assert all(result)
+    assert fmean(each.ratio for each in result if each) == pytest.approx(1.5, abs=0.005)
+    assert fmean(each.overflow_share for each in result if each) == pytest.approx(0.04, abs=0.001)
 
 
 def test_it_says_that_it_was_fitted() -> None:

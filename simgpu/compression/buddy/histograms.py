@@ -63,11 +63,11 @@ def trace_allocations(trace: Trace) -> tuple[ProfiledAllocation, ...]:
 
 
 def _counted(rows: Iterable[CompressedSize]) -> Mapping[str, dict[int, list[int]]]:
-    found: dict[str, dict[int, list[int]]] = {}
+    result: dict[str, dict[int, list[int]]] = {}
     for row in rows:
-        counts = found.setdefault(row.block, {}).setdefault(row.epoch, [0] * len(ENTRY_SIZES))
+        counts = result.setdefault(row.block, {}).setdefault(row.epoch, [0] * len(ENTRY_SIZES))
         counts[ENTRY_SIZES.index(row.bytes)] += row.entries
-    return found
+    return result
 
 
 def _wrong_size(row: CompressedSize) -> Problem:
@@ -95,7 +95,7 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     """
     if stored is not None:
         _check_stored(trace, stored)
-        found = replace(stored, name=trace.name, about=stored.about or trace.info.provenance)
+        result = replace(stored, name=trace.name, about=stored.about or trace.info.provenance)
     else:
         known = trace_histograms(trace)
         if not known:
@@ -110,15 +110,15 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
             for name, counts in known.items()
         )
         labels = tuple(f"epoch {epoch}" for epoch in epochs)
-        found = Snapshots(trace.name, labels, observed, trace.info.provenance)
-    measured = {allocation.name for allocation in found.allocations}
+        result = Snapshots(trace.name, labels, observed, trace.info.provenance)
+    measured = {allocation.name for allocation in result.allocations}
     rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
     note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
     whole = sum(block.bytes for block in trace.blocks if block.id in measured)
     smaller = (
-        f"entries are those of a smaller run: its {format_bytes(found.bytes)} are {format_bytes(whole)} in the trace"
+        f"entries are those of a smaller run: its {format_bytes(result.bytes)} are {format_bytes(whole)} in the trace"
     )
-    return replace(found, notes=(*([smaller] if found.bytes != whole else []), *([note] if rest else [])))
+    return replace(result, notes=(*([smaller] if result.bytes != whole else []), *([note] if rest else [])))
 
 
 def _fills(allocation: ProfiledAllocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:

@@ -101,16 +101,16 @@ def _access_all(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bool
         way = 0
         while way < last and held[number, way] != line:
             way += 1
-        kept = changed[number, way]
+        retained = changed[number, way]
         if held[number, way] != line:
             misses += stand_for[access]
-            written_back += kept
-            kept = 0
+            written_back += retained
+            retained = 0
         for older in range(way, 0, -1):
             held[number, older] = held[number, older - 1]
             changed[number, older] = changed[number, older - 1]
         held[number, 0] = line
-        changed[number, 0] = stand_for[access] if kept == 0 and writes[access] else kept
+        changed[number, 0] = stand_for[access] if retained == 0 and writes[access] else retained
     return misses, written_back
 
 

@@ -143,7 +143,7 @@ def classes_of(array: NDArray[Any]) -> Classes:
 
 def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], problems: Iterable[Problem] = ()) -> None:
     """Raises `InputError` with the problems given, if there is no allocation, and for each whose size changes."""
-    found = list(problems)
+    result = list(problems)
     first: dict[str, tuple[int, str]] = {}
     for label, snapshot in zip(labels, sizes, strict=True):
         for name, size in snapshot.items():
@@ -151,11 +151,11 @@ def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], probl
             if size != then and size and then:
                 what = f"has {then} bytes in snapshot {when} and {size} bytes in snapshot {label}"
                 remedy = "an allocation keeps its size: give what is allocated anew another name"
-                found.append(Problem("", f"allocation {name}", what, remedy))
-    if not first and not found:
-        found.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))
-    if found:
-        raise InputError(found)
+                result.append(Problem("", f"allocation {name}", what, remedy))
+    if not first and not result:
+        result.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))
+    if result:
+        raise InputError(result)
 
 
 def collect(
@@ -172,7 +172,7 @@ def collect(
     >>> collect("a program", ["start"], [{"a": Seen(100, np.array([7], np.uint8))}]).allocations
     (Allocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)
     """
-    check_sizes(labels, [{each: found.bytes for each, found in snapshot.items()} for snapshot in seen])
+    check_sizes(labels, [{each: result.bytes for each, result in snapshot.items()} for snapshot in seen])
     observed = []
     for allocation in dict.fromkeys(each for snapshot in seen for each in snapshot):
         at = tuple(number for number, snapshot in enumerate(seen) if allocation in snapshot)

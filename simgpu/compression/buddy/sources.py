@@ -89,22 +89,22 @@ def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) ->
     given = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
     if len(given) == 1 and (whole := _whole_program(given[0], say)) is not None:
         return whole
-    found = _Found()
+    result = _Found()
     for path in given:
-        _look(path, found)
-    sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in found.snapshots]
-    check_sizes(found.labels, sizes, found.problems)
-    seen: list[dict[str, Seen]] = [{} for _ in found.snapshots]
-    for number, (label, snapshot) in enumerate(zip(found.labels, found.snapshots, strict=True)):
+        _look(path, result)
+    sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in result.snapshots]
+    check_sizes(result.labels, sizes, result.problems)
+    seen: list[dict[str, Seen]] = [{} for _ in result.snapshots]
+    for number, (label, snapshot) in enumerate(zip(result.labels, result.snapshots, strict=True)):
         for name, array in snapshot.items():
-            say(f"{label}: {name}" if len(found.labels) > 1 else name)
+            say(f"{label}: {name}" if len(result.labels) > 1 else name)
             try:
                 seen[number][name] = Seen(array.bytes, classes_of(array.read()))
             except InputError as error:
-                found.problems += error.problems
-    if found.problems:
-        raise InputError(found.problems)
-    return collect(_name(given), found.labels, seen)
+                result.problems += error.problems
+    if result.problems:
+        raise InputError(result.problems)
+    return collect(_name(given), result.labels, seen)
 
 
 def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:

@@ -113,13 +113,13 @@ def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[EntryAccesse
     >>> forward == (EntryAccesses(64, 64, False, AccessOrder.SEQUENTIAL, sectors=4, accesses=64),) == backward
     True
     """
-    told = {(access.kernel, access.block, access.write): access for access in trace.accesses}
+    recorded = {(access.kernel, access.block, access.write): access for access in trace.accesses}
     blocks = {block.id: block for block in trace.blocks if block.id in places and block.bytes}
 
     def walks(kernel: str, touched: Iterable[str], write: bool) -> Iterator[EntryAccesses]:
         for block in touched:
             if block in blocks:
-                yield _walk(told.get((kernel, block, write)), places[block], _entries(blocks[block]), write)
+                yield _walk(recorded.get((kernel, block, write)), places[block], _entries(blocks[block]), write)
 
     return [
         (*walks(kernel.id, kernel.reads, False), *walks(kernel.id, kernel.writes, True)) for kernel in trace.kernels
@@ -284,18 +284,18 @@ def _second_of_two(
     Streams are kept for the second time as far as they take little memory; later ones are made anew.
     """
     caches = [MetadataCache(spec) for spec in specs]
-    found: list[list[Counts]] = [[] for _ in caches]
-    kept: list[LineStream] = []
+    result: list[list[Counts]] = [[] for _ in caches]
+    retained: list[LineStream] = []
     room = _KEPT
     for counting in (False, True):
         for k, walks in enumerate(kernels):
-            stream = kept[k] if k < len(kept) else stream_of(walks, specs[0].entries)
+            stream = retained[k] if k < len(retained) else stream_of(walks, specs[0].entries)
             room -= stream.lines.size
-            if k == len(kept) and room >= 0:
-                kept.append(stream)
+            if k == len(retained) and room >= 0:
+                retained.append(stream)
             accesses = sum(walk.accesses for walk in walks)
-            for counts, cache in zip(found, caches, strict=True):
+            for counts, cache in zip(result, caches, strict=True):
                 seen = cache.access(stream.lines, stream.writes, stream.stand_for)
                 if counting:
                     counts.append(Counts(accesses, seen.misses, seen.written_back))
-    return found
+    return result

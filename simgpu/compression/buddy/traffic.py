@@ -61,25 +61,25 @@ def moved_by(
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
     Moved(asked=1280, device=512, read=256, written=0, decompressed=512, far=512)
     """
-    asked = SECTOR_BYTES * walk.sectors * walk.accesses
+    requested = SECTOR_BYTES * walk.sectors * walk.accesses
     if target == RAW and (counts is None or mode is BuddyMode.CAPACITY):
-        return Moved(asked, asked)
+        return Moved(requested, requested)
     if counts is None:
         counts = (*(0 for _ in ENTRY_SIZES[1:]), walk.entries)
     once = [_of_class(walk, size, sectors, target, mode) for size, sectors in zip(ENTRY_SIZES, SECTORS, strict=True)]
     sums = [sum(count * each[part] for count, each in zip(counts, once, strict=True)) for part in range(1, 6)]
-    return Moved(asked, *(-(-total * walk.accesses // (_PARTS * walk.entries)) for total in sums))
+    return Moved(requested, *(-(-total * walk.accesses // (_PARTS * walk.entries)) for total in sums))
 
 
 def _of_class(walk: EntryAccesses, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
     """One access to an entry of one size, everything times `_PARTS`."""
-    asked, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
+    requested, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
     reads = not walk.write or in_part
     if mode is BuddyMode.BANDWIDTH_ONLY:
         if size == ENTRY_BYTES:
-            return Moved(0, asked)
+            return Moved(0, requested)
         times = 2 if walk.write and in_part else 1
-        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=asked if reads else 0)
+        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=requested if reads else 0)
     if size == 0:
         return Moved()
     if size == ENTRY_BYTES:
@@ -88,24 +88,24 @@ def _of_class(walk: EntryAccesses, size: int, sectors: int, target: int, mode: B
     if _alone(walk, target):
         near = _PARTS * SECTOR_BYTES
     beyond = _PARTS * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
-    far = asked if beyond else 0
+    far = requested if beyond else 0
     if not walk.write:
-        return Moved(0, near, beyond, 0, asked, far)
-    return Moved(0, 2 * near, beyond, beyond, asked, far) if in_part else Moved(0, near, 0, beyond)
+        return Moved(0, near, beyond, 0, requested, far)
+    return Moved(0, 2 * near, beyond, beyond, requested, far) if in_part else Moved(0, near, 0, beyond)
 
 
 def _of_incompressible(walk: EntryAccesses, target: int) -> Moved:
     """One access to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
-    asked = _PARTS * SECTOR_BYTES * walk.sectors
-    near = asked * target // ENTRY_BYTES
-    beyond = asked - near
+    requested = _PARTS * SECTOR_BYTES * walk.sectors
+    near = requested * target // ENTRY_BYTES
+    beyond = requested - near
     if _alone(walk, target):
         # Only the first sector has a part in device memory.
-        near = asked // 4
+        near = requested // 4
     if walk.write:
         return Moved(0, near, 0, beyond)
     within = target // SECTOR_BYTES
-    return Moved(0, near, beyond, 0, 0, asked - asked * comb(within, walk.sectors) // comb(4, walk.sectors))
+    return Moved(0, near, beyond, 0, 0, requested - requested * comb(within, walk.sectors) // comb(4, walk.sectors))
 
 
 def _alone(walk: EntryAccesses, target: int) -> bool:

@@ -103,9 +103,9 @@ def histogram(classes: NDArray[np.uint8]) -> tuple[int, ...]:
 
 
 def _class_of_bits() -> NDArray[np.uint8]:
-    found = np.searchsorted(8 * np.array(ENTRY_SIZES), np.arange(RAW_BITS + 1)).astype(np.uint8)
-    found[: ZERO_BITS + 1] = 0
-    return found
+    result = np.searchsorted(8 * np.array(ENTRY_SIZES), np.arange(RAW_BITS + 1)).astype(np.uint8)
+    result[: ZERO_BITS + 1] = 0
+    return result
 
 
 _CLASS_OF_BITS = _class_of_bits()

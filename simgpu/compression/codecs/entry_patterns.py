@@ -131,10 +131,12 @@ def with_sparse_entries(trace: Trace) -> Trace:
         for sample in known[source]
         for row in _rows(blocks[block], sample.epoch, entry_shares(sample.sparsity, blocks[block].shape))
     ]
-    kept = (row for row in trace.compressibility if not (is_of_entries(row) and row.block in sources))
-    told = "Entries of sparse feature maps, and of gradients through ReLUs, are modelled by their share of zeros."
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip())
-    return replace(trace, info=info, compressibility=(*kept, *rows))
+    retained = (row for row in trace.compressibility if not (is_of_entries(row) and row.block in sources))
+    description = (
+        "Entries of sparse feature maps, and of gradients through ReLUs, are modelled by their share of zeros."
+    )
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip())
+    return replace(trace, info=info, compressibility=(*retained, *rows))
 
 
 def _gradients(trace: Trace, known: dict[str, list[SparsitySample]]) -> dict[str, str]:

@@ -49,8 +49,8 @@ def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str,
     def sizes(array: NDArray[Any]) -> tuple[tuple[str, str, int], ...]:
         if not names or array.dtype.name not in FORMATS:
             return ()
-        found = measure(array, names)
-        return tuple((row.codec, PLAIN if row.layout == AS_GIVEN else row.layout, row.compressed) for row in found)
+        result = measure(array, names)
+        return tuple((row.codec, PLAIN if row.layout == AS_GIVEN else row.layout, row.compressed) for row in result)
 
     return sizes
 
@@ -70,8 +70,8 @@ def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[st
 
 def _entries(array: NDArray[Any]) -> tuple[tuple[str, str, int, int, int], ...]:
     counts = histogram(size_classes(array))
-    found = zip(ENTRY_SIZES, counts, strict=True)
-    return tuple((BY_ENTRY, LAYOUT, ENTRY_BYTES, size, count) for size, count in found if count)
+    result = zip(ENTRY_SIZES, counts, strict=True)
+    return tuple((BY_ENTRY, LAYOUT, ENTRY_BYTES, size, count) for size, count in result if count)
 
 
 #: The layout of a measurement that reordered nothing.

@@ -31,8 +31,8 @@ def codec_class(name: str) -> type[Codec]:
     if name not in _CODECS:
         raise InputError.single("", "codec", f"unknown codec '{name}'", did_you_mean(name, _CODECS))
     module, _, attribute = _CODECS[name].partition(":")
-    found: type[Codec] = getattr(import_module(module), attribute)
-    return found
+    result: type[Codec] = getattr(import_module(module), attribute)
+    return result
 
 
 def make_codec(name: str, window: int = SMALLEST_WINDOW) -> Codec:

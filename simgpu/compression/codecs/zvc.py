@@ -80,9 +80,9 @@ def _write(bits: Bits, units: Bits) -> None:
         for index in range(MASKED):
             value = bits[_Place(begin + index)]
             units[at] = value
-            kept = _Mask(value != 0)
-            at += _Place(kept)
-            mask |= kept << _Mask(index)
+            retained = _Mask(value != 0)
+            at += _Place(retained)
+            mask |= retained << _Mask(index)
         for part in range(mask_units):
             units[place + _Place(part)] = mask >> _Mask(part * MASKED // mask_units)
     if bits.size:

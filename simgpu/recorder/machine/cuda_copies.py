@@ -71,12 +71,12 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
         what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
         raise InputError.single("record-node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
     torch.cuda.set_device(index)
-    found = torch.cuda.get_device_properties(index)
+    result = torch.cuda.get_device_properties(index)
     facts = GpuProperties(
-        found.name,
-        found.total_memory,
-        found.multi_processor_count,
-        (found.major, found.minor),
+        result.name,
+        result.total_memory,
+        result.multi_processor_count,
+        (result.major, result.minor),
         copy_engines(index),
         f"PyTorch {torch.__version__}",
     )

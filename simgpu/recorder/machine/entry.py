@@ -95,19 +95,19 @@ def measured_node(
     """The text of the node file, with copies measured on any device that can copy."""
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu record-node on {day}"
-    told = f"as {facts.told_by} told simgpu record-node on {day}"
+    description = f"as {facts.told_by} told simgpu record-node on {day}"
     generation = architecture(facts.capability)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
     pinned = f"{by}: {median}, pinned, one way at a time"
     entries = [
-        ("gpu.memory", _exact(facts.memory), f"{told}: all of it, with what contexts of the framework take"),
+        ("gpu.memory", _exact(facts.memory), f"{description}: all of it, with what contexts of the framework take"),
         (
             "gpu.architecture",
             generation if has_times else None,
-            f"{told}: compute capability {_dotted(facts.capability)}",
+            f"{description}: compute capability {_dotted(facts.capability)}",
         ),
-        ("gpu.multiprocessors", facts.multiprocessors, told),
+        ("gpu.multiprocessors", facts.multiprocessors, description),
         (
             "gpu.copy_engines",
             _engines(facts),

@@ -231,13 +231,13 @@ class KnownValues:
 
     def _real_tensors(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor] | None:
         """A real tensor for each, by its id; None where the values of one are not known."""
-        found = {}
+        result = {}
         for tensor in tensors:
             real = self._real(tensor)
             if real is None:
                 return None
-            found[id(tensor)] = real
-        return found
+            result[id(tensor)] = real
+        return result
 
     def _real(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not _is_small(tensor):

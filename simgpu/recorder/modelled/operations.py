@@ -145,8 +145,8 @@ def _main_dtype(done: OperandAccess) -> str:
     """Of the first result with a fraction, else of the first tensor there is."""
     tensors = [tensor for _, tensor in done.results] + done.changed + done.overwritten + done.read
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    found = floating or [tensor.dtype for tensor in tensors]
-    return str(found[0]).removeprefix("torch.") if found else "float32"
+    result = floating or [tensor.dtype for tensor in tensors]
+    return str(result[0]).removeprefix("torch.") if result else "float32"
 
 
 _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS

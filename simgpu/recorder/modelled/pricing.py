@@ -40,8 +40,8 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
     def used(self) -> int:
         """Bytes of workspace of the fastest way to run the last call."""
-        found = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
-        return found[0].workspace_bytes if found else 0
+        result = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
+        return result[0].workspace_bytes if result else 0
 
 
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
@@ -63,10 +63,10 @@ def durations(
 
 def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
     """What an operator is called for: feature maps made again in backward are forward's, as in checkpointing."""
-    made = {blocks[number].kind for number in kernel.writes}
-    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+    created = {blocks[number].kind for number in kernel.writes}
+    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
         return Direction.FORWARD
-    return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else Direction.BACKWARD_DATA
+    return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else Direction.BACKWARD_DATA
 
 
 def _directed(operation: Operation, direction: Direction) -> Operation:

@@ -178,8 +178,8 @@ _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("p
 
 def recorded_samples(folder: Path, recordings: Iterable[CalibrationRecording]) -> Iterator[Sample | Skipped]:
     """Samples from these recordings in a folder; see `recorded_traces`."""
-    for found in recorded_traces(folder, recordings):
-        yield from [found] if isinstance(found, Skipped) else samples_of(*found)
+    for result in recorded_traces(folder, recordings):
+        yield from [result] if isinstance(result, Skipped) else samples_of(*result)
 
 
 def recorded_traces(
@@ -237,12 +237,12 @@ def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader)
     measured: defaultdict[str, int] = defaultdict(int)
     operations: defaultdict[str, list[Operation]] = defaultdict(list)
     for kernel in trace.kernels:
-        found = reader(kernel, blocks, recording.batch)
-        if found is not None:
+        result = reader(kernel, blocks, recording.batch)
+        if result is not None:
             # The shortest operator of a log is nearly nothing but what timing costs: it is in all of them.
             measured[kernel.op] += kernel.duration_ns - timing
-            operations[kernel.op] += found
-    told = [operation for each in operations.values() for operation in each]
+            operations[kernel.op] += result
+    description = [operation for each in operations.values() for operation in each]
     total = sum(kernel.duration_ns - timing for kernel in trace.kernels)
     known = sum(measured.values())
     share = known / total if total else 0.0
@@ -251,7 +251,7 @@ def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader)
     if not covered:
         why = f"what its operators compute is told for {share:.0%} of its time only; those are compared one by one"
         yield Skipped(f"{recording.name}: iteration", why)
-    yield _sample(recording, measures, told, known, part_of=None if covered else known)
+    yield _sample(recording, measures, description, known, part_of=None if covered else known)
     for op in sorted(measured):
         yield _sample(recording, op, operations[op], measured[op], part_of=known)
 
@@ -299,7 +299,7 @@ def operations_by_phase(
     optimizer = Optimizer.ADAM if adam else Optimizer.SGD
     info = TraceInfo(name, batch, NOT_RECORDED, "float32", Origin.MODELLED, "the model zoo")
     trace = lower(network, batch=batch, prices=_Free(), info=info, optimizer=optimizer)
-    found: dict[Phase, list[tuple[str, Operation]]] = {phase: [] for phase in Phase}
+    result: dict[Phase, list[tuple[str, Operation]]] = {phase: [] for phase in Phase}
     for kernel, (_, op, operation) in zip(trace.kernels, operations_of(network, batch, optimizer), strict=True):
-        found[kernel.phase].append((op, operation))
-    return {phase: tuple(kernels) for phase, kernels in found.items()}
+        result[kernel.phase].append((op, operation))
+    return {phase: tuple(kernels) for phase, kernels in result.items()}

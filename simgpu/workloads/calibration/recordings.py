@@ -70,20 +70,20 @@ def load_recordings(path: Path = RECORDINGS) -> CalibrationRecordings:
     ['h100 vgg13 b128', 'titan-v densenet121 b84', 'a100 bert b256']
     """
     document = read_yaml_mapping(path, SCHEMA)
-    found = validate(CalibrationRecordings, document.values, lambda place: (document.file, document.place(place)))
+    result = validate(CalibrationRecordings, document.values, lambda place: (document.file, document.place(place)))
     problems = [
         Problem(
             document.file,
             document.place(f"recordings[{index}]"),
             f"{recording.source!r} is not a source of this file",
-            did_you_mean(recording.source, found.sources),
+            did_you_mean(recording.source, result.sources),
         )
-        for index, recording in enumerate(found.recordings)
-        if recording.source not in found.sources
+        for index, recording in enumerate(result.recordings)
+        if recording.source not in result.sources
     ]
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def require_folder(folder: Path) -> None:

@@ -94,11 +94,11 @@ def validate(recordings: Path | None = None) -> TimeModelValidation:
     """
     if recordings is not None:
         require_folder(recordings)
-    found = list(_compared(recordings))
-    rows = [ValidationRow(sample, sample.modelled_ns()) for sample in found if isinstance(sample, Sample)]
+    result = list(_compared(recordings))
+    rows = [ValidationRow(sample, sample.modelled_ns()) for sample in result if isinstance(sample, Sample)]
     rows.sort(key=lambda row: (row.sample.gpu, row.sample.network, row.sample.batch))
-    memory = tuple(each for each in found if isinstance(each, MemoryRow))
-    return TimeModelValidation(tuple(rows), tuple(sample for sample in found if isinstance(sample, Skipped)), memory)
+    memory = tuple(each for each in result if isinstance(each, MemoryRow))
+    return TimeModelValidation(tuple(rows), tuple(sample for sample in result if isinstance(sample, Skipped)), memory)
 
 
 def _compared(recordings: Path | None) -> Iterator[Sample | MemoryRow | Skipped]:

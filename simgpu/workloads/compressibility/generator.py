@@ -42,12 +42,12 @@ def with_compressibility(trace: Trace, profile: str | CompressibilityProfile | N
     True
     """
     chosen = profile or TRAINED
-    name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
-    fitted = f", fitted to {found.fitted_to}" if found.fitted_to else ""
-    told = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=_marked(trace))
-    kept = tuple(row for row in trace.compressibility if not is_of_entries(row))
-    return replace(trace, info=info, compressibility=(*kept, *_rows(trace, found)))
+    name, result = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
+    fitted = f", fitted to {result.fitted_to}" if result.fitted_to else ""
+    description = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip(), modelled=_marked(trace))
+    retained = tuple(row for row in trace.compressibility if not is_of_entries(row))
+    return replace(trace, info=info, compressibility=(*retained, *_rows(trace, result)))
 
 
 def _marked(trace: Trace) -> str:
@@ -106,16 +106,16 @@ class CompressibilityProfile(FileModel):
     def _fits_together(self) -> Self:
         if bool(self.recordings) == bool(self.fitted_to):
             raise ValueError("a profile is of recordings or is fitted to something: write one of recordings, fitted_to")
-        for role, found in self.roles.items():
-            if bool(found.recordings) != bool(self.recordings):
+        for role, result in self.roles.items():
+            if bool(result.recordings) != bool(self.recordings):
                 raise ValueError(f"roles.{role}: has recordings if the profile is of recordings")
         for name, numbers in (("epochs", self.epochs), ("sizes", self.sizes)):
             if any(later <= earlier for earlier, later in pairwise(numbers)):
                 raise ValueError(f"{name}: {list(numbers)} are not in ascending order, each once")
-        for role, found in self.roles.items():
-            if len(found.shares) != len(self.epochs):
-                raise ValueError(f"roles.{role}: there are {len(found.shares)} rows for {len(self.epochs)} epochs")
-            for epoch, row in zip(self.epochs, found.shares, strict=True):
+        for role, result in self.roles.items():
+            if len(result.shares) != len(self.epochs):
+                raise ValueError(f"roles.{role}: there are {len(result.shares)} rows for {len(self.epochs)} epochs")
+            for epoch, row in zip(self.epochs, result.shares, strict=True):
                 place = f"roles.{role}, epoch {epoch}"
                 if len(row) != len(self.sizes):
                     raise ValueError(f"{place}: there are {len(row)} shares of {len(self.sizes)} sizes")

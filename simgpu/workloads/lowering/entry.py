@@ -92,10 +92,10 @@ def lower(
             choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
             fastest = choices[operation][:1]
             durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
-        found = choices[operation]
-        workspace = _workspace(note, found[0].workspace_bytes if found else 0)
+        result = choices[operation]
+        workspace = _workspace(note, result[0].workspace_bytes if result else 0)
         workspaces += workspace
-        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in found]
+        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in result]
         kernels.append(_kernel(note, durations[operation], workspace))
     blocks = (*_blocks(tape), *workspaces)
     return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
@@ -223,12 +223,12 @@ class _Walk:
             self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites
         )
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
-        made = _FAMILIES[layer.kind](step)
-        if isinstance(made, LoweredLayer):
-            self.values[layer.name] = made.value
+        created = _FAMILIES[layer.kind](step)
+        if isinstance(created, LoweredLayer):
+            self.values[layer.name] = created.value
         if any(needed) or weights:
             self.trained.add(layer.name)
-        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, LoweredLayer) else [])
+        self.done[layer.name] = _Done(step, created, [layer.name] if isinstance(created, LoweredLayer) else [])
 
     def _part(self, layer: Layer, whole: _Done, made: LoweredParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
@@ -258,8 +258,8 @@ class _Walk:
             return False
         (source,) = layer.inputs
         maker = self.done.get(source)
-        made = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
-        return made and self.readers[source] == 1
+        created = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
+        return created and self.readers[source] == 1
 
     def _backward(self, gradients: Gradients) -> None:
         """From the loss back; its own gradient, a one, is held until backward is over."""
@@ -274,14 +274,14 @@ class _Walk:
         tape.keep((one,))
 
     def _layer_backward(self, done: _Done, gradients: Gradients) -> None:
-        step, made = done.step, done.made
+        step, created = done.step, done.made
         grads = tuple(gradients.take(name) for name in done.results)
-        found = tuple(grad for grad in grads if grad is not None)
-        if not found or step.layer.name not in self.trained:
+        result = tuple(grad for grad in grads if grad is not None)
+        if not result or step.layer.name not in self.trained:
             return
         self.tape.layer = self.tags[step.layer.name]
-        results = made.backward(grads) if isinstance(made, LoweredParts) else made.backward(found[0])
-        self.tape.keep((*made.saved, *found))
+        results = created.backward(grads) if isinstance(created, LoweredParts) else created.backward(result[0])
+        self.tape.keep((*created.saved, *result))
         for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
             if needed and gradient is not None:
                 gradients.give(name, gradient)

@@ -39,10 +39,10 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
     output, state = y.seen_as((step.batch, hidden)), y.seen_as((step.batch, hidden))
 
     def backward(grads: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
-        found = tuple(grad for grad in grads if grad is not None)
+        result = tuple(grad for grad in grads if grad is not None)
         dgates = tape.new(f"{step.layer.name}.gates.grad", gates, BlockKind.GRADIENT)
         dc = step.gradient(2) if step.needed[2] else None
-        reads, writes = (*found, c, state, saved), (dgates, *((dc,) if dc is not None else ()))
+        reads, writes = (*result, c, state, saved), (dgates, *((dc,) if dc is not None else ()))
         operation = operations.elementwise(reads, writes, 2 * _GATE_COUNT, backward=True)
         tape.launch("lstm_cell_backward", operation, reads, writes)
         dx, dh = (_share_backward(step, index, name, dgates) for index, name in enumerate(names))

@@ -66,10 +66,10 @@ class Gradients:
 
     def take(self, name: str) -> Value | None:
         """The whole gradient of a value that no further layer adds to; None where nothing flows back."""
-        found = self.waiting.pop(name, None)
-        if found is not None:
-            self._holders[found.block] -= 1
-        return found
+        result = self.waiting.pop(name, None)
+        if result is not None:
+            self._holders[result.block] -= 1
+        return result
 
     def is_free(self, gradient: Value) -> bool:
         """Whether a gradient that was taken may be rewritten: nobody else waits for its block, and it is all of it."""
@@ -101,27 +101,27 @@ class Gradients:
 
     def piece_into(self, name: str, shape: tuple[int, ...]) -> tuple[Value, bool]:
         """The gradient of a value that comes back in pieces, and whether earlier pieces are in it already."""
-        found = self._pieces(name)
-        if found is not None:
-            return found, True
-        made = self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
-        self._pieced.add(made.block)
-        return made, False
+        result = self._pieces(name)
+        if result is not None:
+            return result, True
+        created = self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
+        self._pieced.add(created.block)
+        return created, False
 
     def _pieces(self, name: str) -> Value | None:
-        found = self.waiting.get(name)
-        return found if found and found.block in self._pieced and self._holders[found.block] == 1 else None
+        result = self.waiting.get(name)
+        return result if result and result.block in self._pieced and self._holders[result.block] == 1 else None
 
     def into_weight(self, weight: Value, shape: tuple[int, ...] | None = None) -> Value:
         """Where the next kernel writes a gradient of this weight; `settle` adds it where one is there already.
 
         shape: of the rows alone that get a gradient, where that is not all of the weight.
         """
-        made = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
-        first = self.of_weight.setdefault(weight.block, made)
-        if first is not made:
-            self._further.append((first, made))
-        return made
+        created = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
+        first = self.of_weight.setdefault(weight.block, created)
+        if first is not created:
+            self._further.append((first, created))
+        return created
 
     def settle(self) -> None:
         """Adds up the gradients of weights that were used more than once."""
@@ -166,9 +166,9 @@ class LayerLowering:
 
     def attribute(self, name: str, default: _Attribute) -> _Attribute:
         """One of the layer's attributes, of the default's type."""
-        found = self.layer.attributes.get(name, default)
-        assert isinstance(found, type(default)), f"{self.layer.name}.{name}: {found!r}"
-        return found
+        result = self.layer.attributes.get(name, default)
+        assert isinstance(result, type(default)), f"{self.layer.name}.{name}: {result!r}"
+        return result
 
     def result(self) -> Value:
         """A block for the layer's result."""
@@ -190,10 +190,10 @@ class LayerLowering:
 
         It adds where the framework fuses and the gradient has begun; then nothing is left to give.
         """
-        found = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
-        if found is None or found.block is grad.block:
+        result = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
+        if result is None or result.block is grad.block:
             return self.gradient(), ()
-        return found, (found,)
+        return result, (result,)
 
     def summed(self, grad: Value, index: int = 0) -> Value:
         """The gradient of an input that was repeated along some side: one kernel sums it."""

@@ -102,8 +102,8 @@ def _normalized_squeezenet(images: ImageSet) -> Network:
     x = net.max_pool("pool1", x, 2, 2)
     for number, (squeeze, expand) in enumerate(_FIRES, 2):
         with net.scope(f"fire{number}"):
-            made = _fire(net, x, squeeze, expand, _normalized)
-            x = net.add("bypass", made, x) if number in _BYPASSED else made
+            created = _fire(net, x, squeeze, expand, _normalized)
+            x = net.add("bypass", created, x) if number in _BYPASSED else created
         if number in _POOLS["1.0"]:
             x = net.max_pool(f"pool{number}", x, 2, 2)
     x = net.convolution("conv10", x, images.classes, 1)

@@ -85,8 +85,8 @@ def unet(input: str) -> Network:
     x = _twice(net, "bottom", x, 1024)
     for level, width in ((4, 512), (3, 256), (2, 128), (1, 64)):
         x = net.transposed_convolution(f"up{level}.enlarge", x, width, 2, stride=2)
-        kept = net.crop(f"up{level}.crop", skipped.pop(), x.shape[1:])
-        x = _twice(net, f"up{level}", net.concatenate(f"up{level}.concatenate", (kept, x)), width)
+        retained = net.crop(f"up{level}.crop", skipped.pop(), x.shape[1:])
+        x = _twice(net, f"up{level}", net.concatenate(f"up{level}.concatenate", (retained, x)), width)
     x = net.convolution("score", x, _ISBI_CLASSES, 1)
     return net.finish(net.view("places", x, (*x.shape[1:], _ISBI_CLASSES)))
 

@@ -73,10 +73,10 @@ class Rescaler:
 
     @cached_property
     def _choices(self) -> dict[str, list[AlgorithmChoice]]:
-        found: dict[str, list[AlgorithmChoice]] = {}
+        result: dict[str, list[AlgorithmChoice]] = {}
         for choice in self.trace.algorithms:
-            found.setdefault(choice.kernel, []).append(choice)
-        return found
+            result.setdefault(choice.kernel, []).append(choice)
+        return result
 
     def size(self, block: Block) -> int:
         """Bytes of a block that is no workspace."""
@@ -120,11 +120,11 @@ class Rescaler:
         kind = kind_of(kernel.op)
         if kind in _PRODUCTS:
             reads = [self._blocks[name] for name in kernel.reads]
-            found = self._rebuilder.products_of(kernel, reads, self._written(kernel))
-            if found is not None:
-                old = [each.operation for each in found]
-                new = [each.at(self.batch, self.trace.info.batch) for each in found]
-                if len(found) == 1 and kernel.dram_bytes is not None:
+            result = self._rebuilder.products_of(kernel, reads, self._written(kernel))
+            if result is not None:
+                old = [each.operation for each in result]
+                new = [each.at(self.batch, self.trace.info.batch) for each in result]
+                if len(result) == 1 and kernel.dram_bytes is not None:
                     return [replace(old[0], bytes=kernel.dram_bytes)], [replace(new[0], bytes=self._moved(kernel))]
                 return old, new
             self.unknown.add(kernel.id)
@@ -151,8 +151,8 @@ class Rescaler:
             size = self.size(block) if new else block.bytes
             return size // ITEMSIZE.get(block.dtype or "float32", ITEMSIZE["float32"])
 
-        made = [name for name in kernel.writes if self._blocks[name].kind is not BlockKind.WORKSPACE]
-        return sum(map(count, made)), max(map(count, kernel.reads), default=0)
+        created = [name for name in kernel.writes if self._blocks[name].kind is not BlockKind.WORKSPACE]
+        return sum(map(count, created)), max(map(count, kernel.reads), default=0)
 
     def _flops(self, kernel: Kernel, values: int) -> int:
         """Operations at the new batch: where so many go with each value, as many for each of now `values`."""

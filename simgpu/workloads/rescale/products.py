@@ -138,10 +138,10 @@ class Rebuilder:
     def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
         """What a convolution or matrix product comes down to; None where its blocks do not tell."""
         operands = _Operands(kernel, _known(reads), _known(writes), self.sides)
-        for found in self._candidates(operands):
-            counted = sum(each.operation.flops for each in found if each.operation.kind is not OperationKind.REDUCTION)
-            if found and kernel.flops in (None, counted):
-                return found
+        for result in self._candidates(operands):
+            counted = sum(each.operation.flops for each in result if each.operation.kind is not OperationKind.REDUCTION)
+            if result and kernel.flops in (None, counted):
+                return result
         return None
 
     def _candidates(self, operands: _Operands) -> Iterator[list[Product]]:
@@ -176,8 +176,8 @@ class Rebuilder:
                 return []
             self._scores[block.id] = GemmShape(rows, keys, depth, count)
             return _attention_products(operands, self._scores[block.id])
-        found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
-        return [] if found is None else _attention_products(operands, found)
+        results_found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if results_found is None else _attention_products(operands, results_found)
 
 
 def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
@@ -214,26 +214,26 @@ def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:
 
 def _direction(operands: _Operands) -> Direction:
     """What a kernel is for: feature maps made again in backward are forward's, as in checkpointing."""
-    made = {block.kind for block, _ in operands.writes}
-    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+    created = {block.kind for block, _ in operands.writes}
+    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
         return _FORWARD
-    return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else _DATA
+    return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else _DATA
 
 
 def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
     """What the sides of a convolution's blocks allow, the usual first."""
-    read, made = (
+    read, created = (
         [shape for shape in operands.values(blocks) if len(shape) == len(weight)]
         for blocks in (operands.reads, operands.writes)
     )
     # Backward reads the result's gradient first, then the input; the input's own gradient has the input's shape.
     forward = _direction(operands) is _FORWARD
-    inputs, outputs = (read, made) if forward else (made or read[1:], read)
+    inputs, outputs = (read, created) if forward else (created or read[1:], read)
     if not inputs or not outputs:
         return
-    told = "transpose" in operands.kernel.op
+    description = "transpose" in operands.kernel.op
     for far in (False, True):
-        for transposed in (True,) if told else (False, True):
+        for transposed in (True,) if description else (False, True):
             wide, narrow = (outputs[0], inputs[0]) if transposed else (inputs[0], outputs[0])
             shape = convolution_of(wide, weight, narrow, far=far)
             if shape is not None:
@@ -247,9 +247,9 @@ def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> l
     data = any(block.kind is not BlockKind.WEIGHT_GRADIENT for block, _ in operands.writes)
     weights = operands.weight_gradient((len(weight),)) is not None
     ways = ((_DATA,) if data else ()) + ((_WEIGHTS,) if weights else ())
-    found = [_convolution(operands, geometry, way, weight) for way in ways]
+    result = [_convolution(operands, geometry, way, weight) for way in ways]
     bias = operands.weight_gradient((1,))
-    return [*found, _summed(operands, geometry.results, bias[0])] if bias else found
+    return [*result, _summed(operands, geometry.results, bias[0])] if bias else result
 
 
 def _convolution(operands: _Operands, geometry: _Geometry, way: Direction, weight: _Shape) -> Product:
@@ -282,10 +282,10 @@ def _summed(operands: _Operands, values: int, results: int) -> Product:
 def _gemm(operands: _Operands) -> list[Product]:
     """A product with a weight, for a weight's gradient, or of two values: rows, as many as there are samples, in m."""
     direction = _direction(operands)
-    made = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
-    if len(operands.writes) != 1 or not made:
+    created = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
+    if len(operands.writes) != 1 or not created:
         return []
-    ((block, result),) = made
+    ((block, result),) = created
     weight = operands.weight((2,))
     if direction is _WEIGHTS:
         gemm, side = _for_weights(operands, result), "k"

@@ -204,7 +204,7 @@ def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
     places, values = _vectors(rows, nonzeros)
     held = places >= 0
     left, right = np.nonzero(held)[0], places[held]
-    kept = values[held]
+    retained = values[held]
     counts = held.sum(axis=1)
     # Each element of a vector meets all elements of it: the outer product, vector by vector.
     partners = counts[left]
@@ -214,7 +214,7 @@ def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
     second = starts + offsets
     weights = (CONDITION ** (1 / rows)) ** np.arange(rows)
     row, column = right[first], right[second]
-    product = kept[second] * (weights[left[first]] * kept[first])
+    product = retained[second] * (weights[left[first]] * retained[first])
     product[(row == column) & (row == left[first])] += CONDITION - shift
     return _in_rows(rows, allocated_entries(rows, nonzeros), row, column, product)
 
@@ -246,14 +246,14 @@ def _vectors(rows: int, nonzeros: int) -> tuple[NDArray[np.int64], NDArray[np.fl
     # NAS draws one number before the matrix.
     draws = _Draws(below)
     for row in range(rows):
-        found: dict[int, float] = {}
-        while len(found) < nonzeros:
+        result: dict[int, float] = {}
+        while len(result) < nonzeros:
             value, place = draws.pair()
-            if place < rows and place not in found:
-                found[place] = value
-        found[row] = _DIAGONAL_VALUE
-        places[row, : len(found)] = list(found)
-        values[row, : len(found)] = list(found.values())
+            if place < rows and place not in result:
+                result[place] = value
+        result[row] = _DIAGONAL_VALUE
+        places[row, : len(result)] = list(result)
+        values[row, : len(result)] = list(result.values())
     return places, values
 
 

@@ -114,11 +114,11 @@ def requests(table: NDArray[np.int32], itemsize: int = 8) -> Requests:
     directions, sites = table.shape
     block = np.arange(directions)[:, None] * sites + np.arange(sites) // THREADS
     at = table.astype(np.int64) * itemsize
-    found = [
+    result = [
         np.unique(np.stack([block.reshape(-1), (at // grain).reshape(-1)]), axis=1).shape[1]
         for grain in (ENTRY_BYTES, SECTOR_BYTES)
     ]
-    return Requests(*found)
+    return Requests(*result)
 
 
 def channel(side: int, height: int) -> Fluid:
@@ -213,8 +213,8 @@ class Lattice(Solver):
         along = np.array([direction[2] for direction in DIRECTIONS], np.float64)
         # A step adds the force's whole momentum; the velocity lies in the middle of it.
         momentum: NDArray[Any] = np.add.reduce(along[:, None] * values) - self.force / 2
-        found: NDArray[Any] = momentum / np.add.reduce(values)
-        return found
+        result: NDArray[Any] = momentum / np.add.reduce(values)
+        return result
 
     def work(self) -> tuple[KernelWork, ...]:
         """A step from the even values to the odd ones, and one back.
@@ -224,12 +224,12 @@ class Lattice(Solver):
         one tile, and the mean number of sectors of a visit is rounded.
         """
         arrays = self.arrays()
-        found = requests(sources(self.tile))
+        result = requests(sources(self.tile))
         tiles = int(np.prod(self.tiles))
         rest = entries_of(8 * self.sites)
-        visits, sectors = found.visits * tiles + rest, found.sectors * tiles + 4 * rest
-        asked = max(1, round(sectors / visits))
-        pull = Touch("", False, round(sectors / asked), AccessOrder.STRIDED, asked, stride=rest)
+        visits, sectors = result.visits * tiles + rest, result.sectors * tiles + 4 * rest
+        requested = max(1, round(sectors / visits))
+        pull = Touch("", False, round(sectors / requested), AccessOrder.STRIDED, requested, stride=rest)
 
         def step(before: str, after: str) -> KernelWork:
             own = Touch(before, False, pull.visits, pull.order, pull.sectors, pull.stride)
@@ -277,11 +277,11 @@ class Lattice(Solver):
 
 
 def _moment(values: NDArray[Any], axis: int) -> NDArray[Any]:
-    found: NDArray[Any] = np.zeros_like(values[0])
+    result: NDArray[Any] = np.zeros_like(values[0])
     for number, direction in enumerate(DIRECTIONS):
         if direction[axis]:
-            found += direction[axis] * values[number]
-    return found
+            result += direction[axis] * values[number]
+    return result
 
 
 def _along(velocity: list[NDArray[Any]], direction: tuple[int, ...]) -> NDArray[Any]:

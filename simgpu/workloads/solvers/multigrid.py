@@ -73,12 +73,12 @@ class Multigrid(Solver):
     def shapes(self) -> tuple[Shape, ...]:
         """Of the levels, finest first: boxes shrink with their level and are joined when they get small."""
         cells, side = self.size, min(self.box, self.size)
-        found = []
+        result = []
         while cells >= _COARSEST:
-            found.append(Shape(cells // side, side))
+            result.append(Shape(cells // side, side))
             cells //= 2
             side = min(cells, max(_LEAST_BOX, side // 2))
-        return tuple(found)
+        return tuple(result)
 
     def arrays(self) -> dict[str, Array]:
         """An allocation for each level."""
@@ -208,8 +208,8 @@ def _cycle(levels: list[Level]) -> None:
 def _mean_of_eight(fine: Doubles) -> Doubles:
     pairs = fine.reshape([part for side in fine.shape for part in (side // 2, 2)])
     # One axis after another, so that the order of sums is told.
-    found: Doubles = 0.125 * np.add.reduce(np.add.reduce(np.add.reduce(pairs, axis=5), axis=3), axis=1)
-    return found
+    result: Doubles = 0.125 * np.add.reduce(np.add.reduce(np.add.reduce(pairs, axis=5), axis=3), axis=1)
+    return result
 
 
 def _interpolated(coarse: Doubles) -> Doubles:
@@ -328,14 +328,14 @@ class Level:
 
     def apply(self) -> None:
         """temp = A u, from u and its ghosts."""
-        u, found = self.field("u"), self.inner("temp")
+        u, result = self.field("u"), self.inner("temp")
         here = self.inner("u")
         flow = np.zeros_like(here)
         for axis, name in enumerate(_BETAS):
             beta = self.field(name)
             flow += beta[_at(axis, _UPPER)] * (u[_at(axis, _UPPER)] - here)
             flow -= beta[_at(axis, _INNER)] * (here - u[_at(axis, _LOWER)])
-        found[:] = A * self.inner("alpha") * here - B * self._per_area * flow
+        result[:] = A * self.inner("alpha") * here - B * self._per_area * flow
 
     def smooth(self, sweeps: int) -> None:
         """Gauss-Seidel, red cells before black ones."""
@@ -388,33 +388,33 @@ def _at(axis: int, part: slice) -> tuple[Any, ...]:
 def _on(places: list[NDArray[Any]], function: Callable[..., NDArray[Any]]) -> NDArray[Any]:
     """A function of z, y and x on all boxes."""
     z, y, x = places
-    found: NDArray[Any] = function(
+    result: NDArray[Any] = function(
         z[:, None, None, :, None, None], y[None, :, None, None, :, None], x[None, None, :, None, None, :]
     )
-    return found
+    return result
 
 
 def beta(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     """The coefficient of the flow, from 0.5 to 1.5."""
-    found: NDArray[Any] = 1.0 + 0.5 * np.sin(2 * pi * z) * np.sin(2 * pi * y) * np.sin(2 * pi * x)
-    return found
+    result: NDArray[Any] = 1.0 + 0.5 * np.sin(2 * pi * z) * np.sin(2 * pi * y) * np.sin(2 * pi * x)
+    return result
 
 
 def solution(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     """The solution that the right side is made from; zero on the domain's faces."""
-    found: NDArray[Any] = np.sin(pi * z) * np.sin(2 * pi * y) * np.sin(3 * pi * x)
-    return found
+    result: NDArray[Any] = np.sin(pi * z) * np.sin(2 * pi * y) * np.sin(3 * pi * x)
+    return result
 
 
 def right_side(z: NDArray[Any], y: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     """The operator on `solution`, by calculus: a u - b (grad beta . grad u + beta laplace u)."""
     u, places = solution(z, y, x), (z, y, x)
-    found: NDArray[Any] = A * u + B * 14 * pi**2 * beta(*places) * u
+    result: NDArray[Any] = A * u + B * 14 * pi**2 * beta(*places) * u
     for axis, waves in enumerate((1, 2, 3)):
         sines = [np.sin(2 * pi * place) for place in places]
         sines[axis] = np.cos(2 * pi * places[axis])
         slope = 0.5 * 2 * pi * sines[0] * sines[1] * sines[2]
         parts = [np.sin(number * pi * place) for number, place in zip((1, 2, 3), places, strict=True)]
         parts[axis] = waves * pi * np.cos(waves * pi * places[axis])
-        found = found - B * slope * parts[0] * parts[1] * parts[2]
-    return found
+        result = result - B * slope * parts[0] * parts[1] * parts[2]
+    return result

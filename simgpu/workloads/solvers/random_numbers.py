@@ -115,12 +115,12 @@ def _batch(state: State, seeds: nas_random.Seeds) -> None:
 
 def _tally(state: State, x: NDArray[Any], y: NDArray[Any]) -> None:
     square = x * x + y * y
-    kept = np.flatnonzero(square <= 1.0)
-    x, y, square = x[kept], y[kept], square[kept]
+    retained = np.flatnonzero(square <= 1.0)
+    x, y, square = x[retained], y[retained], square[retained]
     scale = np.sqrt(-2.0 * np.log(square) / square)
     x, y = x * scale, y * scale
-    state["sum_x"][kept] += x
-    state["sum_y"][kept] += y
+    state["sum_x"][retained] += x
+    state["sum_y"][retained] += y
     annulus = np.maximum(np.abs(x), np.abs(y)).astype(np.int64)
     for number, tally in enumerate(_TALLIES):
-        state[tally][kept[annulus == number]] += 1.0
+        state[tally][retained[annulus == number]] += 1.0

@@ -139,9 +139,9 @@ class Seismic(Solver):
     def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> KernelWork:
         """flops: at a point, besides the derivatives."""
         terms = DERIVATIVES[changed[0]]
-        kept = (*(memory_name(field, axis) for field, axis, _ in terms), *changed)
-        read = (*dict.fromkeys(field for field, _, _ in terms), *constants, *kept)
-        pairs = [*((name, False) for name in read), *((name, True) for name in kept)]
+        retained = (*(memory_name(field, axis) for field, axis, _ in terms), *changed)
+        read = (*dict.fromkeys(field for field, _, _ in terms), *constants, *retained)
+        pairs = [*((name, False) for name in read), *((name, True) for name in retained)]
         arrays = self.arrays()
         plane = max(1, arrays["vx"].entries // self.size)
         touches = tuple(
@@ -266,15 +266,15 @@ def advance_velocities(state: Mapping[str, Floats], step: WaveStep) -> None:
 
 def _derivatives(state: Mapping[str, Floats], changed: str, step: WaveStep) -> list[Floats]:
     """Differences, not yet over the spacing, with what the border layer adds."""
-    found = []
+    result = []
     for name, axis, forward in DERIVATIVES[changed]:
         change = _difference(state[name], _AXES[axis], forward)
         layer, memory = step.layers[axis], state[memory_name(name, axis)]
         memory *= layer.decay[forward]
         memory += layer.gain[forward] * change
         change += memory
-        found.append(change)
-    return found
+        result.append(change)
+    return result
 
 
 def _difference(field: Floats, axis: int, forward: bool) -> Floats:

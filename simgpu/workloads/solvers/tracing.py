@@ -90,12 +90,12 @@ def _is_usual(touch: Touch, array: Array) -> bool:
 
 
 def _compressibility(arrays: Mapping[str, Array], profile: Sequence[Mapping[str, Histogram]]) -> list[CompressedSize]:
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for epoch, histograms in enumerate(profile):
         for name, histogram in histograms.items():
             parts = apportioned(list(histogram.values()), arrays[name].entries)
-            found += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
-    return found
+            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
+    return result
 
 
 def _info(solver: Solver, reference: Solver, snapshots: int, device: str) -> TraceInfo:

@@ -64,8 +64,8 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | No
             trace.name or "trace", "epochs", f"{epochs!r} is not a number of epochs", "give 1 or more"
         )
     chosen = profile or profile_for(trace.info.model)
-    name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
-    flow = _Flow.of(trace, found)
+    name, result = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
+    flow = _Flow.of(trace, result)
     if not flow.relus:
         remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
         raise InputError.single(trace.name or "trace", "kernels", "there is no ReLU in forward", remedy)
@@ -73,9 +73,9 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | No
     for epoch in range(epochs):
         for block, share in flow.at(epoch / max(1, epochs - 1)).items():
             rows[block].append(SparsitySample(block, epoch, round(share, _DIGITS)))
-    told = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
+    description = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
     modelled = trace.info.modelled if trace.info.origin is Origin.MODELLED else "sparsity"
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=modelled)
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip(), modelled=modelled)
     ordered = [sample for block in trace.blocks for sample in rows[block.id]]
     return replace(trace, info=info, sparsity=tuple(ordered))
 
@@ -116,27 +116,27 @@ class _Flow:
                 continue
             sort = op_class(kernel.op)
             source = next((maker[name] for name in kernel.reads if name in maker), OpClass.OTHER)
-            made = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
-            maker.update(dict.fromkeys(kernel.writes, made))
+            created = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
+            maker.update(dict.fromkeys(kernel.writes, created))
             if _is_relu(kernel):
-                is_linear = made is OpClass.LINEAR
+                is_linear = created is OpClass.LINEAR
                 flow.relus[k] = (kernel.layer or "", is_linear, convolutions)
                 convolutions += not is_linear
         return flow
 
     def at(self, share: float) -> dict[str, float]:
         """Sparsity of every block that has zeros at the end of forward, after this share of training."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for k, kernel in enumerate(self.trace.kernels):
             if kernel.phase is not Phase.FORWARD:
                 continue
             maps = [name for name in kernel.writes if self.table[name].kind is BlockKind.FEATURE_MAP]
-            sparsity = self._after(k, kernel, maps[0], found, share) if maps else None
+            sparsity = self._after(k, kernel, maps[0], result, share) if maps else None
             for name in maps:
-                found.pop(name, None)
+                result.pop(name, None)
             if sparsity is not None:
-                found[maps[0]] = sparsity
-        return found
+                result[maps[0]] = sparsity
+        return result
 
     def _after(self, k: int, kernel: Kernel, result: str, found: dict[str, float], share: float) -> float | None:
         """Sparsity of a kernel's result, None where it is dense."""

@@ -106,4 +106,4 @@ def _architecture(gpu: GpuSpec) -> Architecture | None:
     from simgpu.workloads.timemodel.parameters import load_parameters
 
     known = load_parameters().architectures
-    return next((found for name, found in known.items() if name == gpu.architecture), None)
+    return next((result for name, result in known.items() if name == gpu.architecture), None)

@@ -50,9 +50,9 @@ def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[Alg
     the same workspace: the durations add up, the workspace is the largest. Of the combinations only those stand that
     need less workspace than all faster ones.
     """
-    found = [prices.algorithms(operation) for operation in operations]
-    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, found, strict=True) if not each)
-    convolutions = [each for each in found if each]
+    result = [prices.algorithms(operation) for operation in operations]
+    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, result, strict=True) if not each)
+    convolutions = [each for each in result if each]
     if not convolutions:
         return []
     combined = [
@@ -68,8 +68,8 @@ def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[Alg
 
 
 def _unbeaten(found: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
-    kept: list[AlgorithmCost] = []
+    retained: list[AlgorithmCost] = []
     for way in found:
-        if not kept or way.workspace_bytes < kept[-1].workspace_bytes:
-            kept.append(way)
-    return kept
+        if not retained or way.workspace_bytes < retained[-1].workspace_bytes:
+            retained.append(way)
+    return retained

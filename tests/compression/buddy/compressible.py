@@ -33,10 +33,10 @@ def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSi
 
 def told(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
     """A trace that tells these counts of these blocks, and these accesses."""
-    found = [row for block, counts in histograms.items() for row in rows(block, counts)]
-    made = replace(trace, compressibility=tuple(found), accesses=tuple(accesses))
-    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
-    return made
+    result = [row for block, counts in histograms.items() for row in rows(block, counts)]
+    created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
+    assert not check_trace(created), [str(problem) for problem in check_trace(created)]
+    return created
 
 
 def all_of(size: int, trace: Trace) -> Trace:
@@ -47,13 +47,13 @@ def all_of(size: int, trace: Trace) -> Trace:
 
 def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
     """Entries of every block in these shares, as nearly as they divide, the rest of them as small as any."""
-    found = {}
+    result = {}
     for each in trace.blocks:
         if each.bytes:
             whole, rest = divmod(entries(each.bytes), sum(counts))
-            found[each.id] = [whole * n for n in counts]
-            found[each.id][next(place for place, n in enumerate(counts) if n)] += rest
-    return told(trace, found)
+            result[each.id] = [whole * n for n in counts]
+            result[each.id][next(place for place, n in enumerate(counts) if n)] += rest
+    return told(trace, result)
 
 
 def grown(trace: Trace, times: int = 64) -> Trace:
@@ -107,11 +107,11 @@ def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses: bool = True) -> Trace:
     """A trace with histograms of most blocks at one or two epochs, and some kernels that access blocks otherwise."""
     trace = draw(traces)
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for block in trace.blocks:
         if block.bytes and draw(st.integers(0, 3)):
             for epoch in draw(st.sampled_from([(0,), (0,), (0, 3)])):
-                found += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
+                result += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
     accesses = []
     sizes = {block.id: block.bytes for block in trace.blocks}
     for kernel in trace.kernels if accesses else ():
@@ -123,9 +123,9 @@ def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses:
                     first = 0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries(sizes[name]) - 1))
                     count = draw(st.integers(1, 40))
                     accesses.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
-    made = replace(trace, compressibility=tuple(found), accesses=tuple(accesses))
-    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
-    return made
+    created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
+    assert not check_trace(created), [str(problem) for problem in check_trace(created)]
+    return created
 
 
 @st.composite

@@ -52,8 +52,8 @@ def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came
             else None
         )
         misses += others is None or len(others) >= spec.ways
-    found = MetadataCache(spec).access(np.array(lines, np.int64), reads(len(lines)))
-    assert found == CacheCounts(len(lines) - misses, misses, 0)
+    result = MetadataCache(spec).access(np.array(lines, np.int64), reads(len(lines)))
+    assert result == CacheCounts(len(lines) - misses, misses, 0)
 
 
 @many

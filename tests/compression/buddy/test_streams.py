@@ -116,9 +116,9 @@ class TestOrder:
                     for walk, tile in interleaved(of_kernel, spec.entries)
                     for entry in tile
                 ]
-                found = added(accesses)
-                assert len(accesses) == found.hits + found.misses
-                expected.append(Counts(len(accesses), found.misses, found.written_back))
+                result = added(accesses)
+                assert len(accesses) == result.hits + result.misses
+                expected.append(Counts(len(accesses), result.misses, result.written_back))
         assert misses_of(kernels, spec) == expected
 
     def test_a_strided_walk_goes_through_all_entries_once_before_it_begins_again(self):

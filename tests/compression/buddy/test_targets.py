@@ -72,27 +72,27 @@ def brute_share(sizes: Sizes, target: int) -> Fraction:
 
 
 def brute_targets(program: Sequence[Sizes], threshold: Fraction, largest: Fraction, mostly_zero: bool) -> list[int]:
-    found = []
+    result = []
     for sizes in program:
         target = 128
         for smaller in (96, 64, 32):
             if Fraction(128, smaller) <= largest and brute_share(sizes, smaller) <= threshold:
                 target = smaller
-        found.append(target)
+        result.append(target)
     if not mostly_zero:
-        return found
+        return result
     zeros = [
         at
         for at, sizes in enumerate(program)
         if all(Fraction(sum(size <= 8 for size in row), len(row)) >= 1 - threshold for row in sizes)
     ]
     while zeros:
-        best = max(zeros, key=lambda at: ((found[at] - 8) * len(program[at][0]), -at))
+        best = max(zeros, key=lambda at: ((result[at] - 8) * len(program[at][0]), -at))
         zeros.remove(best)
-        tried = [8 if at == best else target for at, target in enumerate(found)]
+        tried = [8 if at == best else target for at, target in enumerate(result)]
         if brute_ratio(program, tried) <= largest:
-            found = tried
-    return found
+            result = tried
+    return result
 
 
 def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
@@ -103,8 +103,8 @@ def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
 @settings(deadline=None, max_examples=300)
 @given(program=PROGRAMS, percent=st.integers(0, 100), largest=st.sampled_from([1, 2, 3, 4, 8]), zero=st.booleans())
 def test_targets_are_those_of_the_definition(program: list[Sizes], percent: int, largest: int, zero: bool) -> None:
-    found = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)
-    assert list(found) == brute_targets(program, Fraction(percent, 100), Fraction(largest), zero)
+    result = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)
+    assert list(result) == brute_targets(program, Fraction(percent, 100), Fraction(largest), zero)
 
 
 @settings(deadline=None)
@@ -113,8 +113,8 @@ def test_the_naive_target_is_the_largest_ratio_that_the_program_reaches_in_secto
     sectors = sum(Fraction(sum(SECTORS_OF[size] for row in sizes for size in row), len(sizes)) for sizes in program)
     everything = 4 * sum(len(sizes[0]) for sizes in program)
     reached = [target for target in TARGETS if Fraction(128, target) * sectors <= everything]
-    found = choose_targets(allocations(program), granularity="program")
-    assert found == (min(reached),) * len(program)
+    result = choose_targets(allocations(program), granularity="program")
+    assert result == (min(reached),) * len(program)
 
 
 # --- what always holds --------------------------------------------------------------------------------------

@@ -52,10 +52,10 @@ def only(size: int, count: int = 1) -> tuple[int, ...]:
 def test_a_walk_moves_what_its_visits_move_one_by_one(
     counts: list[int], target: int, accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
-    found = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
+    result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
     alone = order is not SEQUENTIAL
     expected = walked(entries_of(counts), target, accesses, sectors, write=write, alone=alone)
-    assert found == expected.rounded_up()
+    assert result == expected.rounded_up()
 
 
 @many
@@ -64,20 +64,20 @@ def test_compression_in_transfer_moves_what_its_visits_move_one_by_one(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     steps = walk(sum(counts), accesses, write=write, order=order, sectors=sectors)
-    found = moved_by(steps, counts, 128, IN_TRANSFER)
+    result = moved_by(steps, counts, 128, IN_TRANSFER)
     expected = walked(entries_of(counts), 128, accesses, sectors, write=write, alone=False, in_transfer=True)
-    assert found == expected.rounded_up()
+    assert result == expected.rounded_up()
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(1, 3))
 def test_reading_all_of_a_block_reads_all_that_is_kept_of_it(counts: list[int], target: int, passes: int):
     entries = sum(counts)
-    found = moved_by(walk(entries, passes * entries), counts, target)
-    kept = [lies(size, target) for size in entries_of(counts)]
-    assert found.device == passes * sum(near for near, _ in kept)
-    assert found.read == passes * sum(far for _, far in kept)
-    assert found.far == passes * sum(128 * (far > 0) for _, far in kept)
-    assert found.decompressed == passes * sum(128 * (0 < size < 128) for size in entries_of(counts))
+    result = moved_by(walk(entries, passes * entries), counts, target)
+    retained = [lies(size, target) for size in entries_of(counts)]
+    assert result.device == passes * sum(near for near, _ in retained)
+    assert result.read == passes * sum(far for _, far in retained)
+    assert result.far == passes * sum(128 * (far > 0) for _, far in retained)
+    assert result.decompressed == passes * sum(128 * (0 < size < 128) for size in entries_of(counts))
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(0, 300), orders)
@@ -106,8 +106,8 @@ def test_what_is_not_known_is_incompressible(
 def test_memory_at_its_own_size_moves_what_is_asked(
     counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
-    found = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, 128)
-    assert found == Moved(32 * sectors * accesses, 32 * sectors * accesses)
+    result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, 128)
+    assert result == Moved(32 * sectors * accesses, 32 * sectors * accesses)
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), st.booleans())
@@ -149,8 +149,8 @@ def test_some_sectors_of_an_incompressible_entry_lie_in_buddy_memory_by_chance(
     target: int, sectors: int, chance: Fraction
 ):
     """Of 6 pairs of sectors, 5 have one that is not among the first two."""
-    found = moved_by(walk(1, 1200, order=RANDOM, sectors=sectors), only(128), target)
-    assert found.far == 1200 * 32 * sectors * chance
+    result = moved_by(walk(1, 1200, order=RANDOM, sectors=sectors), only(128), target)
+    assert result.far == 1200 * 32 * sectors * chance
 
 
 def test_a_sixteenth_in_device_memory_is_read_once_from_end_to_end_and_sector_by_sector_otherwise():
@@ -263,13 +263,13 @@ def test_memory_takes_what_its_bandwidth_or_waiting_takes(
     moved = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
     misses, back = min(cache[0], accesses), cache[1]
     link = LinkSpec("wire", 3 * GB, 7 * GB, far)
-    found = demand_of(moved, accesses, misses, misses + back, buddy, link, dram)
+    result = demand_of(moved, accesses, misses, misses + back, buddy, link, dram)
     without = Moved(moved.asked, moved.asked)
-    assert found.memory_ns == max(ceil(Fraction(moved.asked * GB, dram)), waited(without, 0, 0, buddy, 0))
+    assert result.memory_ns == max(ceil(Fraction(moved.asked * GB, dram)), waited(without, 0, 0, buddy, 0))
     through = Fraction((moved.device + 32 * (misses + back)) * GB, dram)
-    assert found.compressed_ns == max(ceil(through), waited(moved, accesses, misses, buddy, far))
-    assert (found.read, found.written) == (moved.read, moved.written)
-    assert found.link_ns == max(ceil(Fraction(moved.read, 7)), ceil(Fraction(moved.written, 3)))
+    assert result.compressed_ns == max(ceil(through), waited(moved, accesses, misses, buddy, far))
+    assert (result.read, result.written) == (moved.read, moved.written)
+    assert result.link_ns == max(ceil(Fraction(moved.read, 7)), ceil(Fraction(moved.written, 3)))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**12), st.integers(1, 10**12))
@@ -292,10 +292,10 @@ def as_flows(read: int, written: int, capacity: int) -> int:
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_only_the_part_of_a_kernel_that_memory_takes_changes(memory: int, compressed: int, duration: int):
-    found = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
+    result = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
     share = min(memory, duration)
     expected = duration - share + (Fraction(share * compressed, memory) if memory else share)
-    assert found == ceil(expected)
+    assert result == ceil(expected)
     assert Demand(memory, memory, 0, 0, 0).device_ns(duration) == duration
 
 

@@ -44,9 +44,9 @@ def test_a_window_that_cannot_be(name: str, window: Any) -> None:
 
 
 def test_names_and_numbers_are_told_apart() -> None:
-    found = [codec_class(name) for name in codec_names()]
-    assert [codec.name for codec in found] == list(codec_names())
-    assert len({codec.number for codec in found}) == len(found)
+    result = [codec_class(name) for name in codec_names()]
+    assert [codec.name for codec in result] == list(codec_names())
+    assert len({codec.number for codec in result}) == len(result)
 
 
 def test_making_codecs_and_sizing_in_zvc_load_neither_libraries_nor_numba() -> None:

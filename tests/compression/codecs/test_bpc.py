@@ -32,10 +32,10 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
 
 def words(first: int, deltas: dict[int, int]) -> list[int]:
     """Words with these differences at these places, none elsewhere."""
-    found = [first]
+    result = [first]
     for place in range(31):
-        found.append(found[-1] + deltas.get(place, 0))
-    return found
+        result.append(result[-1] + deltas.get(place, 0))
+    return result
 
 
 #: What an entry is, its words, and its code, part by part: the first word, then planes from the highest down.
@@ -98,9 +98,9 @@ class TestByHand:
     def test_every_form_writes_reads_and_counts_it(self, form: ModuleType, entry: list[int], code: str) -> None:
         array = np.array(entry, "<i4")
         bits = code.replace(".", "").replace(" ", "")
-        found = np.empty(1, np.uint16)
-        form.count_bits(array.reshape(1, 32), found)
-        assert found.tolist() == [len(bits)]
+        result = np.empty(1, np.uint16)
+        form.count_bits(array.reshape(1, 32), result)
+        assert result.tolist() == [len(bits)]
         size = np.array([-(-len(bits) // 64) * 8], np.uint8)
         out = np.full(size[0], 0xFF, np.uint8)
         form.write(array.reshape(1, 32), size, out)
@@ -160,10 +160,10 @@ def test_only_zeros_have_a_code_of_ten_bits(entry: bytes) -> None:
 @settings(deadline=None, max_examples=300)
 @given(entries())
 def test_an_entry_takes_the_smallest_size_that_holds_its_code(entry: bytes) -> None:
-    found = int(size_classes(np.frombuffer(entry, np.uint8))[0])
+    result = int(size_classes(np.frombuffer(entry, np.uint8))[0])
     bits = len(bpc_reference.code(entry))
-    assert ENTRY_SIZES[found] == 128 or bits <= 8 * ENTRY_SIZES[found] or entry == bytes(128)
-    assert found == 0 or bits > 8 * ENTRY_SIZES[found - 1]
+    assert ENTRY_SIZES[result] == 128 or bits <= 8 * ENTRY_SIZES[result] or entry == bytes(128)
+    assert result == 0 or bits > 8 * ENTRY_SIZES[result - 1]
 
 
 class TestForms:
@@ -204,9 +204,9 @@ class TestForms:
 
 def _numpy_bits(array: NDArray[np.generic]) -> list[int]:
     raw = array.tobytes()
-    found = np.empty(-(-len(raw) // 128), np.uint16)
-    bpc_numpy.count_bits(np.frombuffer(raw.ljust(128 * found.size, b"\0"), "<i4").reshape(-1, 32), found)
-    return found.tolist()
+    result = np.empty(-(-len(raw) // 128), np.uint16)
+    bpc_numpy.count_bits(np.frombuffer(raw.ljust(128 * result.size, b"\0"), "<i4").reshape(-1, 32), result)
+    return result.tolist()
 
 
 def _varied(bytes: int) -> NDArray[np.uint8]:

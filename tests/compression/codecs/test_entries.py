@@ -25,7 +25,7 @@ from tests.compression.codecs import bpc_reference
 
 
 def sizes(array: NDArray[Any]) -> list[int]:
-    return [ENTRY_SIZES[found] for found in size_classes(array)]
+    return [ENTRY_SIZES[result] for result in size_classes(array)]
 
 
 class TestSizes:

@@ -45,6 +45,6 @@ def test_a_fit_finds_the_share_that_made_the_measurement() -> None:
     changed = truth.model_copy(update={"architectures": {**truth.architectures, "volta": volta}})
     measured = product_sample(gpu, 1).modelled_ns(changed)
     slower = product_sample(gpu, 100 * measured, SampleUse.HELD_OUT)
-    found = calibrate([product_sample(gpu, measured)] * 20 + [slower])
-    assert product_sample(gpu, measured).modelled_ns(found) == pytest.approx(measured, rel=0.01)
-    assert found.architectures["hopper"] == truth.architectures["hopper"]
+    result = calibrate([product_sample(gpu, measured)] * 20 + [slower])
+    assert product_sample(gpu, measured).modelled_ns(result) == pytest.approx(measured, rel=0.01)
+    assert result.architectures["hopper"] == truth.architectures["hopper"]

@@ -14,14 +14,14 @@ from tests.workloads.calibration.made_up import product_sample
 
 
 def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None:
-    found = validate()
-    held_out, fitted = found.summary(SampleUse.HELD_OUT), found.summary(SampleUse.FIT)
+    result = validate()
+    held_out, fitted = result.summary(SampleUse.HELD_OUT), result.summary(SampleUse.FIT)
     assert held_out is not None
     assert fitted is not None
     assert (held_out.count > 50) and (fitted.count > 50)
     assert held_out.mean < 0.10
     assert fitted.mean < 0.10
-    assert not found.skipped
+    assert not result.skipped
 
 
 def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
@@ -55,11 +55,11 @@ def test_a_summary_tells_sizes_and_the_mean_with_sign() -> None:
         ValidationRow(product_sample(gpu, 2, SampleUse.HELD_OUT), 1),
         ValidationRow(product_sample(gpu, exact), exact),
     )
-    found = TimeModelValidation(rows, ())
-    held_out = found.summary(SampleUse.HELD_OUT, gpu="v100", network="product")
+    result = TimeModelValidation(rows, ())
+    held_out = result.summary(SampleUse.HELD_OUT, gpu="v100", network="product")
     assert held_out is not None
     assert (held_out.count, held_out.mean, held_out.bias, held_out.worst) == (2, 0.375, -0.125, rows[1])
-    assert found.summary(SampleUse.HELD_OUT, network="another") is None
+    assert result.summary(SampleUse.HELD_OUT, network="another") is None
 
 
 def test_the_command_prints_every_gpu_and_both_means() -> None:
@@ -70,21 +70,21 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
     assert any(line.startswith("all ") and line.count("%") == 6 for line in lines)
     assert any(line.startswith("resnet101 ") and line.count("%") == 3 for line in lines)
     assert max(map(len, lines)) <= 80
-    told = result.output.partition("not compared")[2]
-    assert "no measurement" in told
-    assert "biglstm" in told
-    assert "resnet101" not in told
+    description = result.output.partition("not compared")[2]
+    assert "no measurement" in description
+    assert "biglstm" in description
+    assert "resnet101" not in description
     assert "peak memory" not in result.output, "published figures tell none"
 
 
 def test_the_command_tells_what_was_not_compared(recordings: Path) -> None:
     result = CliRunner().invoke(zoo, ["validate", "--recordings", str(recordings), "--parts"])
     assert result.exit_code == 0
-    shown, _, told = result.output.partition("not compared")
+    shown, _, description = result.output.partition("not compared")
     assert "titan-v" in shown.splitlines()
     assert "seen network, in neither" in shown
-    assert "transformer-b10.log" in told
-    assert "titan-v unet b6: iteration" in told
+    assert "transformer-b10.log" in description
+    assert "titan-v unet b6: iteration" in description
     memory = shown.partition("peak memory")[2].splitlines()
     assert [line.split()[:3] for line in memory if line.endswith(("framework", "lifetimes"))] == [
         ["vgg13", "h100", "512"],

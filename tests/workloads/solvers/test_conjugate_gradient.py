@@ -22,11 +22,11 @@ from simgpu.workloads.solvers.conjugate_gradient import (
 
 def dense(matrix: SparseRows) -> NDArray[np.float64]:
     rows = matrix.starts.size - 1
-    found = np.zeros((rows, rows))
+    result = np.zeros((rows, rows))
     for row in range(rows):
         part = slice(matrix.starts[row], matrix.starts[row + 1])
-        found[row, matrix.columns[part]] = matrix.values[part]
-    return found
+        result[row, matrix.columns[part]] = matrix.values[part]
+    return result
 
 
 def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.float64]:
@@ -35,7 +35,7 @@ def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.floa
     below = 1
     while below < rows:
         below *= 2
-    found, weight = np.zeros((rows, rows)), 1.0
+    result, weight = np.zeros((rows, rows)), 1.0
     for row in range(rows):
         vector: dict[int, float] = {}
         while len(vector) < nonzeros:
@@ -45,9 +45,9 @@ def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.floa
         vector[row] = 0.5
         full = np.zeros(rows)
         full[list(vector)] = list(vector.values())
-        found += weight * np.outer(full, full)
+        result += weight * np.outer(full, full)
         weight *= CONDITION ** (1 / rows)
-    return found + np.diag(np.full(rows, CONDITION - shift))
+    return result + np.diag(np.full(rows, CONDITION - shift))
 
 
 @pytest.mark.parametrize(("rows", "nonzeros"), [(40, 3), (64, 5), (100, 2)])

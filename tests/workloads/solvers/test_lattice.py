@@ -80,9 +80,9 @@ def test_the_flow_between_plates_is_poiseuilles(height: int, viscosity: float) -
     )
     *_, last = solver.states()
     numbers = lattice.listed(solver.tile)
-    found = solver.velocity(last["values_even"])[numbers[1:, 2, 2]]
+    result = solver.velocity(last["values_even"])[numbers[1:, 2, 2]]
     z = np.arange(height) + 0.5
-    np.testing.assert_allclose(found, 1e-6 / (2 * viscosity) * z * (height - z), rtol=1e-6)
+    np.testing.assert_allclose(result, 1e-6 / (2 * viscosity) * z * (height - z), rtol=1e-6)
 
 
 def test_tiles_are_the_same_flow_side_by_side() -> None:

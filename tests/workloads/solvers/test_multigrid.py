@@ -29,15 +29,15 @@ def test_the_solution_is_of_second_order() -> None:
 
 
 def test_boxes_change_no_bit_of_the_solution() -> None:
-    found = []
+    result = []
     for box in (4, 8, 32):
         solver = Multigrid(size=32, box=box, steps=3)
         *_, last = solver.states()
         level = Level(Shape(32 // box, box))
         level.data[:] = last["level0"]
-        found.append(level.whole("u"))
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+        result.append(level.whole("u"))
+    assert np.array_equal(result[0], result[1])
+    assert np.array_equal(result[0], result[2])
 
 
 def test_a_cube_goes_into_boxes_and_back() -> None:

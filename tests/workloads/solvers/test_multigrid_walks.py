@@ -67,7 +67,7 @@ def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) ->
     if work.op in ("restrict", "interpolate"):
         here, below = {min(here)}, {max(here)}
     reads, writes, reads_below, writes_below = USED[work.op]
-    found = {(touch.array, touch.write): touch for touch in work.touches}
+    result = {(touch.array, touch.write): touch for touch in work.touches}
     expected = {
         (array, write): names
         for arrays, both in ((here, (reads, writes)), (below, (reads_below, writes_below)))
@@ -75,9 +75,9 @@ def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) ->
         for write, names in zip((False, True), both, strict=True)
         if names
     }
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for (array, write), names in expected.items():
-        shape, touch = SHAPES[array], found[array, write]
+        shape, touch = SHAPES[array], result[array, write]
         entries = entries_at(shape, product(range(shape.boxes**3), names))
         check([touch], entries)
         assert touch.visits == len(entries)

@@ -66,7 +66,7 @@ def test_memory_variables_are_zero_inside_the_border() -> None:
 
 
 def test_each_derivative_has_its_own_memory() -> None:
-    terms = [(field, axis) for found in DERIVATIVES.values() for field, axis, _ in found]
+    terms = [(field, axis) for result in DERIVATIVES.values() for field, axis, _ in result]
     assert len(set(terms)) == len(terms) == 18
     assert sorted(memory_name(*term) for term in terms) == sorted(MEMORIES)
 

@@ -75,12 +75,12 @@ def compare_models(
 
 def mean_errors(errors: Sequence[ModelError]) -> dict[ModelName, tuple[float, float]]:
     """Mean over codecs and directions of both errors, by model."""
-    found: dict[ModelName, list[tuple[float, float]]] = {}
+    result: dict[ModelName, list[tuple[float, float]]] = {}
     for each in errors:
-        found.setdefault(each.model, []).append((each.trained_range, each.wider))
+        result.setdefault(each.model, []).append((each.trained_range, each.wider))
     return {
         model: (sum(near for near, _ in pairs) / len(pairs), sum(far for _, far in pairs) / len(pairs))
-        for model, pairs in found.items()
+        for model, pairs in result.items()
     }
 
 

@@ -153,8 +153,8 @@ def _model(samples: list[CodecSample], file: str, place: str) -> CodecTimeModel:
     """The time model of one codec at one setting."""
     shares = sorted({sample.sparsity for sample in samples})
     if len(shares) < 2:
-        told = "measure at least two"
-        raise InputError.single(file, place, f"{len(shares)} sparsity was measured", told)
+        remedy = "measure at least two"
+        raise InputError.single(file, place, f"{len(shares)} sparsity was measured", remedy)
     try:
         return CodecTimeModel.fit(samples, min(PIECES, len(shares) - 1), (shares[0], shares[-1]))
     except InputError as error:
@@ -204,7 +204,7 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
 
 def fitted_coefficients(table: ResponseTable) -> GpuCoefficients:
     """Those of the one GPU that is fitted."""
-    return next(found for found in table.gpus.values() if found.basis == "fitted")
+    return next(result for result in table.gpus.values() if result.basis == "fitted")
 
 
 def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
@@ -218,9 +218,9 @@ def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
 
 
 def _surface(gpu: str, coefficients: GpuCoefficients, table: ResponseTable) -> FormulaSurface:
-    told: dict[Basis, str] = {
+    descriptions: dict[Basis, str] = {
         "fitted": "fitted to figures 5 and 12 of CSWAP, as many coefficients as there are figures less one",
         "scaled": "scaled from the fitted GPU by DRAM bandwidth and multiprocessors",
     }
     curves = {name: (tuple(each.encode), tuple(each.decode)) for name, each in table.codecs.items()}
-    return FormulaSurface(gpu, coefficients.basis, told[coefficients.basis], coefficients, curves)
+    return FormulaSurface(gpu, coefficients.basis, descriptions[coefficients.basis], coefficients, curves)

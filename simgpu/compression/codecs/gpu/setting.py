@@ -57,8 +57,8 @@ def launch_problems(grid: object, threads: object) -> list[Problem]:
     if not is_integer(grid) or not 1 <= grid <= LARGEST_GRID:
         problems.append(Problem("", "grid", f"{grid!r} is not a grid", f"give 1 to {LARGEST_GRID} thread blocks"))
     if threads not in THREADS:
-        told = " or ".join(str(count) for count in THREADS)
-        problems.append(Problem("", "threads", f"{threads!r} is not a block size", f"give {told} threads"))
+        sizes = " or ".join(str(count) for count in THREADS)
+        problems.append(Problem("", "threads", f"{threads!r} is not a block size", f"give {sizes} threads"))
     return problems
 
 

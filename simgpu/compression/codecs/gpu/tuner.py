@@ -85,8 +85,8 @@ class LaunchTuner:
         one initial setting or a negative number of steps, `MissingExtraError` without bayesian-optimization.
         """
         if initial < 1 or steps < 0:
-            told = "give at least 1 initial setting and 0 steps"
-            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", told)
+            remedy = "give at least 1 initial setting and 0 steps"
+            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", remedy)
         tried = self._propose(seed, initial, steps)
         setting, total = min(tried, key=lambda each: each[1])
         return Tuned("bayesian", setting, total, len(tried), sum(each for _, each in tried))

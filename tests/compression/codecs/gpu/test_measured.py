@@ -65,9 +65,9 @@ def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() 
         for size in (10**8, 10**9)
     ]
     tuner = LaunchTuner(MeasuredSurface.of("bench", samples), "zvc", (SparseTensor(10**9, 0.5),))
-    found = tuner.grid_search()
-    assert found.setting == LaunchSetting(1, 64)
-    assert found.total_ns == tuner.at(found.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
+    result = tuner.grid_search()
+    assert result.setting == LaunchSetting(1, 64)
+    assert result.total_ns == tuner.at(result.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
 
 
 def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
