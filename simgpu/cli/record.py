@@ -176,7 +176,7 @@ def record(
             snapshots=snapshots,
             hold_output=hold_output,
             grad_scaler=grad_scaler,
-            say=say,
+            progress=say,
         )
         say(f"writing {output}")
         write_trace(trace, output)

@@ -220,7 +220,7 @@ class SwappingExecutor:
         told = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
         notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {told}" if told else "")]
         if chosen:
-            notes.append(f"codec times on {self.surface.gpu}: {self.surface.told}")
+            notes.append(f"codec times on {self.surface.gpu}: {self.surface.description}")
         return replace(program, notes=(*program.notes, *notes))
 
 

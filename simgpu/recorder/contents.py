@@ -43,12 +43,12 @@ class Maps:
         if self.folder is not None:
             unnamed = self.folder / _UNNAMED
             unnamed.mkdir(exist_ok=True)
-            block.kept = block.kept or unnamed / f"{len(list(unnamed.iterdir()))}.npy"
-            np.save(block.kept, array)
+            block.map_file = block.map_file or unnamed / f"{len(list(unnamed.iterdir()))}.npy"
+            np.save(block.map_file, array)
 
     def name_files(self, notes: Sequence[BlockNote], blocks: Sequence[Block]) -> None:
         """Give the kept maps the names of their blocks, once these have any."""
-        retained = [(note.kept, block.id) for note, block in zip(notes, blocks, strict=True) if note.kept]
+        retained = [(note.map_file, block.id) for note, block in zip(notes, blocks, strict=True) if note.map_file]
         for (file, _), name in zip(retained, file_names([name for _, name in retained]), strict=True):
             file.rename(file.parent.with_name(name))
         if retained:

@@ -48,7 +48,7 @@ def record(
     grad_scaler: bool = False,
     inputs: Mapping[str, str] | None = None,
     date: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Trace:
     """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
 
@@ -114,7 +114,7 @@ def record(
         ``"SHAPE[:TYPE[:BELOW]]"``, where B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images,
         ``{"input_ids": "Bx128:int64:50257", "labels": "Bx128:int64:50257"}`` is tokens from 0 to below 50257.
     date: ISO 8601 day to write down, today when left out.
-    say: told what is being done.
+    progress: called with what is being done.
 
     An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. One
     kernel stands for each operator that PyTorch dispatched (an operator that only makes a view is none), one block
@@ -169,7 +169,15 @@ def record(
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
         session = ModelledSession(
-            factory, batch, optimizer, spec, day, say, hold_output=hold_output, grad_scaler=grad_scaler, inputs=specs
+            factory,
+            batch,
+            optimizer,
+            spec,
+            day,
+            progress,
+            hold_output=hold_output,
+            grad_scaler=grad_scaler,
+            inputs=specs,
         )
     else:
         from simgpu.recorder.session import Session
@@ -185,7 +193,7 @@ def record(
             epochs,
             algorithms,
             day,
-            say,
+            progress,
             measure,
             None if save_maps is None else Path(save_maps),
             measure_entries,

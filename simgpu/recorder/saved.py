@@ -37,7 +37,7 @@ def note_saved(
     device: torch.device,
     calls: Sequence[Signature],
     blocks: Sequence[BlockNote],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     host: Sequence[torch.Tensor] = (),
 ) -> list[SavedNote]:
     """What autograd saves in the iteration of these calls and blocks, by the numbers of `blocks`, in order.
@@ -56,7 +56,7 @@ def note_saved(
                 watching.finish()
             del held
     except RuntimeError as error:
-        say(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
+        progress(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
         return []
     finally:
         optimizer.zero_grad(set_to_none=True)

@@ -47,7 +47,7 @@ class Session:
     epochs: int
     algorithms: bool
     date: str
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     measure: Measure | None = None
     save_maps: Path | None = None
     measure_entries: MeasureEntries | None = None
@@ -80,7 +80,7 @@ class Session:
             workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
-            self.say(f"recording {self.name}")
+            self.progress(f"recording {self.name}")
             self._warm_up(workload, optimizer)
             with no_garbage_collection():
                 peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
@@ -103,7 +103,7 @@ class Session:
                 compute = compute_format(structure.flops, info.dtype, autocasts)
                 info = replace(info, compute=compute, notes=info.notes + autocasts.notes)
                 epochs = training.seen_of(blocks) if training else ()
-                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.say)
+                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.progress)
                 trace = assemble(info, kernels, blocks, durations, epochs, choices, saved)
                 values.maps.name_files(blocks, trace.blocks)
                 if dump is not None:
@@ -112,7 +112,7 @@ class Session:
 
     def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> TrainingLog:
         look_at = Values(Maps(self.measure), self.measure_entries)
-        return train(self.name, workload, optimizer, device, self.epochs, self.say, look_at)
+        return train(self.name, workload, optimizer, device, self.epochs, self.progress, look_at)
 
     def _structure(
         self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
@@ -136,7 +136,7 @@ class Session:
         if self.snapshots > len(trace.kernels):
             what = f"there are no {self.snapshots} moments between the {len(trace.kernels)} kernels of the iteration"
             raise InputError.single("record", "snapshots", what, f"ask for at most {len(trace.kernels)}")
-        self.say(f"taking {self.snapshots} snapshots of memory")
+        self.progress(f"taking {self.snapshots} snapshots of memory")
         times = [kernel.duration_ns for kernel in trace.kernels]
         snapshots = MemorySnapshots(folder, spread_over(times, self.snapshots))
         again, _, blocks = self._structure(workload, optimizer, device, Values(snapshots=snapshots))
@@ -171,7 +171,7 @@ class Session:
         if workload.scaler is not None:
             notes = f"{notes} Gradients are scaled (torch.amp.GradScaler)."
         if training:
-            notes = f"{notes} {training.told()}"
+            notes = f"{notes} {training.summary()}"
         return TraceInfo(
             model=self.name,
             batch=self.batch,

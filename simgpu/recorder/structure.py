@@ -139,7 +139,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         written = [(0, tensor) for tensor in done.overwritten + done.changed]
         written += [(place, tensor) for place, tensor in done.results if self._ledger.find(tensor) is None]
         writes = dict.fromkeys(
-            self._ledger.block_made(tensor, self._kind(place, tensor), layer, op) for place, tensor in written
+            self._ledger.block_created(tensor, self._kind(place, tensor), layer, op) for place, tensor in written
         )
         if not reads and not writes:
             return

@@ -30,7 +30,7 @@ class TrainingLog:
     """
 
     calls: list[Signature]
-    is_whole: bool
+    covers_iteration: bool
     values: list[list[ValueNote]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
@@ -38,10 +38,10 @@ class TrainingLog:
 
     def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
         """For each epoch what was seen, by position in the blocks of a whole iteration."""
-        numbers = range(len(blocks)) if self.is_whole else created_in_iteration(blocks)
-        return [dict(zip(numbers, values, strict=self.is_whole)) for values in self.values]
+        numbers = range(len(blocks)) if self.covers_iteration else created_in_iteration(blocks)
+        return [dict(zip(numbers, values, strict=self.covers_iteration)) for values in self.values]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The run in one sentence."""
         steps = self.steps // len(self.losses)
         return (
@@ -58,7 +58,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     epochs: int,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     look_at: Values | None = None,
 ) -> TrainingLog:
     """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
@@ -82,7 +82,7 @@ def train(
         values, signatures = _look(name, workload, optimizer, device, looked)
         expect_same(name, calls, signatures)
         result.values.append(values)
-        say(f"trained epoch {epoch} of {epochs}, loss {result.losses[-1]:.4g}")
+        progress(f"trained epoch {epoch} of {epochs}, loss {result.losses[-1]:.4g}")
     result.right = _right(workload, device)
     return result
 
@@ -139,22 +139,18 @@ def _seen(
     workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
 ) -> tuple[list[ValueNote], list[Signature]]:
     """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
-    is_whole = values.entries is not None
+    covers_iteration = values.entries is not None
     with state_as_it_was(optimizer, workload.scaler), as_it_was(workload.module, device):
-        if is_whole and not optimizer.state:
+        if covers_iteration and not optimizer.state:
             with as_it_was(workload.module, device):
                 run_iteration(workload, optimizer, NoWatcher())
-        run = _whole if is_whole else _forward
+        run = run_iteration if covers_iteration else _forward
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run(workload, optimizer, watcher), values
         )
     _, blocks = fold_sums(structure.kernels, ledger.blocks)
-    seen = blocks if is_whole else [blocks[number] for number in created_in_iteration(blocks)]
+    seen = blocks if covers_iteration else [blocks[number] for number in created_in_iteration(blocks)]
     return [ValueNote(block.sparsity, block.sizes, block.entries) for block in seen], structure.signatures
-
-
-def _whole(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> None:
-    run_iteration(workload, optimizer, watcher)
 
 
 def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> None:

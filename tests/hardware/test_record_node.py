@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDirection, Speeds, fit_latency, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDirection, GpuProperties, Speeds, fit_latency, measure
 from simgpu.recorder.machine.entry import (
-    DeviceFacts,
     HostProperties,
     architecture,
     host_properties,
@@ -25,7 +24,7 @@ from simgpu.recorder.machine.entry import (
 from tests.cli.cli_helpers import simgpu
 
 DAY = "2024-05-17"
-FACTS = DeviceFacts("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
+FACTS = GpuProperties("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
 HOST = HostProperties(64 * 2**30, 12)
 GIGA = 10**9
 
@@ -95,7 +94,7 @@ def test_small_copies_tell_the_latency_although_large_ones_scatter_by_more_than_
 
 
 def recorded(
-    tmp_path: Path, facts: DeviceFacts = FACTS, host: HostProperties = HOST, device: StandIn | None = None
+    tmp_path: Path, facts: GpuProperties = FACTS, host: HostProperties = HOST, device: StandIn | None = None
 ) -> Path:
     path = tmp_path / "mine.yaml"
     text = measured_node("mine", facts, device or StandIn(), host, DEFAULT_SIZES, 20, DAY)

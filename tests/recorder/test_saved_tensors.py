@@ -245,7 +245,7 @@ def test_a_model_that_refuses_hooks_is_recorded_without() -> None:
         batch=2,
         repetitions=1,
         warmup=1,
-        say=description.append,
+        progress=description.append,
     )
     assert trace.saved == ()
     assert "what autograd saves is not noted: no hooks in here" in description

@@ -16,7 +16,7 @@ from simgpu.units import format_bytes
 
 #: For each entry of an allocation the index of its size in `ENTRY_SIZES`, in the order in which entries lie.
 Classes = NDArray[np.uint8]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 #: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken beside a mapped file.
 _CHUNK = 2**18 * ENTRY_BYTES
@@ -84,12 +84,14 @@ class Snapshots:
 
 
 def take_snapshots(
-    snapshots: Sequence[Mapping[str, Any]] | Mapping[str, Any], name: str = "arrays", say: Say = lambda what: None
+    snapshots: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    name: str = "arrays",
+    progress: Progress = lambda what: None,
 ) -> Snapshots:
     """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
 
     Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
-    some snapshots. say: told what is being compressed. Raises `InputError` with everything that is no array or is
+    some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array or is
     empty, and every allocation whose size changes.
 
     >>> found = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
@@ -112,7 +114,7 @@ def take_snapshots(
     for label, snapshot in zip(labels, arrays, strict=True):
         seen.append({})
         for allocation, array in snapshot.items():
-            say(f"snapshot {label}: {allocation}")
+            progress(f"snapshot {label}: {allocation}")
             seen[-1][allocation] = Seen(array.nbytes, classes_of(array))
     return collect(name, labels, seen)
 

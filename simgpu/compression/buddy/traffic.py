@@ -31,13 +31,13 @@ _PARTS = 12
 
 
 class Moved(NamedTuple):
-    """Bytes of a walk, and for how many of those asked its accesses wait longer.
+    """Bytes of a walk, and for how many of those requested its accesses wait longer.
 
-    asked: without compression. device: to or from device memory. read, written: from and to buddy memory.
+    requested: without compression. device: to or from device memory. read, written: from and to buddy memory.
     decompressed: asked by accesses that read a compressed entry; far: asked by accesses that read buddy memory.
     """
 
-    asked: int = 0
+    requested: int = 0
     device: int = 0
     read: int = 0
     written: int = 0
@@ -59,7 +59,7 @@ def moved_by(
 
     >>> dense = EntryAccesses(0, 10, False, AccessOrder.SEQUENTIAL, 4, accesses=10)
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
-    Moved(asked=1280, device=512, read=256, written=0, decompressed=512, far=512)
+    Moved(requested=1280, device=512, read=256, written=0, decompressed=512, far=512)
     """
     requested = SECTOR_BYTES * walk.sectors * walk.accesses
     if target == RAW and (counts is None or mode is BuddyMode.CAPACITY):
@@ -131,7 +131,7 @@ def demand_of(
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
-    >>> moved = Moved(asked=9_000_000, device=4_500_000, read=1_500_000)
+    >>> moved = Moved(requested=9_000_000, device=4_500_000, read=1_500_000)
     >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
     Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=10000)
     """
@@ -140,9 +140,9 @@ def demand_of(
     waits = moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
     if accesses:
         waits += -(-moved.far * misses * latency // accesses)
-    without = moved.asked * latency
+    without = moved.requested * latency
     return Demand(
-        max(stream_ns(moved.asked, dram), -(-without // buddy.in_flight)),
+        max(stream_ns(moved.requested, dram), -(-without // buddy.in_flight)),
         max(stream_ns(moved.device + metadata, dram), -(-(without + waits) // buddy.in_flight)),
         moved.read,
         moved.written,

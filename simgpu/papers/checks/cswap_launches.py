@@ -54,7 +54,7 @@ class SlowedSurface(ResponseSurface):
 
 def _surface(slower: float) -> ResponseSurface:
     found = response_of(_GPU)
-    return found if slower == 1 else SlowedSurface(found.gpu, found.basis, found.told, found, slower)
+    return found if slower == 1 else SlowedSurface(found.gpu, found.basis, found.description, found, slower)
 
 
 def launches(slower: float = 1) -> dict[str, Any]:

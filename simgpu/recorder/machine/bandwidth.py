@@ -25,7 +25,7 @@ class GpuProperties:
     multiprocessors: int
     capability: tuple[int, int]
     copy_engines: int | None
-    told_by: str
+    reported_by: str
 
 
 class CopyDirection(StrEnum):

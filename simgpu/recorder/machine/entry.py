@@ -95,7 +95,7 @@ def measured_node(
     """The text of the node file, with copies measured on any device that can copy."""
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu record-node on {day}"
-    description = f"as {facts.told_by} told simgpu record-node on {day}"
+    description = f"as {facts.reported_by} told simgpu record-node on {day}"
     generation = architecture(facts.capability)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"

@@ -61,7 +61,7 @@ class ModelledSession:
     optimizer: str | Callable[..., Any]
     gpu: GpuSpec
     date: str
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     time_model: Callable[[GpuSpec], Prices] = time_model
     as_on_gpu: bool = True
     hold_output: bool = False
@@ -92,7 +92,7 @@ class ModelledSession:
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
             self._warm_up(workload, optimizer)
-            self.say(f"following {self.name}")
+            self.progress(f"following {self.name}")
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
@@ -103,7 +103,7 @@ class ModelledSession:
                     _CPU,
                     structure.signatures,
                     ledger.blocks,
-                    self.say,
+                    self.progress,
                     self._on_host(optimizer),
                 )
             dtype, output = main_dtype(workload), output_life(workload)

@@ -159,7 +159,7 @@ class _Done:
     """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
 
     step: LayerLowering
-    made: LoweredLayer | LoweredParts
+    lowered: LoweredLayer | LoweredParts
     results: list[str]
 
 
@@ -212,8 +212,8 @@ class _Walk:
 
     def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
         whole = self.done.get(layer.inputs[0])
-        if whole is not None and isinstance(whole.made, LoweredParts):
-            self._part(layer, whole, whole.made)
+        if whole is not None and isinstance(whole.lowered, LoweredParts):
+            self._part(layer, whole, whole.lowered)
             return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
@@ -230,9 +230,9 @@ class _Walk:
             self.trained.add(layer.name)
         self.done[layer.name] = _Done(step, created, [layer.name] if isinstance(created, LoweredLayer) else [])
 
-    def _part(self, layer: Layer, whole: _Done, made: LoweredParts) -> None:
+    def _part(self, layer: Layer, whole: _Done, lowered: LoweredParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
-        self.values[layer.name] = made.parts[len(whole.results)]
+        self.values[layer.name] = lowered.parts[len(whole.results)]
         self.tags[layer.name] = self.tags[whole.step.layer.name]
         whole.results.append(layer.name)
         if whole.step.layer.name in self.trained:
@@ -274,7 +274,7 @@ class _Walk:
         tape.keep((one,))
 
     def _layer_backward(self, done: _Done, gradients: Gradients) -> None:
-        step, created = done.step, done.made
+        step, created = done.step, done.lowered
         grads = tuple(gradients.take(name) for name in done.results)
         result = tuple(grad for grad in grads if grad is not None)
         if not result or step.layer.name not in self.trained:

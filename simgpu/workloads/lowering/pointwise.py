@@ -42,7 +42,7 @@ def _relu_backward(step: LayerLowering, y: Value) -> Backward:
         dx = grad if rewrites else step.gradient()
         operation = operations.elementwise((grad, y), (dx,), backward=True)
         step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
     return backward
 
@@ -75,7 +75,7 @@ def scale(step: LayerLowering) -> LoweredLayer:
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()
         step.tape.launch("mul", operations.elementwise((grad,), (dx,), backward=True), (grad,), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
     return LoweredLayer(y, backward)
 
@@ -95,7 +95,7 @@ def _learned(step: LayerLowering) -> LoweredLayer:
 def dropout(step: LayerLowering) -> LoweredLayer:
     """Draws a mask and applies it: not pure, since another run draws another mask."""
     x, y = step.x, step.result()
-    mask = step.beside("mask", y.shape, "bool")
+    mask = step.extra_output("mask", y.shape, "bool")
     writes = (y, mask)
     step.tape.launch("native_dropout", operations.elementwise((x,), writes, 4), (x,), writes, pure=False)
     return LoweredLayer(y, _from(step, "native_dropout_backward", mask), (mask,))
@@ -153,7 +153,7 @@ def _from(
         dx = step.gradient()
         operation = operations.simple(kind, (grad, saved), (dx,), per_value, backward=True)
         step.tape.launch(op, operation, (grad, saved), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
     return backward
 
@@ -164,8 +164,8 @@ def view(step: LayerLowering) -> LoweredLayer:
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
         if grad.count == x.count:
-            return step.one_way(grad.seen_as(x.shape))
-        return step.one_way(_piece(step, grad) if grad.count < x.count else step.summed(grad))
+            return step.for_first_input(grad.seen_as(x.shape))
+        return step.for_first_input(_piece(step, grad) if grad.count < x.count else step.summed(grad))
 
     return LoweredLayer(x.seen_as(step.shape), backward)
 
@@ -215,7 +215,7 @@ def loss(step: LayerLowering) -> LoweredLayer:
     operation = operations.simple(OperationKind.SOFTMAX, (logits,), (scores,), _EXPONENTIAL)
     tape.launch("log_softmax", operation, (logits,), (scores,))
     value = tape.new(step.layer.name, (), BlockKind.FEATURE_MAP)
-    weight = step.beside("total_weight", ())
+    weight = step.extra_output("total_weight", ())
     picked = scores.seen_as(labels.shape)
     operation = operations.simple(OperationKind.REDUCTION, (picked, labels), (value, weight))
     tape.launch("nll_loss_forward", operation, (scores, labels), (value, weight))

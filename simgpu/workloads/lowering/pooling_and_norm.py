@@ -26,7 +26,7 @@ def max_pool(step: LayerLowering) -> LoweredLayer:
     if step.framework.calls_cudnn:
         return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
-    indices = step.beside("indices", y.shape, "int64")
+    indices = step.extra_output("indices", y.shape, "int64")
     op = "max_pool2d_with_indices"
     step.tape.launch(op, _pooling(step, (y, indices)), (x,), (y, indices))
 
@@ -96,7 +96,7 @@ def batch_norm(step: LayerLowering) -> LoweredLayer:
         tracked = step.state("num_batches_tracked", (), "int64")
         tape.launch("add_", operations.elementwise((tracked,), (tracked,)), (tracked,), (tracked,), pure=False)
     y = x if step.rewrites else step.result()
-    saved = [step.beside(name, channels) for name in ("saved_mean", "saved_invstd")]
+    saved = [step.extra_output(name, channels) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values(), *running), (*running, y, *saved)
     operation = operations.simple(_NORM, reads, writes, _FORWARD_COUNT)
     tape.launch("batch_norm_" if step.rewrites else "batch_norm", operation, reads, writes, pure=False)
@@ -106,7 +106,7 @@ def batch_norm(step: LayerLowering) -> LoweredLayer:
 def layer_norm(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves its input, and a mean and a deviation for each row."""
     x, y = step.x, step.result()
-    saved = [step.beside(name, x.shape[:-1]) for name in ("saved_mean", "saved_invstd")]
+    saved = [step.extra_output(name, x.shape[:-1]) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values()), (y, *saved)
     step.tape.launch("layer_norm", operations.simple(_NORM, reads, writes, _FORWARD_COUNT), reads, writes)
     return LoweredLayer(y, lambda grad: _norm_backward(step, "layer_norm_backward", grad, saved), (x, *saved))

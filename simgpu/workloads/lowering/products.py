@@ -32,7 +32,7 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
     names = ("weight_input", "weight_recurrent")
     shares = [_share(step, index, name, gates) for index, name in enumerate(names)]
     y = step.result()
-    saved = step.beside("gates", gates, kind=BlockKind.FEATURE_MAP)
+    saved = step.extra_output("gates", gates, kind=BlockKind.FEATURE_MAP)
     bias = (step.weights["bias"],) if "bias" in step.weights else ()
     reads, writes = (*shares, *bias, c), (y, saved)
     tape.launch("lstm_cell", operations.elementwise(reads, writes, _GATE_COUNT), reads, writes)
@@ -56,7 +56,7 @@ def lstm_cell(step: LayerLowering) -> LoweredParts:
 def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
     """What the gates get from one input."""
     x, weight = step.inputs[index], step.weights[name]
-    y = step.beside(name.replace("weight", "gates"), gates, kind=BlockKind.FEATURE_MAP)
+    y = step.extra_output(name.replace("weight", "gates"), gates, kind=BlockKind.FEATURE_MAP)
     shape = GemmShape(step.batch, gates[-1], x.shape[-1])
     step.tape.launch("linear", operations.gemm(shape, (x, weight), (y,)), (x, weight), (y,))
     return y
@@ -198,7 +198,7 @@ def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
     x, y = step.x, step.result()
     drawn: dict[str, Value] = {}
     for name, table in step.weights.items():
-        drawn[name] = step.beside(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
+        drawn[name] = step.extra_output(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
         operation = operations.gathered(drawn[name], drawn[name])
         step.tape.launch("index_select", operation, (table,), (drawn[name],), pure=False)
     forward = GemmShape(operations.rows_of(x.shape), rows, x.shape[-1])
@@ -230,6 +230,6 @@ def embedding(step: LayerLowering) -> LoweredLayer:
         total = step.gradients.into_weight(table, rows)
         op = "embedding_sparse_backward" if sparse else "embedding_dense_backward"
         step.tape.launch(op, operations.scattered(tokens, grad, total), (grad, tokens), (total,))
-        return step.one_way(None)
+        return step.for_first_input(None)
 
     return LoweredLayer(y, backward, (tokens,))

@@ -174,7 +174,7 @@ class LayerLowering:
         """A block for the layer's result."""
         return self.tape.new(self.layer.name, self.shape, BlockKind.FEATURE_MAP)
 
-    def beside(
+    def extra_output(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER
     ) -> Value:
         """A block for what the layer makes beside its result, such as a mask."""
@@ -209,6 +209,6 @@ class LayerLowering:
         """Where the next kernel writes the gradients of these weights; of those that the layer has."""
         return tuple(self.gradients.into_weight(self.weights[name]) for name in names if name in self.weights)
 
-    def one_way(self, value: Value | None) -> tuple[Value | None, ...]:
+    def for_first_input(self, value: Value | None) -> tuple[Value | None, ...]:
         """That gradient for the first input, and none for the others."""
         return (value, *([None] * (len(self.inputs) - 1)))

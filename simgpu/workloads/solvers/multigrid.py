@@ -198,10 +198,10 @@ def _cycle(levels: list[Level]) -> None:
         return
     here.smooth(_SWEEPS)
     here.set_residual()
-    below[0].put("rhs", _mean_of_eight(here.whole("residual")))
+    below[0].put("rhs", _mean_of_eight(here.as_cube("residual")))
     below[0].field("u")[:] = 0.0
     _cycle(below)
-    here.put("u", here.whole("u") + _interpolated(below[0].whole("u")))
+    here.put("u", here.as_cube("u") + _interpolated(below[0].as_cube("u")))
     here.smooth(_SWEEPS)
 
 
@@ -307,7 +307,7 @@ class Level:
         """A view of a field without its ghosts."""
         return self.shape.inner(self.data, name)
 
-    def whole(self, name: str) -> Doubles:
+    def as_cube(self, name: str) -> Doubles:
         """A copy of a field as one cube."""
         return self.inner(name).transpose(0, 3, 1, 4, 2, 5).reshape((self.shape.cells,) * 3)
 

@@ -20,7 +20,7 @@ SECTOR, ENTRY = 32, 128
 class Bytes:
     """decompressed, far: asked by accesses that wait for decompression, for buddy memory."""
 
-    asked: Fraction = Fraction()
+    requested: Fraction = Fraction()
     device: Fraction = Fraction()
     read: Fraction = Fraction()
     written: Fraction = Fraction()

@@ -192,9 +192,9 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
         parts.append(Bytes(*map(Fraction, result.rounded_up())))
     moved = added(parts)
     dram = node.gpu.dram_bandwidth or 0
-    without = max(ceil(moved.asked * GB / dram), ceil(moved.asked * buddy.memory_latency_ns / buddy.in_flight))
+    without = max(ceil(moved.requested * GB / dram), ceil(moved.requested * buddy.memory_latency_ns / buddy.in_flight))
     link = buddy.link or node.link
-    waits = moved.asked * buddy.memory_latency_ns
+    waits = moved.requested * buddy.memory_latency_ns
     waits += moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
     with_it = max(ceil(moved.device * GB / dram), ceil(waits / buddy.in_flight))
     share = min(without, k.duration_ns)

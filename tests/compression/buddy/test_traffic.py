@@ -127,8 +127,8 @@ def test_an_entry_reads_buddy_memory_if_it_is_larger_than_its_target(target: int
 
 def test_an_incompressible_entry_at_twice_is_half_here_and_half_there():
     """Figure 4: the first two sectors in device memory, the last two in buddy memory."""
-    assert moved_by(walk(1, 1), only(128), 64) == Moved(asked=128, device=64, read=64, far=128)
-    assert moved_by(walk(1, 1, write=True), only(128), 64) == Moved(asked=128, device=64, written=64)
+    assert moved_by(walk(1, 1), only(128), 64) == Moved(requested=128, device=64, read=64, far=128)
+    assert moved_by(walk(1, 1, write=True), only(128), 64) == Moved(requested=128, device=64, written=64)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_sector_beyond_a_sixteenth_does_not_touch_device_memory():
 def test_zeros_are_told_by_their_metadata():
     for target in SHRINKING:
         for write in (False, True):
-            assert moved_by(walk(9, 9, write=write), only(0, 9), target) == Moved(asked=9 * 128)
+            assert moved_by(walk(9, 9, write=write), only(0, 9), target) == Moved(requested=9 * 128)
     assert moved_by(walk(9, 9), only(0, 9), 128, IN_TRANSFER) == Moved(9 * 128, 9 * 32, decompressed=9 * 128)
 
 
@@ -181,9 +181,9 @@ def test_over_fetch_makes_sparse_access_move_more_and_dense_access_less(size: in
     for mode, target in ((IN_TRANSFER, 128), (CAPACITY, 96)):
         sparse = moved_by(walk(100, 100, order=RANDOM, sectors=1), only(size, 100), target, mode)
         dense = moved_by(walk(100, 100), only(size, 100), target, mode)
-        assert sparse.device >= sparse.asked
-        assert (sparse.device > sparse.asked) is (size > 32)
-        assert dense.device < dense.asked
+        assert sparse.device >= sparse.requested
+        assert (sparse.device > sparse.requested) is (size > 32)
+        assert dense.device < dense.requested
 
 
 def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int = 128, write: bool = False) -> float:
@@ -195,7 +195,7 @@ def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int 
         walk(entries, 100 * entries, order=order, sectors=sectors, write=write), counts, target, buddy.mode
     )
     link, dram = LinkSpec("free", 10**18, 10**18), node.gpu.dram_bandwidth or 0
-    demand = demand_of(moved, moved.asked // (32 * sectors), 0, 0, buddy, link, dram)
+    demand = demand_of(moved, moved.requested // (32 * sectors), 0, 0, buddy, link, dram)
     return demand.device_ns(demand.memory_ns) / demand.memory_ns
 
 
@@ -228,7 +228,7 @@ def spec(**changed: object) -> BuddySpec:
 
 def waited(moved: Moved, accesses: int, misses: int, buddy: BuddySpec, latency: int) -> int:
     """Little's law: bytes in flight are bytes per time times the time each is under way; so time is waits by flight."""
-    waits = Fraction(moved.asked * buddy.memory_latency_ns)
+    waits = Fraction(moved.requested * buddy.memory_latency_ns)
     waits += moved.decompressed * buddy.decompression_ns
     after = latency + (Fraction(misses, accesses) * buddy.memory_latency_ns if accesses else 0)
     waits += moved.far * after
@@ -264,8 +264,8 @@ def test_memory_takes_what_its_bandwidth_or_waiting_takes(
     misses, back = min(cache[0], accesses), cache[1]
     link = LinkSpec("wire", 3 * GB, 7 * GB, far)
     result = demand_of(moved, accesses, misses, misses + back, buddy, link, dram)
-    without = Moved(moved.asked, moved.asked)
-    assert result.memory_ns == max(ceil(Fraction(moved.asked * GB, dram)), waited(without, 0, 0, buddy, 0))
+    without = Moved(moved.requested, moved.requested)
+    assert result.memory_ns == max(ceil(Fraction(moved.requested * GB, dram)), waited(without, 0, 0, buddy, 0))
     through = Fraction((moved.device + 32 * (misses + back)) * GB, dram)
     assert result.compressed_ns == max(ceil(through), waited(moved, accesses, misses, buddy, far))
     assert (result.read, result.written) == (moved.read, moved.written)

@@ -30,12 +30,12 @@ Basis = Literal["fitted", "scaled", "measured"]
 class ResponseSurface(ABC):
     """Codec times of one GPU.
 
-    gpu: its name. basis and told: where the times come from, in a word and in words.
+    gpu: its name. basis and description: where the times come from, in a word and in words.
     """
 
     gpu: str
     basis: Basis
-    told: str
+    description: str
 
     @property
     @abstractmethod

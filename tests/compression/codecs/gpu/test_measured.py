@@ -49,7 +49,7 @@ def test_a_gpu_with_samples_is_answered_from_them(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     assert isinstance(surface, MeasuredSurface)
     assert (surface.gpu, surface.basis, surface.codecs) == ("bench", "measured", ("zvc",))
-    assert surface.told == f"measured, 27 samples of {tmp_path / 'bench.csv'}"
+    assert surface.description == f"measured, 27 samples of {tmp_path / 'bench.csv'}"
     for share in (0.0, 0.25, 0.9):
         expected = linear_ns(123_456_700, share, 160)
         assert surface.encode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(expected, abs=2)
