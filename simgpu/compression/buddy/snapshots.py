@@ -91,8 +91,8 @@ def take_snapshots(
     """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
 
     Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
-    some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array or is
-    empty, and every allocation whose size changes.
+    some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array
+    or is empty, and every allocation whose size changes.
 
     >>> found = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
     >>> found.labels, [each.at for each in found.observed], found.allocations[0].snapshots[0]

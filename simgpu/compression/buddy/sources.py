@@ -72,9 +72,9 @@ class _Found:
 def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what: None) -> Snapshots:
     """The snapshots that files and folders hold, as the module's docstring tells; big ``.npy`` files piece by piece.
 
-    paths: files and folders; a shipped trace also by its name. progress: called with what is being read. Raises `InputError`
-    with every path that is missing or of no known kind, every array that is damaged, empty or of Python objects, and
-    every allocation whose size changes.
+    paths: files and folders; a shipped trace also by its name. progress: called with what is being read. Raises
+    `InputError` with every path that is missing or of no known kind, every array that is damaged, empty or of Python
+    objects, and every allocation whose size changes.
 
     >>> import tempfile
     >>> import numpy as np
