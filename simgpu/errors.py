@@ -169,7 +169,7 @@ class OutOfMemoryError(SimgpuError):
 
 @dataclass(eq=False, repr=False)
 class MissingExtraError(SimgpuError):
-    """An optional dependency is not installed; names its package and the extra of simgpu that includes it.
+    """A dependency is not installed: one of an extra, or one that is not available for every version of Python.
 
     >>> print(MissingExtraError("recording a model", "torch", "record"))
     recording a model needs torch, which is not installed; install torch, or simgpu with its extra 'record'
@@ -177,16 +177,16 @@ class MissingExtraError(SimgpuError):
 
     purpose: str
     package: str
-    extra: str
+    extra: str = ""
 
     def __post_init__(self) -> None:
         super().__init__(self.purpose, self.package, self.extra)
 
     def __str__(self) -> str:
-        return (
-            f"{self.purpose} needs {self.package}, which is not installed; "
-            f"install {self.package}, or simgpu with its extra '{self.extra}'"
-        )
+        missing = f"{self.purpose} needs {self.package}, which is not installed; install {self.package}"
+        if self.extra:
+            return f"{missing}, or simgpu with its extra '{self.extra}'"
+        return f"{missing} under a version of Python that it supports"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.compression.buddy.snapshots import Say, Snapshots, take_snapshots
+from simgpu.compression.buddy.snapshots import Progress, Snapshots, take_snapshots
 from simgpu.compression.buddy.sources import read_snapshots
 from simgpu.compression.buddy.targets import (
     LARGEST_RATIO,
     THRESHOLD,
-    Allocation,
+    ProfiledAllocation,
     choose_targets,
     compression_ratio,
     mean_overflow,
@@ -226,7 +226,7 @@ def profile_arrays(
     mostly_zero: bool = True,
     largest_ratio: float = LARGEST_RATIO,
     name: str = "arrays",
-    progress: Say | None = None,
+    progress: Progress | None = None,
 ) -> BuddyProfile:
     """The profile of arrays in memory: a mapping of allocations to arrays for each snapshot, or one such mapping.
 
@@ -253,7 +253,7 @@ def profile_files(
     threshold: float = THRESHOLD,
     mostly_zero: bool = True,
     largest_ratio: float = LARGEST_RATIO,
-    progress: Say | None = None,
+    progress: Progress | None = None,
 ) -> BuddyProfile:
     """The profile of ``.npy`` and ``.npz`` files, folders of them, stored entries, or a trace (a shipped one by name).
 
@@ -330,11 +330,11 @@ def _silent(what: str) -> None:
     """Says nothing."""
 
 
-def _outcome(allocations: Sequence[Allocation], targets: tuple[int, ...]) -> Outcome:
+def _outcome(allocations: Sequence[ProfiledAllocation], targets: tuple[int, ...]) -> Outcome:
     return Outcome(targets, compression_ratio(allocations, targets), mean_overflow(allocations, targets))
 
 
-def _in_final(allocation: Allocation, target: int) -> AllocationOutcome:
+def _in_final(allocation: ProfiledAllocation, target: int) -> AllocationOutcome:
     shares = [overflow_share(counts, target) for counts in allocation.histograms]
     own, mean = optimistic_ratio([allocation]), mean_overflow([allocation], [target])
     return AllocationOutcome(allocation.name, allocation.bytes, own, target, mean, min(shares), max(shares))

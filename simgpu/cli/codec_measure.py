@@ -14,8 +14,7 @@ from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.compression.codecs.base import LARGEST_WINDOW, SMALLEST_WINDOW
 from simgpu.compression.codecs.elements import bits_of, format_of, sparsity_of
-from simgpu.compression.codecs.layouts import LAYOUTS
-from simgpu.compression.codecs.measure import Measurement, load_array, measure
+from simgpu.compression.codecs.measure import LAYOUTS, Measurement, load_array, measure
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError
 from simgpu.io.free_memory import require_memory

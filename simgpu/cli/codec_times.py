@@ -48,7 +48,7 @@ def times(node: str, seed: int, quiet: bool) -> None:
             [
                 ("GPU", surface.gpu),
                 ("codecs", ", ".join(surface.codecs)),
-                ("times", surface.told),
+                ("times", surface.description),
                 ("samples", noise),
                 ("ranges", f"{PIECES}, from 20% to 80% zeros"),
             ]

@@ -70,7 +70,7 @@ def tune(node: str, codec: str, trace: str | None, epoch: int, seed: int, quiet:
             [
                 ("GPU", gpu.name),
                 ("tensors", f"{len(tensors)}, {format_bytes(size)}"),
-                ("times", tuner.surface.told),
+                ("times", tuner.surface.description),
                 ("expert", f"{expert_setting(gpu)}: blocks of 128 threads, all threads at once"),
             ]
         )

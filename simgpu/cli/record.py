@@ -14,7 +14,7 @@ from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
 from simgpu.cli.suggestions import nodes, suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
-from simgpu.compression.codecs.recording import BY_ENTRY, entries_in, sizes_in
+from simgpu.compression.codecs.measure import BY_ENTRY, entries_in, sizes_in
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.recorder import record as record_model
@@ -176,7 +176,7 @@ def record(
             snapshots=snapshots,
             hold_output=hold_output,
             grad_scaler=grad_scaler,
-            say=say,
+            progress=say,
         )
         say(f"writing {output}")
         write_trace(trace, output)

@@ -10,7 +10,7 @@ from simgpu.cli.screen import Screen, table
 from simgpu.units import short_count
 from simgpu.workloads.catalogue import NETWORKS, Entry, build
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import CIFAR10
+from simgpu.workloads.networks.layer_groups import CIFAR10
 
 
 @click.command("list")

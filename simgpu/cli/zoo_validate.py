@@ -9,9 +9,14 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.units import format_bytes, format_time
-from simgpu.workloads.calibration.memory import MemoryRow
-from simgpu.workloads.calibration.samples import Use
-from simgpu.workloads.calibration.validation import Row, Summary, Validation, validate
+from simgpu.workloads.calibration.samples import SampleUse
+from simgpu.workloads.calibration.validation import (
+    ErrorSummary,
+    MemoryRow,
+    TimeModelValidation,
+    ValidationRow,
+    validate,
+)
 
 _HEADINGS = ("network", "batch", "part", "measured", "modelled", "error", "")
 
@@ -52,7 +57,7 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     screen.print(table(("GPU", *headings), _by_gpu(found), left=(0,)))
     screen.print()
     screen.print(table(("network", *headings), _by_network(found), left=(0,)))
-    seen = found.summary(Use.SEEN_NETWORK)
+    seen = found.summary(SampleUse.SEEN_NETWORK)
     if seen is not None:
         screen.print(
             f"\nseen network, in neither: {seen.count}, mean {seen.mean:.1%}, worst {abs(seen.worst.error):.1%}"
@@ -66,11 +71,11 @@ def validate_(recordings: Path | None, parts: bool, quiet: bool) -> None:
     screen.print(facts([*((each.what, each.why) for each in found.skipped), ("no measurement", _unmeasured(found))]))
 
 
-def _unmeasured(found: Validation) -> str:
+def _unmeasured(found: TimeModelValidation) -> str:
     return f"of the zoo's networks {', '.join(found.unmeasured())}"
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: ValidationRow) -> tuple[str, ...]:
     sample = row.sample
     return (
         sample.network,
@@ -96,26 +101,26 @@ def _memory_row(row: MemoryRow) -> tuple[str, ...]:
     )
 
 
-def _by_gpu(found: Validation) -> list[tuple[str, ...]]:
+def _by_gpu(found: TimeModelValidation) -> list[tuple[str, ...]]:
     return _told(
-        (gpu or "all", found.summary(Use.FIT, gpu=gpu), found.summary(Use.HELD_OUT, gpu=gpu))
+        (gpu or "all", found.summary(SampleUse.FIT, gpu=gpu), found.summary(SampleUse.HELD_OUT, gpu=gpu))
         for gpu in (*found.gpus(), None)
     )
 
 
-def _by_network(found: Validation) -> list[tuple[str, ...]]:
+def _by_network(found: TimeModelValidation) -> list[tuple[str, ...]]:
     return _told(
-        (name, found.summary(Use.FIT, network=name), found.summary(Use.HELD_OUT, network=name))
+        (name, found.summary(SampleUse.FIT, network=name), found.summary(SampleUse.HELD_OUT, network=name))
         for name in found.networks()
     )
 
 
-def _told(rows: Iterable[tuple[str, Summary | None, Summary | None]]) -> list[tuple[str, ...]]:
+def _told(rows: Iterable[tuple[str, ErrorSummary | None, ErrorSummary | None]]) -> list[tuple[str, ...]]:
     """Those of which a phase or an iteration was compared at all."""
     return [(name, *_short(fit), *_short(held_out)) for name, fit, held_out in rows if fit or held_out]
 
 
-def _short(summary: Summary | None) -> tuple[str, str, str, str]:
+def _short(summary: ErrorSummary | None) -> tuple[str, str, str, str]:
     if summary is None:
         return "0", "", "", ""
     return str(summary.count), f"{summary.mean:.1%}", f"{abs(summary.worst.error):.1%}", f"{summary.bias:+.1%}"

@@ -15,14 +15,14 @@ from dataclasses import replace
 import numpy as np
 
 from simgpu.compression.buddy.metadata_cache import Ints
-from simgpu.compression.buddy.streams import Walk, seed_of, stream_of
+from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.paged import PagedPool, Visit
 from simgpu.trace.model import Access, AccessOrder
 
 #: A block, whether it is written, and the walk that the trace tells of, None for all of it in order.
-Tour = tuple[int, bool, Walk | None]
+Tour = tuple[int, bool, EntryAccesses | None]
 
 
 def tours_of(graph: TaskGraph) -> list[tuple[Tour, ...]]:
@@ -39,7 +39,7 @@ def tours_of(graph: TaskGraph) -> list[tuple[Tour, ...]]:
 def _tours(graph: TaskGraph, k: int, told: Mapping[tuple[str, str, bool], Access]) -> Iterator[Tour]:
     kernel, reads, writes = graph.kernels[k].id, graph.reads[k], graph.writes[k]
 
-    def walk(b: int, written: bool) -> Walk | None:
+    def walk(b: int, written: bool) -> EntryAccesses | None:
         access = told.get((kernel, graph.blocks[b].id, written))
         return None if access is None else _walk(access, graph.sizes[b])
 
@@ -51,35 +51,35 @@ def _tours(graph: TaskGraph, k: int, told: Mapping[tuple[str, str, bool], Access
             yield b, True, walk(b, True)
 
 
-def _walk(access: Access, size: int) -> Walk:
+def _walk(access: Access, size: int) -> EntryAccesses:
     seed, entries = seed_of(access.kernel, access.block), -(-size // ENTRY_BYTES)
     order, sectors = access.order, access.sectors
-    return Walk(0, entries, access.write, order, sectors, access.entries, access.stride, seed, access.first)
+    return EntryAccesses(0, entries, access.write, order, sectors, access.entries, access.stride, seed, access.first)
 
 
-def pages_of(walk: Walk, page: int) -> Ints:
+def pages_of(walk: EntryAccesses, page: int) -> Ints:
     """The pages of a block that a walk comes to, in order, none twice in a row. page: bytes, whole memory-entries.
 
     Sequential and strided: of one pass. Of a strided walk's columns beside each other that are about the same pages,
     the first stands for all. Random: each entry drawn as in `simgpu.compression.buddy.streams`, which cuts a long walk.
 
-    >>> walk = Walk(0, 16, False, AccessOrder.STRIDED, 4, visits=16, stride=8)
+    >>> walk = EntryAccesses(0, 16, False, AccessOrder.STRIDED, 4, accesses=16, stride=8)
     >>> pages_of(walk, 4 * ENTRY_BYTES).tolist()
     [0, 2, 1, 3]
     """
     each = page // ENTRY_BYTES
-    if not (walk.entries and walk.visits):
+    if not (walk.entries and walk.accesses):
         return np.zeros(0, dtype=np.int64)
     if walk.order is AccessOrder.STRIDED:
         found = _strided(walk, each)
     elif walk.order is AccessOrder.RANDOM:
         found = stream_of([walk], each).lines
     else:
-        found = stream_of([replace(walk, visits=min(walk.visits, walk.entries))], each).lines
+        found = stream_of([replace(walk, accesses=min(walk.accesses, walk.entries))], each).lines
     return found[np.flatnonzero(np.diff(found, prepend=-1))]
 
 
-def _strided(walk: Walk, each: int) -> Ints:
+def _strided(walk: EntryAccesses, each: int) -> Ints:
     """Pages of `each` entries, one visit for as many columns in each row.
 
     A page to which only entries between these bring the walk, at the block's end or its own, is visited by the first
@@ -94,10 +94,10 @@ def _strided(walk: Walk, each: int) -> Ints:
         """Of these entries, counted from the walk's first: those that are visited, as pages, and after how many."""
         row, column = np.divmod(entries, stride)
         place = column * rows.size + row - np.maximum(column - longer, 0)
-        visited = (entries < walk.entries) & (place < walk.visits)
+        visited = (entries < walk.entries) & (place < walk.accesses)
         return (walk.begin + entries[visited]) % walk.entries // each, place[visited]
 
-    pages, places = made((np.arange(0, stride, each)[:, None] + rows[: walk.visits]).ravel())
+    pages, places = made((np.arange(0, stride, each)[:, None] + rows[: walk.accesses]).ravel())
     more, between = made((np.arange(0, walk.entries, each) - walk.begin) % walk.entries)
     lacking = ~np.isin(more, pages)
     order = np.argsort(np.concatenate([places, between[lacking]]), kind="stable")
@@ -114,7 +114,7 @@ def visits_of(tours: Sequence[Tour], pool: PagedPool) -> Iterator[Visit]:
             yield from _irregular(b, walk, pool)
 
 
-def _irregular(b: int, walk: Walk, pool: PagedPool) -> Iterator[Visit]:
+def _irregular(b: int, walk: EntryAccesses, pool: PagedPool) -> Iterator[Visit]:
     """Page after page, those of a chunk that follow each other together; where all are here, each chunk once by its
     last visit, which comes to the same."""
     chunks, each = pool.chunks(b), pool.pages_of_chunk

@@ -36,9 +36,10 @@ from typing import Literal
 
 import numpy as np
 
-from simgpu.compression.codecs.gpu.response import ResponseSurface, response_of
+from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.samples import draw_samples
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.tensors import SparseTensor, synthetic_tensors
 from simgpu.compression.codecs.gpu.timemodel import CodecTimeModel
 from simgpu.compression.codecs.gpu.tuner import LaunchTuner
@@ -219,7 +220,7 @@ class SwappingExecutor:
         told = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
         notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {told}" if told else "")]
         if chosen:
-            notes.append(f"codec times on {self.surface.gpu}: {self.surface.told}")
+            notes.append(f"codec times on {self.surface.gpu}: {self.surface.description}")
         return replace(program, notes=(*program.notes, *notes))
 
 

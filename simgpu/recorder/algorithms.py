@@ -19,7 +19,7 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.notes import AlgorithmNote
 from simgpu.recorder.operators import operator_name
-from simgpu.recorder.scratch import CudaScratch, ProfiledScratch, Scratch
+from simgpu.recorder.scratch import CudaScratch, ProfiledScratch, ScratchMeter
 from simgpu.recorder.timing import Signature, expect_same, signature, time_iteration
 from simgpu.recorder.workload import Workload
 
@@ -101,7 +101,7 @@ def measure_algorithms(
 class _ScratchPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
     """Measures what each convolution of one iteration takes and gives back while it runs."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: ScratchMeter) -> None:
         super().__init__()
         self.signatures: list[Signature] = []
         self.bytes: dict[int, int] = {}

@@ -66,14 +66,14 @@ def named_tensors(kind: str, given: Arguments) -> dict[str, torch.Tensor]:
     >>> list(named_tensors("input", (one, [one]))), list(named_tensors("input", {"x": one}))
     (['input', 'input.1.0'], ['input.x'])
     """
-    found = {}
+    result = {}
     for path, leaf in tree_flatten_with_path(given)[0]:
         if isinstance(leaf, torch.Tensor):
             dotted = _dotted(path)
             if isinstance(given, tuple) and (dotted == "0" or dotted.startswith("0.")):
                 dotted = dotted[2:]
-            found[f"{kind}.{dotted}" if dotted else kind] = leaf
-    return found
+            result[f"{kind}.{dotted}" if dotted else kind] = leaf
+    return result
 
 
 def described(given: Arguments) -> str:

@@ -54,7 +54,7 @@ def watched(
     refuses: whether autocast and a gradient scaler for CUDA, switched on, raise `InputError`, naming `name`.
     entered: called whenever one is entered, gives what is called when it is left.
     """
-    found = Autocasts()
+    result = Autocasts()
     autocast, scaler = torch.autocast, torch.amp.GradScaler
     begin, enter, leave, begin_scaler = autocast.__init__, autocast.__enter__, autocast.__exit__, scaler.__init__
 
@@ -65,13 +65,13 @@ def watched(
         setattr(self, _ASKED, enabled)
 
     def on_enter(self: Any) -> Any:
-        asked = getattr(self, _ASKED, None)
+        requested = getattr(self, _ASKED, None)
         if self.device == "cuda":
-            if refuses and (asked or self._enabled):
+            if refuses and (requested or self._enabled):
                 raise refusal(name, "torch.autocast('cuda')")
-            found.is_doubtful |= asked is None and not self._enabled and not torch.cuda.is_available()
+            result.is_doubtful |= requested is None and not self._enabled and not torch.cuda.is_available()
         if self._enabled:
-            found.formats[str(self.fast_dtype).removeprefix("torch.")] = None
+            result.formats[str(self.fast_dtype).removeprefix("torch.")] = None
         returned = enter(self)
         undo.append(entered(self))
         return returned
@@ -93,7 +93,7 @@ def watched(
         replaced(autocast, "__exit__", on_exit),
         replaced(scaler, "__init__", init_scaler),
     ):
-        yield found
+        yield result
 
 
 def refusal(name: str, what: str) -> InputError:

@@ -1,9 +1,13 @@
-"""The built-in models and optimizers by name, known without importing PyTorch."""
+"""Built-in models and optimizers, and callables by reference (``module.path:attribute``), without PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
+
+from simgpu.errors import InputError, SimgpuError, did_you_mean
 
 #: Name of each built-in model and what it is, as shown to people.
 BUILT_IN_MODELS: Mapping[str, str] = MappingProxyType(
@@ -61,3 +65,46 @@ def optimizer_path(name: str) -> str:
     'simgpu.recorder.optimizers:plain_sgd'
     """
     return f"simgpu.recorder.optimizers:{name.replace('-', '_')}"
+
+
+def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str) -> Callable[..., Any]:
+    """The callable behind a known name or ``module.path:attribute``.
+
+    known: references by name. kind, place: what is looked for and where it was asked for, as told in errors.
+    Raises `InputError` when the module cannot be imported or the attribute is missing or not callable.
+
+    >>> find_callable("root", {"root": "math:sqrt"}, kind="a function", place="function")(9)
+    3.0
+    """
+    module_path, colon, attribute = known.get(name, name).partition(":")
+    if not colon or not module_path or not attribute:
+        what = f"{name!r} is neither {kind} nor module.path:factory"
+        remedy = f"{did_you_mean(name, known)}; or name your own as module.path:factory"
+        raise InputError.single(name, place, what, remedy)
+    result: Any = _import(name, place, module_path)
+    for step in attribute.split("."):
+        if not hasattr(result, step):
+            near = [word for word in dir(result) if not word.startswith("_") and callable(getattr(result, word))]
+            raise InputError.single(name, place, f"there is no {step!r} in it", did_you_mean(step, near))
+        result = getattr(result, step)
+    if not callable(result):
+        what = f"{attribute!r} is not callable but a {type(result).__name__}"
+        raise InputError.single(name, place, what, "name a function or a class")
+    return result  # type: ignore[no-any-return]
+
+
+def _import(name: str, place: str, module_path: str) -> Any:
+    try:
+        return importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_path
+        if module_path == missing or module_path.startswith(f"{missing}."):
+            remedy = "check the spelling, and that its folder is on Python's path"
+            raise InputError.single(name, place, f"there is no module {missing!r}", remedy) from error
+        what = f"module {module_path!r} needs {missing!r}, which is not installed"
+        raise InputError.single(name, place, what, f"install {missing}") from error
+    except SimgpuError:
+        raise
+    except Exception as error:
+        what = f"importing {module_path!r} raised {type(error).__name__}: {error}"
+        raise InputError.single(name, place, what, "put the module right first") from error

@@ -1,9 +1,10 @@
-"""`record`: the one entry to the recorder; imports PyTorch only when called."""
+"""`record`, the one entry to the recorder; imports PyTorch only when called."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.inputs import parse_inputs
-from simgpu.recorder.shortage import as_shortage
 from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
-    from simgpu.recorder.contents import MeasureEntries
-    from simgpu.recorder.maps import Measure
+    from simgpu.recorder.contents import Measure, MeasureEntries
     from simgpu.recorder.modelled.session import ModelledSession
     from simgpu.recorder.session import Session
+
 
 DEFAULT_DEVICE = "cpu"
 DEFAULT_REPETITIONS = 5
@@ -47,7 +48,7 @@ def record(
     grad_scaler: bool = False,
     inputs: Mapping[str, str] | None = None,
     date: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Trace:
     """Run a PyTorch model for real and return one training iteration of it as a trace of origin `recorded`.
 
@@ -86,13 +87,13 @@ def record(
         save_maps, measure_entries, dump_memory) is refused.
     measure: called with the array of every feature map whenever its share of zeros is measured; gives the codec, the
         layout and the bytes of what it becomes, which are rows of the trace's compressibility
-        (`simgpu.compression.codecs.recording.sizes_in`). An array has the map's shape, four axes being N, C, H, W;
+        (`simgpu.compression.codecs.measure.sizes_in`). An array has the map's shape, four axes being N, C, H, W;
         bfloat16 comes as uint16.
     save_maps: a folder, new or empty, for the recorded iteration's feature maps, the same arrays, one ``.npy`` file
         each, named by the block with ``_`` for what is not a letter, digit, dot, dash or underscore.
     measure_entries: called with the bytes of every block, as they lie in memory, at the same moments; gives codec,
         layout, bytes of an entry before and after, and how many entries become that, which are rows of the trace's
-        compressibility too (`simgpu.compression.codecs.recording.entries_in`). What is there before the iteration
+        compressibility too (`simgpu.compression.codecs.measure.entries_in`). What is there before the iteration
         (weights, optimizer state, running statistics, the batch) counts as the iteration finds it, anything else
         (feature maps, gradients, what the optimizer makes) as its last write leaves it. Workspaces are not seen. The
         optimizer's state at epoch 0 is what a first step leaves, since there is none before. Looking at an epoch runs a
@@ -113,7 +114,7 @@ def record(
         ``"SHAPE[:TYPE[:BELOW]]"``, where B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images,
         ``{"input_ids": "Bx128:int64:50257", "labels": "Bx128:int64:50257"}`` is tokens from 0 to below 50257.
     date: ISO 8601 day to write down, today when left out.
-    say: told what is being done.
+    progress: called with what is being done.
 
     An iteration is forward, loss, backward, optimizer step and ``zero_grad(set_to_none=True)``, in this order. One
     kernel stands for each operator that PyTorch dispatched (an operator that only makes a view is none), one block
@@ -168,7 +169,15 @@ def record(
 
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
         session = ModelledSession(
-            factory, batch, optimizer, spec, day, say, hold_output=hold_output, grad_scaler=grad_scaler, inputs=specs
+            factory,
+            batch,
+            optimizer,
+            spec,
+            day,
+            progress,
+            hold_output=hold_output,
+            grad_scaler=grad_scaler,
+            inputs=specs,
         )
     else:
         from simgpu.recorder.session import Session
@@ -184,7 +193,7 @@ def record(
             epochs,
             algorithms,
             day,
-            say,
+            progress,
             measure,
             None if save_maps is None else Path(save_maps),
             measure_entries,
@@ -197,7 +206,7 @@ def record(
     try:
         return session.run()
     except Exception as error:
-        shortage = as_shortage(error, batch)
+        shortage = as_out_of_memory(error, batch)
         if shortage is None:
             raise
         raise shortage from error
@@ -241,3 +250,40 @@ def _check_that_nothing_runs(asked: Mapping[str, bool]) -> None:
     problems = [Problem("record", name, what, remedy) for name, given in asked.items() if given]
     if problems:
         raise InputError(problems)
+
+
+#: What PyTorch's allocators say on a host and on a GPU, with how much they were asked for.
+_ASKED = re.compile(r"tried to allocate ([0-9.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+#: What PyTorch says of sizes that its numbers do not hold.
+_BEYOND = re.compile(r"Overflow when unpacking|calculation overflowed", re.IGNORECASE)
+_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def as_out_of_memory(error: Exception, batch: int) -> InputError | None:
+    """The message for a batch that memory does not hold; None where the exception has another reason.
+
+    error: PyTorch's exception, or the `InputError` that was made of it.
+
+    >>> print(as_out_of_memory(RuntimeError("can't allocate memory: you tried to allocate 8589934592 bytes."), 4096))
+    record: batch: 4096 samples need more memory than there is: PyTorch asked for another 8 GiB; give a smaller batch
+    >>> as_out_of_memory(RuntimeError("the sizes of a and b do not match"), 4096) is None
+    True
+    """
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    why = _why(cause)
+    if not why:
+        return None
+    what = f"{batch} samples need more memory than there is: PyTorch {why}"
+    return InputError.single("record", "batch", what, "give a smaller batch")
+
+
+def _why(cause: BaseException | None) -> str:
+    if isinstance(cause, MemoryError):
+        return "got none"
+    if not isinstance(cause, RuntimeError | TypeError):
+        return ""
+    requested = _ASKED.search(str(cause))
+    if requested:
+        number, unit = requested.groups()
+        return f"asked for another {format_bytes(int(float(number) * _UNITS[unit.lower()]))}"
+    return "has no number for the sizes" if _BEYOND.search(str(cause)) else ""

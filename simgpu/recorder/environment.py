@@ -52,7 +52,7 @@ def tool_name() -> str:
     return f"simgpu record, PyTorch {torch.__version__}"
 
 
-def remarks(device: torch.device) -> str:
+def device_notes(device: torch.device) -> str:
     """What a reader of a recording on this device should know."""
     if device.type != "cpu":
         return ""

@@ -77,20 +77,20 @@ def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tup
             freed = blocks[first].release == place and not blocks[first].persistent
             if freed and blocks[first].bytes == blocks[result].bytes:
                 root = stands_for[result] = stands_for[first]
-                made, lasting = blocks[root], blocks[result]
-                named = lasting if lasting.name else made
+                created, lasting = blocks[root], blocks[result]
+                named = lasting if lasting.name else created
                 folded[root] = replace(
-                    made,
+                    created,
                     release=lasting.release,
                     kind=named.kind,
                     name=named.name,
                     layer=named.layer,
                     entries=lasting.entries,
-                    dumped=made.dumped | lasting.dumped,
+                    dumped=created.dumped | lasting.dumped,
                 )
                 summed.add(place)
-    kept = [number for number in range(len(blocks)) if stands_for[number] == number]
-    renumbered = {number: place for place, number in enumerate(kept)}
+    retained = [number for number in range(len(blocks)) if stands_for[number] == number]
+    renumbered = {number: place for place, number in enumerate(retained)}
 
     def now(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(renumbered[stands_for[number]] for number in numbers))
@@ -104,4 +104,4 @@ def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tup
         )
         for place, kernel in enumerate(kernels)
     ]
-    return notes, [folded[number] for number in kept]
+    return notes, [folded[number] for number in retained]

@@ -48,18 +48,18 @@ def named_inputs(given: Iterable[str]) -> dict[str, str]:
     >>> named_inputs(["x=Bx4", "mask=Bx4:bool"])
     {'x': 'Bx4', 'mask': 'Bx4:bool'}
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     problems = []
     for item in given:
         name, equals, spec = item.partition("=")
         if not equals or not name:
             problems.append(Problem("record", "input", f"{item!r} is not NAME=SHAPE[:TYPE[:BELOW]]", _FORM))
-        elif name in found:
+        elif name in result:
             problems.append(Problem("record", "input", f"{name!r} is given twice", "give it once"))
-        found[name] = spec
+        result[name] = spec
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def parse_inputs(given: object) -> dict[str, InputSpec]:
@@ -71,16 +71,16 @@ def parse_inputs(given: object) -> dict[str, InputSpec]:
     if not isinstance(given, Mapping):
         what = f"{given!r} is not a mapping"
         raise InputError.single("record", "inputs", what, 'give each by its name, as in {"x": "Bx4"}')
-    found, problems = {}, []
+    result, problems = {}, []
     for name, text in given.items():
         spec = _parse(text) if isinstance(text, str) else (f"{text!r} is not text", _FORM)
         if isinstance(spec, InputSpec):
-            found[name] = spec
+            result[name] = spec
         else:
             problems.append(Problem("record", f"input {name}", *spec))
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def _parse(text: str) -> InputSpec | tuple[str, str]:

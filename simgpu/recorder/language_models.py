@@ -1,12 +1,15 @@
-"""Built-in networks that learn from text: a recurrent language model."""
+"""A built-in recurrent language model, trained on the text of Python's reference."""
 
 from __future__ import annotations
+
+import re
+from collections import Counter
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from simgpu.recorder.words import VOCABULARY, sentences
+from simgpu.errors import InputError
 from simgpu.recorder.workload import Workload
 
 _WIDTH, _HIDDEN, _STEPS = 128, 512, 5
@@ -63,3 +66,30 @@ def words_lstm(batch: int) -> Workload:
         DataLoader(TensorDataset(words, following), batch_size=batch, shuffle=True),
         f"the first {batch} of {len(words)} rows of {_STEPS} words of Python's reference",
     )
+
+
+#: Words that are told apart; all others are one more.
+VOCABULARY = 4000
+_WORD = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
+
+
+def sentences(batch: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words (n, steps) by number, and for each the word that follows it; at least `batch` rows.
+
+    The text is that of ``help()`` (`pydoc_data.topics`), its topics in alphabetical order, some 100 000 words and
+    marks; it differs a little between versions of Python. Words are numbered by how frequent they are, from 1 to
+    `VOCABULARY`; 0 is any other. A row begins where the one before ends.
+
+    Raises `InputError` where the batch is larger than the text.
+    """
+    from pydoc_data.topics import topics
+
+    words = [word for topic in sorted(topics) for word in _WORD.findall(topics[topic])]
+    frequent = sorted(Counter(words).items(), key=lambda item: (-item[1], item[0]))[:VOCABULARY]
+    number = {word: place for place, (word, _) in enumerate(frequent, start=1)}
+    text = torch.tensor([number.get(word, 0) for word in words])
+    rows = (len(text) - 1) // steps
+    if batch > rows:
+        what = f"{batch} is more than the {rows} rows of {steps} words that the text has"
+        raise InputError.single("record", "batch", what, f"give at most {rows}")
+    return text[: rows * steps].reshape(rows, steps), text[1 : rows * steps + 1].reshape(rows, steps)

@@ -90,7 +90,7 @@ class Ledger:
                 self.blocks[number].persistent = True
         return number
 
-    def block_made(self, tensor: torch.Tensor, kind: BlockKind, layer: str | None, maker: str) -> int:
+    def block_created(self, tensor: torch.Tensor, kind: BlockKind, layer: str | None, maker: str) -> int:
         """The block behind a result of the kernel now being recorded; a new one where the storage is new."""
         number = self.find(tensor)
         if number is None:

@@ -1,7 +1,8 @@
-"""The built-in models: small networks written with plain torch.nn, in their usual form for 32x32 images."""
+"""Built-in small networks in plain torch.nn for 32x32 images, and the handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from simgpu.recorder.digits import DIGIT_SIDE, digits
+from simgpu.errors import InputError, MissingExtraError
 from simgpu.recorder.workload import Workload
 
 _VGG11 = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -69,8 +70,8 @@ class _ResidualBlock(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x
         if self.extra:
-            kept = x[:, :, :: self.stride, :: self.stride]
-            shortcut = nn.functional.pad(kept, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+            retained = x[:, :, :: self.stride, :: self.stride]
+            shortcut = nn.functional.pad(retained, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
         y = self.relu1(self.bn1(self.conv1(x)))
         return self.relu2(self.bn2(self.conv2(y)) + shortcut)
 
@@ -170,3 +171,29 @@ def digits_cnn(batch: int) -> Workload:
         batches,
         f"the first {batch} of scikit-learn's {len(images)} handwritten digits, scaled to {DIGIT_SIDE}x{DIGIT_SIDE}",
     )
+
+
+#: Pixels on a side that the digits, 8x8 as they come, are scaled to.
+DIGIT_SIDE = 32
+
+
+def digits(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (n, 1, 32, 32) and labels (n,) of scikit-learn's digits, at least `batch` of them.
+
+    They are the 1797 test digits of the UCI set "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak,
+    1998), in scikit-learn's order: 8x8 pixels from 0 to 16. They are scaled bilinearly and shifted and stretched to
+    mean 0 and standard deviation 1 over the whole set.
+
+    Raises `MissingExtraError` without scikit-learn, `InputError` where the batch is larger than the set.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise MissingExtraError("training on handwritten digits", "scikit-learn", "record")
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    if batch > len(pixels):
+        what = f"{batch} is more than the {len(pixels)} digits there are"
+        raise InputError.single("record", "batch", what, f"give at most {len(pixels)}")
+    small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    images = torch.nn.functional.interpolate(small, DIGIT_SIDE, mode="bilinear", align_corners=False)
+    return (images - images.mean()) / images.std(), torch.tensor(labels, dtype=torch.long)

@@ -41,8 +41,8 @@ class BlockNote:
     name: the name of a parameter, buffer, optimizer state or input, empty for what kernels made.
     maker: operator that made it. born: position of the kernel at whose start the host had put it there.
     release: position of the kernel after whose end it was let go, None while it is held.
-    sizes: of its values, codec, layout and bytes. entries: the same of its memory, entry by entry. kept: the file that
-    holds its values. dumped: the files that hold its memory, by snapshot.
+    sizes: of its values, codec, layout and bytes. entries: the same of its memory, entry by entry. map_file: the file
+    that holds its values. dumped: the files that hold its memory, by snapshot.
     """
 
     bytes: int
@@ -58,7 +58,7 @@ class BlockNote:
     sparsity: float | None = None
     sizes: Sizes = ()
     entries: Entries = ()
-    kept: Path | None = None
+    map_file: Path | None = None
     dumped: dict[int, Path] = field(default_factory=dict)
 
 
@@ -96,7 +96,7 @@ class AlgorithmNote:
     workspace_bytes: int
 
 
-def made_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
+def created_in_iteration(blocks: Sequence[BlockNote]) -> list[int]:
     """Numbers of the blocks that come to be in the iteration, without workspaces.
 
     A pass over the forward part alone meets the first of them, in the same order, whatever state the optimizer has.

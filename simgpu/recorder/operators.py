@@ -32,8 +32,8 @@ _RUNNING_STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(slots=True)
-class Access:
-    """Tensors of one call. They hold memory: keep an `Access` no longer than the call.
+class OperandAccess:
+    """Tensors of one call. They hold memory: keep an `OperandAccess` no longer than the call.
 
     read: whose values it looks at. overwritten: arguments it fills without looking. changed: arguments it both reads
     and writes. results: what it returned, each with its place in the result (tensors of one list share a
@@ -80,7 +80,7 @@ def _is_without_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return bool((argument.default_value if given is None else given) == 0)
 
 
-def access(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Access:
+def access(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> OperandAccess:
     """What a call of `func` did to the tensors in its arguments and its result.
 
     An operator that only wants an argument's shape (``zeros_like``, ``new_empty``) does not read it.
@@ -92,7 +92,7 @@ def access(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: A
     """
     name = operator_name(func).partition("::")[2]
     only_shape = name.endswith("_like") or name.startswith("new_")
-    done = Access()
+    done = OperandAccess()
     for argument, value in _named_arguments(func, args, kwargs):
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         alias = argument.alias_info

@@ -9,8 +9,7 @@ import torch
 from torch import optim
 
 from simgpu.errors import InputError, SimgpuError
-from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, optimizer_path
-from simgpu.recorder.references import find_callable
+from simgpu.recorder.catalogue import BUILT_IN_OPTIMIZERS, find_callable, optimizer_path
 
 _Parameters = Iterable[torch.nn.Parameter]
 
@@ -60,12 +59,12 @@ def make_optimizer(factory: Callable[..., Any], module: torch.nn.Module) -> opti
     name = getattr(factory, "__qualname__", type(factory).__qualname__)
     remedy = "it is called with the model's parameters alone, and returns a torch.optim.Optimizer"
     try:
-        made = factory(module.parameters())
+        created = factory(module.parameters())
     except SimgpuError:
         raise
     except Exception as error:
         what = f"calling {name} raised {type(error).__name__}: {error}"
         raise InputError.single("record", "optimizer", what, remedy) from error
-    if not isinstance(made, optim.Optimizer):
-        raise InputError.single("record", "optimizer", f"{name} returned a {type(made).__name__}", remedy)
-    return made
+    if not isinstance(created, optim.Optimizer):
+        raise InputError.single("record", "optimizer", f"{name} returned a {type(created).__name__}", remedy)
+    return created

@@ -15,15 +15,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from simgpu.recorder.iteration import run_gradients
+from simgpu.recorder.iteration import as_it_was, run_gradients
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import BlockNote, SavedNote, without_workspaces
-from simgpu.recorder.persistent import enter_persistent
-from simgpu.recorder.put_back import as_it_was
 from simgpu.recorder.scratch import NoScratch
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
+from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Phase
 
@@ -38,7 +37,7 @@ def note_saved(
     device: torch.device,
     calls: Sequence[Signature],
     blocks: Sequence[BlockNote],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     host: Sequence[torch.Tensor] = (),
 ) -> list[SavedNote]:
     """What autograd saves in the iteration of these calls and blocks, by the numbers of `blocks`, in order.
@@ -57,11 +56,11 @@ def note_saved(
                 watching.finish()
             del held
     except RuntimeError as error:
-        say(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
+        progress(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
         return []
     finally:
         optimizer.zero_grad(set_to_none=True)
-    same, again = ([call for call in made if call[0] != _DETACH] for made in (calls, watching.signatures))
+    same, again = ([call for call in created if call[0] != _DETACH] for created in (calls, watching.signatures))
     expect_same(name, same[: len(again)], again)
     # Blocks are met in the same order, those of backward last; this pass is not told of workspaces.
     numbers = without_workspaces(blocks)

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-class Scratch(Protocol):
+class ScratchMeter(Protocol):
     """Told before an operator runs, asked after it."""
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""A recording from start to end: training if asked for, warm-up, passes for structure, time and snapshots of memory."""
+"""A recording from start to end: optional training, warm-up, then passes for structure, time and memory snapshots."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.algorithms import measure_algorithms
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
-from simgpu.recorder.contents import MeasureEntries, Values
-from simgpu.recorder.environment import device_name, find_device, remarks, tool_name
+from simgpu.recorder.contents import Maps, Measure, MeasureEntries, MemorySnapshots, Values, output_folder, spread_over
+from simgpu.recorder.environment import device_name, device_notes, find_device, tool_name
 from simgpu.recorder.gradient_sums import fold_sums
 from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
-from simgpu.recorder.maps import Maps, Measure, kept_in
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.scratch import framework_peak
-from simgpu.recorder.snapshots import Snapshots, spread_over
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same, time_iteration
-from simgpu.recorder.training import Training, train
+from simgpu.recorder.training import TrainingLog, train
 from simgpu.recorder.unsupported import refuse_unsupported
 from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload, find_factory, make_workload
@@ -49,7 +47,7 @@ class Session:
     epochs: int
     algorithms: bool
     date: str
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     measure: Measure | None = None
     save_maps: Path | None = None
     measure_entries: MeasureEntries | None = None
@@ -70,8 +68,8 @@ class Session:
         new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         with (
             watched(self.name, refuses=device.type == "cpu") as autocasts,
-            kept_in(self.save_maps) as folder,
-            kept_in(self.dump_memory) as dump,
+            output_folder(self.save_maps) as folder,
+            output_folder(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
             refuse_unsupported(self.name),
@@ -82,7 +80,7 @@ class Session:
             workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
-            self.say(f"recording {self.name}")
+            self.progress(f"recording {self.name}")
             self._warm_up(workload, optimizer)
             with no_garbage_collection():
                 peak = framework_peak(device, lambda: run_iteration(workload, optimizer, NoWatcher()))
@@ -105,16 +103,16 @@ class Session:
                 compute = compute_format(structure.flops, info.dtype, autocasts)
                 info = replace(info, compute=compute, notes=info.notes + autocasts.notes)
                 epochs = training.seen_of(blocks) if training else ()
-                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.say)
+                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.progress)
                 trace = assemble(info, kernels, blocks, durations, epochs, choices, saved)
                 values.maps.name_files(blocks, trace.blocks)
                 if dump is not None:
                     self._dump(workload, optimizer, device, dump, trace, calls)
         return trace
 
-    def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> Training:
+    def _train(self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device) -> TrainingLog:
         look_at = Values(Maps(self.measure), self.measure_entries)
-        return train(self.name, workload, optimizer, device, self.epochs, self.say, look_at)
+        return train(self.name, workload, optimizer, device, self.epochs, self.progress, look_at)
 
     def _structure(
         self, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
@@ -138,9 +136,9 @@ class Session:
         if self.snapshots > len(trace.kernels):
             what = f"there are no {self.snapshots} moments between the {len(trace.kernels)} kernels of the iteration"
             raise InputError.single("record", "snapshots", what, f"ask for at most {len(trace.kernels)}")
-        self.say(f"taking {self.snapshots} snapshots of memory")
+        self.progress(f"taking {self.snapshots} snapshots of memory")
         times = [kernel.duration_ns for kernel in trace.kernels]
-        snapshots = Snapshots(folder, spread_over(times, self.snapshots))
+        snapshots = MemorySnapshots(folder, spread_over(times, self.snapshots))
         again, _, blocks = self._structure(workload, optimizer, device, Values(snapshots=snapshots))
         expect_same(self.name, calls, again.signatures)
         snapshots.name_files(blocks, trace.blocks, [kernel.id for kernel in trace.kernels])
@@ -161,19 +159,19 @@ class Session:
         device: torch.device,
         workload: Workload,
         optimizer: torch.optim.Optimizer,
-        training: Training | None,
+        training: TrainingLog | None,
         peak: int | None,
     ) -> TraceInfo:
         steps = self.warmup + (training.steps if training else 0) + (peak is not None)
         notes = (
-            f"{remarks(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
+            f"{device_notes(device)}Ran on {workload.data}, with weights {steps} steps of {type(optimizer).__name__} "
             f"after the factory made them (seed {self.seed}). "
             f"Durations are the median of {self.repetitions} iterations."
         )
         if workload.scaler is not None:
             notes = f"{notes} Gradients are scaled (torch.amp.GradScaler)."
         if training:
-            notes = f"{notes} {training.told()}"
+            notes = f"{notes} {training.summary()}"
         return TraceInfo(
             model=self.name,
             batch=self.batch,

@@ -15,8 +15,8 @@ from simgpu.recorder.gradient_sums import fits_in_first, mark_meetings, may_sum
 from simgpu.recorder.layers import LOSS, LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import KernelNote
-from simgpu.recorder.operators import Access, access, operator_name, operator_purity
-from simgpu.recorder.scratch import Scratch
+from simgpu.recorder.operators import OperandAccess, access, operator_name, operator_purity
+from simgpu.recorder.scratch import ScratchMeter
 from simgpu.recorder.timing import Signature, signature
 from simgpu.trace.model import BlockKind, Phase
 
@@ -37,7 +37,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         ledger: Ledger,
         tracker: LayerTracker,
         parameters: dict[str, torch.nn.Parameter],
-        scratch: Scratch,
+        scratch: ScratchMeter,
         has_values: bool = True,
         values: Values | None = None,
     ) -> None:
@@ -113,33 +113,33 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return False
         return may_sum(node, is_own_result=self._made_under.get(reads[0]) == node._sequence_nr())
 
-    def _on_device(self, done: Access) -> Access:
+    def _on_device(self, done: OperandAccess) -> OperandAccess:
         tensors = [*done.read, *done.overwritten, *done.changed]
         if any(self._ledger.is_on_host(tensor) for tensor in tensors):
-            return Access()  # a single value beside tensors of the host is the host's too
+            return OperandAccess()  # a single value beside tensors of the host is the host's too
         holds = self._ledger.holds_memory
-        return Access(
+        return OperandAccess(
             [tensor for tensor in done.read if holds(tensor)],
             [tensor for tensor in done.overwritten if holds(tensor)],
             [tensor for tensor in done.changed if holds(tensor)],
             [(place, tensor) for place, tensor in done.results if holds(tensor)],
         )
 
-    def _is_view(self, done: Access) -> bool:
+    def _is_view(self, done: OperandAccess) -> bool:
         if done.overwritten or done.changed or not done.results:
             return False
         known = {_storage_key(tensor) for tensor in done.read}
         return all(_storage_key(tensor) in known for _, tensor in done.results)
 
     def _note(
-        self, func: Any, layer: str | None, done: Access, scratch: int, pure: bool | None, flops: int | None
+        self, func: Any, layer: str | None, done: OperandAccess, scratch: int, pure: bool | None, flops: int | None
     ) -> None:
         op = operator_name(func)
         reads = dict.fromkeys(self._ledger.block_read(tensor, layer) for tensor in done.read + done.changed)
         written = [(0, tensor) for tensor in done.overwritten + done.changed]
         written += [(place, tensor) for place, tensor in done.results if self._ledger.find(tensor) is None]
         writes = dict.fromkeys(
-            self._ledger.block_made(tensor, self._kind(place, tensor), layer, op) for place, tensor in written
+            self._ledger.block_created(tensor, self._kind(place, tensor), layer, op) for place, tensor in written
         )
         if not reads and not writes:
             return
@@ -192,7 +192,7 @@ def _storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _operand_format(done: Access) -> str:
+def _operand_format(done: OperandAccess) -> str:
     """The number format that a product is computed in: its operands', of which the last is never what is added."""
     floating = [tensor.dtype for tensor in done.read if tensor.is_floating_point()]
     return str(floating[-1] if floating else done.read[-1].dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""A real training run, and what is seen of its values along it."""
+"""Training before a recording, and the sparsity and sizes observed at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ import torch
 from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.contents import Values
 from simgpu.recorder.gradient_sums import fold_sums
-from simgpu.recorder.iteration import NoWatcher, Watcher, run_forward, run_iteration
-from simgpu.recorder.notes import BlockNote, ValueNote, made_in_iteration
-from simgpu.recorder.put_back import as_it_was, state_as_it_was
+from simgpu.recorder.iteration import NoWatcher, Watcher, as_it_was, run_forward, run_iteration, state_as_it_was
+from simgpu.recorder.notes import BlockNote, ValueNote, created_in_iteration
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload
 
 
 @dataclass
-class Training:
+class TrainingLog:
     """What a training run showed.
 
     calls: the operators that were looked at, the same at every epoch: a whole iteration's, or its forward part's.
     values: for each epoch from 0, before training, what was seen of all blocks of the iteration, or of those that
-    forward makes, in the order of `made_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
+    forward makes, in the order of `created_in_iteration`. losses: the mean loss over the steps of each epoch from 1.
     steps: of all epochs. right: the share of the labels of all batches that it finds at the end; None where a label is
     not the place of a score.
     """
 
     calls: list[Signature]
-    is_whole: bool
+    covers_iteration: bool
     values: list[list[ValueNote]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     steps: int = 0
@@ -39,10 +38,10 @@ class Training:
 
     def seen_of(self, blocks: Sequence[BlockNote]) -> list[dict[int, ValueNote]]:
         """For each epoch what was seen, by position in the blocks of a whole iteration."""
-        numbers = range(len(blocks)) if self.is_whole else made_in_iteration(blocks)
-        return [dict(zip(numbers, values, strict=self.is_whole)) for values in self.values]
+        numbers = range(len(blocks)) if self.covers_iteration else created_in_iteration(blocks)
+        return [dict(zip(numbers, values, strict=self.covers_iteration)) for values in self.values]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The run in one sentence."""
         steps = self.steps // len(self.losses)
         return (
@@ -59,9 +58,9 @@ def train(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     epochs: int,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     look_at: Values | None = None,
-) -> Training:
+) -> TrainingLog:
     """Train for `epochs` walks through the workload's batches, or as many steps on its one batch.
 
     Feature maps are measured on the workload's own inputs, the same ones each time, in training mode, so dropout
@@ -73,19 +72,19 @@ def train(
     """
     looked = look_at or Values()
     values, calls = _look(name, workload, optimizer, device, looked)
-    found = Training(calls, looked.entries is not None, [values])
+    result = TrainingLog(calls, looked.entries is not None, [values])
     for epoch in range(1, epochs + 1):
         losses = [_step(name, step, optimizer, epoch) for step in workload.steps(device)]
         if not losses:
             raise InputError.single(name, "batches", "there are none", "give at least one pair (inputs, labels)")
-        found.losses.append(math.fsum(losses) / len(losses))
-        found.steps += len(losses)
+        result.losses.append(math.fsum(losses) / len(losses))
+        result.steps += len(losses)
         values, signatures = _look(name, workload, optimizer, device, looked)
         expect_same(name, calls, signatures)
-        found.values.append(values)
-        say(f"trained epoch {epoch} of {epochs}, loss {found.losses[-1]:.4g}")
-    found.right = _right(workload, device)
-    return found
+        result.values.append(values)
+        progress(f"trained epoch {epoch} of {epochs}, loss {result.losses[-1]:.4g}")
+    result.right = _right(workload, device)
+    return result
 
 
 def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: int) -> float:
@@ -105,7 +104,7 @@ def _step(name: str, step: Workload, optimizer: torch.optim.Optimizer, epoch: in
 
 def _right(workload: Workload, device: torch.device) -> float | None:
     """The share of labels that are the place of the highest score, over all batches and without dropout."""
-    found = total = 0
+    result = total = 0
     with as_it_was(workload.module, device), torch.no_grad():
         workload.module.eval()
         try:
@@ -113,13 +112,13 @@ def _right(workload: Workload, device: torch.device) -> float | None:
                 scores, labels = step.output(), step.labels[0]
                 if labels.is_floating_point() or scores.shape[:-1] != labels.shape:
                     return None
-                found += int((scores.argmax(-1) == labels).sum())
+                result += int((scores.argmax(-1) == labels).sum())
                 total += labels.numel()
         except Exception:  # no labels, several results, a module that only trains: nothing to tell, and no mistake
             return None
         finally:
             workload.module.train()
-    return found / total
+    return result / total
 
 
 def _look(
@@ -140,22 +139,18 @@ def _seen(
     workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, values: Values
 ) -> tuple[list[ValueNote], list[Signature]]:
     """What is seen of all blocks where their entries are measured, else of those that forward makes; the operators."""
-    is_whole = values.entries is not None
+    covers_iteration = values.entries is not None
     with state_as_it_was(optimizer, workload.scaler), as_it_was(workload.module, device):
-        if is_whole and not optimizer.state:
+        if covers_iteration and not optimizer.state:
             with as_it_was(workload.module, device):
                 run_iteration(workload, optimizer, NoWatcher())
-        run = _whole if is_whole else _forward
+        run = run_iteration if covers_iteration else _forward
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run(workload, optimizer, watcher), values
         )
     _, blocks = fold_sums(structure.kernels, ledger.blocks)
-    seen = blocks if is_whole else [blocks[number] for number in made_in_iteration(blocks)]
+    seen = blocks if covers_iteration else [blocks[number] for number in created_in_iteration(blocks)]
     return [ValueNote(block.sparsity, block.sizes, block.entries) for block in seen], structure.signatures
-
-
-def _whole(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> None:
-    run_iteration(workload, optimizer, watcher)
 
 
 def _forward(workload: Workload, _: torch.optim.Optimizer, watcher: Watcher) -> None:

@@ -1,16 +1,20 @@
-"""Models that simgpu does not record, refused by name: compiled, wrapped for several GPUs, or with flex attention.
+"""Models that cannot be recorded (compiled, wrapped for several GPUs, with flex attention), and places in user code.
 
-`check_module` looks for wrappers in the module's tree; `refuse_unsupported` sees what only shows when it runs.
+`check_module` looks for wrappers in the module's tree; `refuse_unsupported` detects what only shows at run time.
 PyTorch's distributed package is not imported for it: its classes are known by name.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,7 +22,6 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError, Problem
-from simgpu.recorder.places import raised_at, running_at
 
 _EAGER = "simgpu records eager iterations: "
 _ONE_GPU = "simgpu records one GPU: "
@@ -65,14 +68,14 @@ _MODULES = {
 
 def check_module(name: str, module: nn.Module) -> None:
     """Raises `InputError` naming `name` and the place in the module's tree of every kind of wrapper in it."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         kind = _wrapper(type(part))
         if kind is not None:
-            found.setdefault(kind, []).append(path)
+            result.setdefault(kind, []).append(path)
         elif hasattr(part._compiled_call_impl, "_torchdynamo_orig_callable"):
-            found.setdefault("compile()", []).append(path)
-    problems = [_wrapped(name, kind, paths) for kind, paths in found.items()]
+            result.setdefault("compile()", []).append(path)
+    problems = [_wrapped(name, kind, paths) for kind, paths in result.items()]
     if not problems:
         spread = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
         if spread:
@@ -194,3 +197,35 @@ def _refusal(name: str, error: BaseException) -> InputError | None:
             place = ", ".join(filter(None, ("model", raised_at(cause))))
             return InputError.single(name, place, f"it {what}", remedy.format(inner=""))
     return None
+
+
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_INSTALLED = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("purelib", "platlib")})
+_TORCH = torch.__path__[0] + os.sep
+_SIMGPU = str(Path(__file__).parents[1]) + os.sep
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the user's that an error went through, as ``file:line``; empty where there is none."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return _first(reversed(lines))
+
+
+def running_at(frame: FrameType) -> str:
+    """The innermost line of the user's that called this frame, as ``file:line``; empty where simgpu did."""
+    lines = ((caller.f_code.co_filename, line) for caller, line in traceback.walk_stack(frame))
+    return _first(takewhile(lambda line: not line[0].startswith(_SIMGPU), lines))
+
+
+def _first(lines: Iterable[tuple[str, int]]) -> str:
+    for file, line in lines:
+        if _is_theirs(file):
+            inside = Path(file).is_relative_to(Path.cwd())
+            return f"{os.path.relpath(file) if inside else file}:{line}"
+    return ""
+
+
+def _is_theirs(file: str) -> bool:
+    if file.startswith(("<", _TORCH, _SIMGPU)):
+        return False
+    return file.startswith(_INSTALLED) or not file.startswith(_LIBRARY)

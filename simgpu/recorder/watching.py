@@ -1,4 +1,4 @@
-"""One watched pass: what is there is entered, then a part of the iteration runs and everything is looked at."""
+"""One watched pass: registers persistent tensors (batch, weights, buffers, optimizer state), then runs and observes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from simgpu.recorder.contents import Values
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
-from simgpu.recorder.persistent import enter_persistent
-from simgpu.recorder.scratch import CudaScratch, NoScratch, Scratch
+from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
+from simgpu.trace.model import BlockKind
 
 
 def watch(
@@ -25,7 +25,7 @@ def watch(
 ) -> tuple[StructurePass, Ledger]:
     """Watch what `run` does, which gets the watcher; what it returns is held until it has been told to finish."""
     ledger = Ledger(device)
-    scratch: Scratch = CudaScratch(device) if device.type == "cuda" else NoScratch()
+    scratch: ScratchMeter = CudaScratch(device) if device.type == "cuda" else NoScratch()
     with LayerTracker(workload.module) as tracker:
         enter_persistent(ledger, workload, optimizer, tracker)
         values.begin(ledger)
@@ -34,3 +34,24 @@ def watch(
         with structure:
             run(structure)
     return structure, ledger
+
+
+def enter_persistent(
+    ledger: Ledger, workload: Workload, optimizer: torch.optim.Optimizer, tracker: LayerTracker
+) -> None:
+    """Enter every tensor that an iteration finds."""
+    for name, tensor in workload.input_tensors().items():
+        ledger.keep(tensor, BlockKind.INPUT, name)
+    for place, tensor in enumerate(workload.labels):
+        ledger.keep(tensor, BlockKind.LABEL, f"label.{place}" if place else "label")
+    names = {}
+    for name, parameter in workload.module.named_parameters():
+        names[parameter] = name
+        ledger.keep(parameter, BlockKind.WEIGHT, name, tracker.owner(name))
+    for name, buffer in workload.module.named_buffers():
+        ledger.keep(buffer, BlockKind.OTHER, name, tracker.owner(name))
+    for parameter, state in optimizer.state.items():
+        name = names.get(parameter, "state")
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", tracker.owner(name))

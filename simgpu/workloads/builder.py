@@ -22,7 +22,7 @@ from simgpu.workloads.shapes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class LayerOutput:
     """A value inside a network being written: the layer or input that gives it, and its shape for one sample."""
 
     name: str
@@ -37,8 +37,8 @@ class Tensor:
 class NetworkBuilder:
     """Writes one network, layer by layer in forward order; `finish` gives the `Network`.
 
-    Every step takes the layer's name first and gives a `Tensor` for the steps that read it. A shape that does not fit
-    raises `ValueError`, which names the layer.
+    Every step takes the layer's name first and gives a `LayerOutput` for the steps that read it. A shape that does not
+    fit raises `ValueError`, which names the layer.
 
     >>> net = NetworkBuilder("tiny", "an example")
     >>> x = net.input("image", (3, 32, 32))
@@ -58,12 +58,12 @@ class NetworkBuilder:
         self._scope: list[str] = []
         self._stage: str | None = None
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> LayerOutput:
         """One input of the network; dtype as PyTorch names it."""
         given = NetworkInput(name, tuple(shape), dtype)
         self._claim(name, given.shape)
         self._inputs.append(given)
-        return Tensor(name, given.shape)
+        return LayerOutput(name, given.shape)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -86,7 +86,7 @@ class NetworkBuilder:
     def convolution(
         self,
         name: str,
-        x: Tensor,
+        x: LayerOutput,
         channels: int,
         kernel: Side,
         *,
@@ -95,7 +95,7 @@ class NetworkBuilder:
         dilation: Side = 1,
         groups: int = 1,
         bias: bool = True,
-    ) -> Tensor:
+    ) -> LayerOutput:
         """A convolution over (channels, height, width)."""
         self._need(name, len(x.shape) == 3, f"needs (channels, height, width), got {x.shape}")
         self._need(
@@ -119,14 +119,14 @@ class NetworkBuilder:
     def transposed_convolution(
         self,
         name: str,
-        x: Tensor,
+        x: LayerOutput,
         channels: int,
         kernel: Side,
         *,
         stride: Side = 1,
         padding: Side = 0,
         bias: bool = True,
-    ) -> Tensor:
+    ) -> LayerOutput:
         """The adjoint of a convolution: enlarges by its stride. Its weight is (channels in, channels out, ...)."""
         self._need(name, len(x.shape) == 3, f"needs (channels, height, width), got {x.shape}")
         window = {"kernel": pair(kernel), "stride": pair(stride), "padding": pair(padding)}
@@ -142,7 +142,9 @@ class NetworkBuilder:
             attributes={**window, "dilation": (1, 1), "groups": 1, "transposed": True},
         )
 
-    def linear(self, name: str, x: Tensor, features: int, *, bias: bool = True, shares: str | None = None) -> Tensor:
+    def linear(
+        self, name: str, x: LayerOutput, features: int, *, bias: bool = True, shares: str | None = None
+    ) -> LayerOutput:
         """A product with a (features, last side) weight, which may be that of an earlier layer; a bias is its own."""
         shared = (Weight("bias", (features,)),) if bias else ()
         return self._add(
@@ -155,7 +157,7 @@ class NetworkBuilder:
             shares=shares,
         )
 
-    def sampled_linear(self, name: str, x: Tensor, rows: int, sampled: int) -> Tensor:
+    def sampled_linear(self, name: str, x: LayerOutput, rows: int, sampled: int) -> LayerOutput:
         """A product with `sampled` rows of a (rows, last side) weight, drawn anew in every iteration."""
         return self._add(
             name,
@@ -167,7 +169,9 @@ class NetworkBuilder:
             attributes={"sampled_rows": sampled},
         )
 
-    def matmul(self, name: str, first: Tensor, second: Tensor, *, transpose_second: bool = False) -> Tensor:
+    def matmul(
+        self, name: str, first: LayerOutput, second: LayerOutput, *, transpose_second: bool = False
+    ) -> LayerOutput:
         """The product of two values; sides before the last two must be the same."""
         shape = matmul_shape(first.shape, second.shape, transpose_second)
         self._need(name, shape is not None, f"cannot multiply {first.shape} with {second.shape}")
@@ -176,116 +180,118 @@ class NetworkBuilder:
         attributes = {"transpose_second": transpose_second}
         return self._add(name, LayerKind.MATMUL, (first, second), shape, macs=macs, attributes=attributes)
 
-    def relu(self, name: str, x: Tensor, *, in_place: bool = True) -> Tensor:
+    def relu(self, name: str, x: LayerOutput, *, in_place: bool = True) -> LayerOutput:
         """Rectified linear unit; in place, unless told otherwise, as public implementations have it."""
         return self._add(name, LayerKind.RELU, (x,), x.shape, attributes={"in_place": in_place})
 
-    def gelu(self, name: str, x: Tensor) -> Tensor:
+    def gelu(self, name: str, x: LayerOutput) -> LayerOutput:
         """Gaussian error linear unit."""
         return self._add(name, LayerKind.GELU, (x,), x.shape)
 
-    def tanh(self, name: str, x: Tensor) -> Tensor:
+    def tanh(self, name: str, x: LayerOutput) -> LayerOutput:
         """Hyperbolic tangent."""
         return self._add(name, LayerKind.TANH, (x,), x.shape)
 
-    def softmax(self, name: str, x: Tensor) -> Tensor:
+    def softmax(self, name: str, x: LayerOutput) -> LayerOutput:
         """Softmax over the last side."""
         return self._add(name, LayerKind.SOFTMAX, (x,), x.shape)
 
-    def scale(self, name: str, x: Tensor) -> Tensor:
+    def scale(self, name: str, x: LayerOutput) -> LayerOutput:
         """Multiplied by a constant, or a constant added (a mask, fixed positions)."""
         return self._add(name, LayerKind.SCALE, (x,), x.shape)
 
     def max_pool(
-        self, name: str, x: Tensor, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
-    ) -> Tensor:
+        self, name: str, x: LayerOutput, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
+    ) -> LayerOutput:
         """The maximum of each window; `ceil` keeps a last window that only begins inside."""
         return self._pool(LayerKind.MAX_POOL, name, x, kernel, stride, padding, ceil)
 
     def avg_pool(
-        self, name: str, x: Tensor, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
-    ) -> Tensor:
+        self, name: str, x: LayerOutput, kernel: Side, stride: Side, *, padding: Side = 0, ceil: bool = False
+    ) -> LayerOutput:
         """The mean of each window."""
         return self._pool(LayerKind.AVG_POOL, name, x, kernel, stride, padding, ceil)
 
-    def global_avg_pool(self, name: str, x: Tensor) -> Tensor:
+    def global_avg_pool(self, name: str, x: LayerOutput) -> LayerOutput:
         """The mean of each channel, shape (channels, 1, 1)."""
         return self._add(name, LayerKind.GLOBAL_AVG_POOL, (x,), (x.channels, 1, 1))
 
-    def batch_norm(self, name: str, x: Tensor) -> Tensor:
+    def batch_norm(self, name: str, x: LayerOutput) -> LayerOutput:
         """Batch normalization with a trained scale and shift for each channel."""
         return self._add(name, LayerKind.BATCH_NORM, (x,), x.shape, weights=_weights((x.channels,), x.channels))
 
-    def layer_norm(self, name: str, x: Tensor) -> Tensor:
+    def layer_norm(self, name: str, x: LayerOutput) -> LayerOutput:
         """Normalization along the last side with a trained scale and shift."""
         return self._add(name, LayerKind.LAYER_NORM, (x,), x.shape, weights=_weights((x.shape[-1],), x.shape[-1]))
 
-    def local_response_norm(self, name: str, x: Tensor, size: int = 5) -> Tensor:
+    def local_response_norm(self, name: str, x: LayerOutput, size: int = 5) -> LayerOutput:
         """Normalization across neighbouring channels, `size` of them."""
         return self._add(name, LayerKind.LOCAL_RESPONSE_NORM, (x,), x.shape, attributes={"size": size})
 
-    def dropout(self, name: str, x: Tensor, rate: float) -> Tensor:
+    def dropout(self, name: str, x: LayerOutput, rate: float) -> LayerOutput:
         """Sets a share `rate` of the values to zero."""
         return self._add(name, LayerKind.DROPOUT, (x,), x.shape, attributes={"rate": rate})
 
-    def add(self, name: str, *inputs: Tensor, in_place: bool = False) -> Tensor:
+    def add(self, name: str, *inputs: LayerOutput, in_place: bool = False) -> LayerOutput:
         """The sum of values of one shape; `in_place` writes it over the first."""
         self._need(name, len({x.shape for x in inputs}) == 1, f"cannot add {[x.shape for x in inputs]}")
         return self._add(name, LayerKind.ADD, inputs, inputs[0].shape, attributes={"in_place": in_place})
 
-    def multiply(self, name: str, first: Tensor, second: Tensor) -> Tensor:
+    def multiply(self, name: str, first: LayerOutput, second: LayerOutput) -> LayerOutput:
         """The product, value by value."""
         self._need(name, first.shape == second.shape, f"cannot multiply {first.shape} and {second.shape}")
         return self._add(name, LayerKind.MULTIPLY, (first, second), first.shape)
 
-    def concatenate(self, name: str, inputs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    def concatenate(self, name: str, inputs: Sequence[LayerOutput], axis: int = 0) -> LayerOutput:
         """Values one after another along an axis of the shape for one sample."""
         shape = concatenated([x.shape for x in inputs], axis)
         self._need(name, shape is not None, f"cannot join {[x.shape for x in inputs]} along axis {axis}")
         assert shape is not None
         return self._add(name, LayerKind.CONCATENATE, tuple(inputs), shape, attributes={"axis": axis})
 
-    def crop(self, name: str, x: Tensor, sides: Sequence[int]) -> Tensor:
+    def crop(self, name: str, x: LayerOutput, sides: Sequence[int]) -> LayerOutput:
         """A window of (height, width) out of each channel."""
         fits = all(small <= large for small, large in zip(sides, x.shape[1:], strict=True))
         self._need(name, fits, f"cannot crop {tuple(sides)} out of {x.shape}")
         return self._add(name, LayerKind.CROP, (x,), (x.channels, *sides))
 
-    def view(self, name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def view(self, name: str, x: LayerOutput, shape: Sequence[int]) -> LayerOutput:
         """The same values, or some of them, under another shape, without a copy."""
         self._need(name, prod(shape) <= prod(x.shape), f"{x.shape} holds too few values for {tuple(shape)}")
         return self._add(name, LayerKind.VIEW, (x,), tuple(shape))
 
-    def flatten(self, name: str, x: Tensor) -> Tensor:
+    def flatten(self, name: str, x: LayerOutput) -> LayerOutput:
         """All values in one side, without a copy."""
         return self.view(name, x, (prod(x.shape),))
 
-    def permute(self, name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def permute(self, name: str, x: LayerOutput, shape: Sequence[int]) -> LayerOutput:
         """The same values in another order, copied."""
         self._need(name, prod(shape) == prod(x.shape), f"{tuple(shape)} does not hold the values of {x.shape}")
         return self._add(name, LayerKind.PERMUTE, (x,), tuple(shape))
 
-    def embedding(self, name: str, x: Tensor, rows: int, width: int, *, sparse_gradient: bool = False) -> Tensor:
+    def embedding(
+        self, name: str, x: LayerOutput, rows: int, width: int, *, sparse_gradient: bool = False
+    ) -> LayerOutput:
         """One row of a (rows, width) table for each index."""
         weights = (Weight("weight", (rows, width)),)
         attributes = {"sparse_gradient": sparse_gradient}
         return self._add(name, LayerKind.EMBEDDING, (x,), (*x.shape, width), weights=weights, attributes=attributes)
 
-    def add_weight(self, name: str, x: Tensor, rows: int | None = None) -> Tensor:
+    def add_weight(self, name: str, x: LayerOutput, rows: int | None = None) -> LayerOutput:
         """A trained value added; it has as many rows as x, or `rows`, of which x then takes the first."""
         have, width = x.shape
         self._need(name, have <= (rows or have), f"a trained value of {rows} rows is too short for {x.shape}")
         return self._add(name, LayerKind.SCALE, (x,), x.shape, weights=(Weight("weight", (rows or have, width)),))
 
-    def prepend_weight(self, name: str, x: Tensor) -> Tensor:
+    def prepend_weight(self, name: str, x: LayerOutput) -> LayerOutput:
         """A trained row put before those of x."""
         rows, width = x.shape
         weights = (Weight("weight", (1, width)),)
         return self._add(name, LayerKind.CONCATENATE, (x,), (rows + 1, width), weights=weights, attributes={"axis": 0})
 
     def lstm_cell(
-        self, name: str, x: Tensor, h: Tensor, c: Tensor, *, shares: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, name: str, x: LayerOutput, h: LayerOutput, c: LayerOutput, *, shares: str | None = None
+    ) -> tuple[LayerOutput, LayerOutput]:
         """One time step of a long short-term memory: its output and its new cell state, both of the shape of c."""
         hidden, width = c.shape[-1], x.shape[-1] + h.shape[-1]
         weights = (
@@ -308,15 +314,15 @@ class NetworkBuilder:
         )
         return self.view(f"{name}.output", both, (hidden,)), self.view(f"{name}.state", both, (hidden,))
 
-    def finish(self, x: Tensor, label_shape: Sequence[int] | None = None) -> Network:
+    def finish(self, x: LayerOutput, label_shape: Sequence[int] | None = None) -> Network:
         """The network whose results are x: cross-entropy over its last side against one label for each other place."""
         shape = x.shape[:-1] if label_shape is None else tuple(label_shape)
         self._add("loss", LayerKind.LOSS, (x,), ())
         return Network(self._name, tuple(self._inputs), tuple(self._layers), self._source, shape, self._form)
 
     def _pool(
-        self, kind: LayerKind, name: str, x: Tensor, kernel: Side, stride: Side, padding: Side, ceil: bool
-    ) -> Tensor:
+        self, kind: LayerKind, name: str, x: LayerOutput, kernel: Side, stride: Side, padding: Side, ceil: bool
+    ) -> LayerOutput:
         window = {"kernel": pair(kernel), "stride": pair(stride), "padding": pair(padding)}
         sides = window_sides(x.shape[1:], window["kernel"], window["stride"], window["padding"], ceil=ceil)
         shape = (x.channels, *self._fit(name, sides))
@@ -326,14 +332,14 @@ class NetworkBuilder:
         self,
         name: str,
         kind: LayerKind,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[LayerOutput],
         shape: Shape,
         *,
         weights: tuple[Weight, ...] = (),
         macs: int = 0,
         attributes: Mapping[str, object] | None = None,
         shares: str | None = None,
-    ) -> Tensor:
+    ) -> LayerOutput:
         path = self._scoped(name)
         self._claim(path, shape)
         for x in inputs:
@@ -341,9 +347,9 @@ class NetworkBuilder:
         shared = shares is None or shares in self._shapes
         self._need(name, shared, f"shares the weights of {shares!r}, which this network has not")
         names = tuple(x.name for x in inputs)
-        kept = MappingProxyType(dict(attributes or {}))
-        self._layers.append(Layer(path, kind, names, shape, weights, macs, kept, shares, self._stage))
-        return Tensor(path, shape)
+        retained = MappingProxyType(dict(attributes or {}))
+        self._layers.append(Layer(path, kind, names, shape, weights, macs, retained, shares, self._stage))
+        return LayerOutput(path, shape)
 
     def _claim(self, path: str, shape: Shape) -> None:
         if path in self._shapes:

@@ -11,9 +11,8 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.workloads.network import Network
 from simgpu.workloads.networks.alexnet import alexnet, nin, overfeat
 from simgpu.workloads.networks.densenet import densenet
-from simgpu.workloads.networks.images import CIFAR10, IMAGENET
-from simgpu.workloads.networks.inception import googlenet, inception_v2
-from simgpu.workloads.networks.inception_v3 import inception_v3
+from simgpu.workloads.networks.inception import googlenet, inception_v2, inception_v3
+from simgpu.workloads.networks.layer_groups import CIFAR10, IMAGENET
 from simgpu.workloads.networks.lstm import biglstm
 from simgpu.workloads.networks.mobile import mobilenet, squeezenet
 from simgpu.workloads.networks.resnet import resnet, small_resnet

@@ -98,8 +98,8 @@ def all_at_once_bytes(network: Network, batch: int, prices: Prices | None = None
     >>> round(all_at_once_bytes(build("resnet34"), 256) / 1e9, 1)
     8.4
     """
-    kept = 2 * _FLOAT * network.parameters + batch * (_inputs(network) + 2 * _results(network, _FUSED))
-    return kept + (_largest_workspace(network, batch, prices) if prices else 0)
+    retained = 2 * _FLOAT * network.parameters + batch * (_inputs(network) + 2 * _results(network, _FUSED))
+    return retained + (_largest_workspace(network, batch, prices) if prices else 0)
 
 
 def bound_bytes(network: Network) -> int:
@@ -118,10 +118,10 @@ def bound_bytes(network: Network) -> int:
     for layer in network.layers:
         if layer.kind in _FUSED:
             continue
-        read, made = (sum(prod(of[name]) for name in layer.inputs if name in of) for of in (given, shapes))
+        read, created = (sum(prod(of[name]) for name in layer.inputs if name in of) for of in (given, shapes))
         # From the gradient of the result to that of the input, and the input itself, which an activation made.
         results = 2 if layer.kind is LayerKind.MAX_POOL else 1  # cuDNN's pooling reads its result too
-        largest = max(largest, read + 2 * made + results * prod(layer.shape))
+        largest = max(largest, read + 2 * created + results * prod(layer.shape))
     return _FLOAT * (2 * network.parameters + largest)
 
 
@@ -138,8 +138,8 @@ def fitted_batch(network: Network, size: int, count: Callable[[Network, int], in
 
 
 def _weights(network: Network) -> int:
-    kept = (layer for layer in network.layers if not _is_table(layer))
-    return 3 * _FLOAT * sum(weight.count for layer in kept for weight in layer.weights)
+    retained = (layer for layer in network.layers if not _is_table(layer))
+    return 3 * _FLOAT * sum(weight.count for layer in retained for weight in layer.weights)
 
 
 def _is_table(layer: Layer) -> bool:
@@ -170,4 +170,4 @@ def _buffers(network: Network) -> int:
 def _largest_workspace(network: Network, batch: int, prices: Prices) -> int:
     operations = {operation for _, _, operation in operations_of(network, batch) if operation.convolution is not None}
     fastest = (prices.algorithms(operation)[:1] for operation in operations)
-    return max((algorithm.workspace_bytes for found in fastest for algorithm in found), default=0)
+    return max((algorithm.workspace_bytes for result in fastest for algorithm in result), default=0)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from statistics import median
 
 import pytest
 
-from simgpu.compression.buddy import metadata_cache
-from simgpu.compression.buddy.streams import Walk, hit_rates, misses_of, side_by_side, walks_of
+from simgpu.compression.buddy.streams import EntryAccesses, hit_rates, misses_of, side_by_side, walks_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import MetadataCacheSpec
@@ -26,40 +24,30 @@ SIZES = [2**shift for shift in range(12, 20)]
 WALKED = 30 * 10**9
 ROUNDS = 3
 
-compiled = pytest.mark.skipif(not find_spec("numba"), reason="the extra 'fast' is not installed")
-
 
 @pytest.fixture(scope="module")
-def kernels() -> list[tuple[Walk, ...]]:
+def kernels() -> list[tuple[EntryAccesses, ...]]:
     trace = build_trace("resnet50", batch=32, gpu=load_node("2080ti").gpu)
     return walks_of(trace, side_by_side(trace.blocks, PAPERS))
 
 
-def seconds(kernels: list[tuple[Walk, ...]], work: Callable[[], object], rounds: int = ROUNDS) -> float:
+def seconds(kernels: list[tuple[EntryAccesses, ...]], work: Callable[[], object], rounds: int = ROUNDS) -> float:
     """For each 30 GB: the median."""
     taken = []
     for _ in range(rounds):
         begin = time.perf_counter()
         work()
         taken.append(time.perf_counter() - begin)
-    return median(taken) * WALKED / sum(walk.visits * ENTRY_BYTES for of_kernel in kernels for walk in of_kernel)
+    return median(taken) * WALKED / sum(walk.accesses * ENTRY_BYTES for of_kernel in kernels for walk in of_kernel)
 
 
-@compiled
-def test_misses(kernels: list[tuple[Walk, ...]], report: Report) -> None:
+def test_misses(kernels: list[tuple[EntryAccesses, ...]], report: Report) -> None:
     misses_of(kernels[:1], PAPERS)  # what is compiled is compiled once
     figure = seconds(kernels, lambda: misses_of(kernels, PAPERS))
     report("metadata misses, seconds for each 30 GB walked, compiled", figure, "aim 0.5", figure <= 0.5)
 
 
-@compiled
-def test_sweep(kernels: list[tuple[Walk, ...]], report: Report) -> None:
+def test_sweep(kernels: list[tuple[EntryAccesses, ...]], report: Report) -> None:
     hit_rates(kernels[:1], PAPERS, SIZES)
     figure = seconds(kernels, lambda: hit_rates(kernels, PAPERS, SIZES))
     report(f"metadata hits with {len(SIZES)} sizes, seconds for each 30 GB, compiled", figure, "", None)
-
-
-def test_misses_without_numba(kernels: list[tuple[Walk, ...]], report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_cache, "is_compiled", lambda: False)
-    figure = seconds(kernels, lambda: misses_of(kernels, PAPERS), rounds=1)
-    report("metadata misses, seconds for each 30 GB walked, Python", figure, "", None)

@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, Speeds, Way, fit_latency, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDirection, GpuProperties, Speeds, fit_latency, measure
 from simgpu.recorder.machine.entry import (
-    DeviceFacts,
-    HostFacts,
+    HostProperties,
     architecture,
-    host_facts,
+    host_properties,
     measured_node,
     record_node,
 )
 from tests.cli.cli_helpers import simgpu
 
 DAY = "2024-05-17"
-FACTS = DeviceFacts("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
-HOST = HostFacts(64 * 2**30, 12)
+FACTS = GpuProperties("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
+HOST = HostProperties(64 * 2**30, 12)
 GIGA = 10**9
 
 
@@ -35,12 +34,16 @@ class StandIn:
     """A device whose copies take a latency and then run at a bandwidth; every third copy is disturbed."""
 
     latency_ns: int = 10_000
-    bandwidths: dict[Way, int] = field(
-        default_factory=lambda: {Way.OUT: 12 * GIGA, Way.IN: 10 * GIGA, Way.WITHIN: 400 * GIGA}
+    bandwidths: dict[CopyDirection, int] = field(
+        default_factory=lambda: {
+            CopyDirection.OUT: 12 * GIGA,
+            CopyDirection.IN: 10 * GIGA,
+            CopyDirection.WITHIN: 400 * GIGA,
+        }
     )
-    asked: list[tuple[Way, int, int]] = field(default_factory=list)
+    asked: list[tuple[CopyDirection, int, int]] = field(default_factory=list)
 
-    def copy_times(self, way: Way, size: int, repetitions: int) -> Sequence[int]:
+    def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> Sequence[int]:
         self.asked.append((way, size, repetitions))
         undisturbed = self.latency_ns + size * GIGA // self.bandwidths[way]
         return [undisturbed * (5 if number % 3 == 2 else 1) for number in range(repetitions)]
@@ -50,11 +53,11 @@ def test_each_size_is_copied_both_ways_and_the_largest_inside_too() -> None:
     device = StandIn()
     measure(device, [1024, 4096, 1024], repetitions=7)
     assert device.asked == [
-        (Way.OUT, 1024, 7),
-        (Way.OUT, 4096, 7),
-        (Way.IN, 1024, 7),
-        (Way.IN, 4096, 7),
-        (Way.WITHIN, 4096, 7),
+        (CopyDirection.OUT, 1024, 7),
+        (CopyDirection.OUT, 4096, 7),
+        (CopyDirection.IN, 1024, 7),
+        (CopyDirection.IN, 4096, 7),
+        (CopyDirection.WITHIN, 4096, 7),
     ]
 
 
@@ -75,22 +78,24 @@ def test_speeds_are_those_of_the_largest_copies_and_disturbances_do_not_count() 
 def test_fitted_line_recovers_the_latency(latency: int, out: int, back: int) -> None:
     times = {
         way: {size: latency + size * GIGA // speed for size in DEFAULT_SIZES}
-        for way, speed in ((Way.OUT, out), (Way.IN, back))
+        for way, speed in ((CopyDirection.OUT, out), (CopyDirection.IN, back))
     }
     assert abs(fit_latency(times) - latency) <= 1, "times are whole nanoseconds"
 
 
 def test_a_line_that_starts_below_zero_has_no_latency() -> None:
-    assert fit_latency({Way.OUT: {1000: 100, 2000: 300}}) == 0
+    assert fit_latency({CopyDirection.OUT: {1000: 100, 2000: 300}}) == 0
 
 
 def test_latency_comes_from_small_copies_despite_scatter_of_large_ones() -> None:
     times = {size: 10_000 + size * GIGA // (12 * GIGA) for size in DEFAULT_SIZES}
     times[max(DEFAULT_SIZES)] += 200_000  # a hundredth of its time, and twenty latencies
-    assert fit_latency({Way.OUT: times}) == pytest.approx(10_000, rel=0.02)
+    assert fit_latency({CopyDirection.OUT: times}) == pytest.approx(10_000, rel=0.02)
 
 
-def recorded(tmp_path: Path, facts: DeviceFacts = FACTS, host: HostFacts = HOST, device: StandIn | None = None) -> Path:
+def recorded(
+    tmp_path: Path, facts: GpuProperties = FACTS, host: HostProperties = HOST, device: StandIn | None = None
+) -> Path:
     path = tmp_path / "mine.yaml"
     text = measured_node("mine", facts, device or StandIn(), host, DEFAULT_SIZES, 20, DAY)
     path.write_text(text, encoding="utf-8")
@@ -125,7 +130,7 @@ def test_every_number_in_it_has_a_source_with_the_day(tmp_path: Path) -> None:
 
 def test_unknown_values_are_omitted(tmp_path: Path) -> None:
     facts = replace(FACTS, copy_engines=None, capability=(2, 1))
-    file = load_node_file(recorded(tmp_path, facts, HostFacts(None, None)))
+    file = load_node_file(recorded(tmp_path, facts, HostProperties(None, None)))
     assert (file.gpu.architecture, file.host.memory, file.host.cores) == (None, None, None)
     assert not {"gpu.copy_engines", "gpu.architecture", "host.memory", "host.cores"} & set(file.sources)
 
@@ -146,7 +151,7 @@ def test_memory_is_written_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_a_link_too_fast_to_time_is_no_error() -> None:
-    instant = StandIn(latency_ns=0, bandwidths=dict.fromkeys(Way, 2**62))
+    instant = StandIn(latency_ns=0, bandwidths=dict.fromkeys(CopyDirection, 2**62))
     assert measure(instant, [1, 2], 3) == Speeds(2 * GIGA, 2 * GIGA, 1, 4 * GIGA)
 
 
@@ -172,11 +177,11 @@ def test_threads_of_a_core_count_once(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     threads = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (0, 1), (1, 0), (1, 1)]
     info.write_text("\n".join(f"physical id\t: {socket}\ncore id\t\t: {core}\n" for socket, core in threads))
-    assert host_facts(info).cores == 4
+    assert host_properties(info).cores == 4
 
 
-def test_unknown_cores_are_noted_as_threads(tmp_path: Path) -> None:
-    assert "threads" in host_facts(tmp_path / "none").cores_are
+def test_where_cores_are_not_told_the_file_says_that_they_are_threads(tmp_path: Path) -> None:
+    assert "threads" in host_properties(tmp_path / "none").cores_are
 
 
 def test_wrong_arguments_are_reported_together() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.analysis.breakdown import breakdown
-from simgpu.compression.buddy.streams import Walk, seed_of, stream_of
+from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
@@ -164,7 +164,7 @@ def test_a_walk_that_the_trace_tells_is_followed_page_by_page(order: AccessOrder
     access = Access("k", "x", False, order, 4, entries=16, stride=8, first=first)
     tasks = TaskGraph.of(replace(plain.trace, accesses=(access,)))
     result = run(tasks, replace(SINGLE, page=512, chunk=512), 1024, iterations=5)
-    walk = Walk(0, 16, False, order, 4, visits=16, stride=8, seed=seed_of("k", "x"), begin=first)
+    walk = EntryAccesses(0, 16, False, order, 4, accesses=16, stride=8, seed=seed_of("k", "x"), begin=first)
     pages = PlainPages([2048], 1024, 512, 1, 1)
     pages.give(0)
     visits = [((0, page), False) for page in pages_of(walk, 512).tolist()]
@@ -181,7 +181,7 @@ def test_a_walk_comes_to_its_pages_in_the_order_of_its_entries(
     """Entry after entry it comes to these pages in this order, and to no others."""
     visits, begin = data.draw(st.integers(1, 2 * entries)), data.draw(st.integers(0, entries - 1))
     stride = data.draw(st.integers(1, 400)) if order is AccessOrder.STRIDED else 1
-    found = pages_of(Walk(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()
+    found = pages_of(EntryAccesses(0, entries, False, order, 4, visits, stride, begin=begin), 128 * each).tolist()
     every = [entry for column in range(min(stride, entries)) for entry in range(column, entries, stride)]
     literal = [(begin + entry) % entries // each for entry in every[:visits]]
     in_order = iter(literal)
@@ -192,20 +192,20 @@ def test_a_walk_comes_to_its_pages_in_the_order_of_its_entries(
 
 @pytest.mark.parametrize(("visits", "pages"), [(1, [0]), (4, [0]), (5, [0, 1]), (16, [0, 1, 2, 3]), (99, [0, 1, 2, 3])])
 def test_a_walk_goes_as_far_as_the_trace_tells(visits: int, pages: list[int]):
-    assert pages_of(Walk(0, 16, False, AccessOrder.SEQUENTIAL, 4, visits), 512).tolist() == pages
-    assert pages_of(Walk(0, 16, False, AccessOrder.STRIDED, 4, visits, stride=1), 512).tolist() == pages
+    assert pages_of(EntryAccesses(0, 16, False, AccessOrder.SEQUENTIAL, 4, visits), 512).tolist() == pages
+    assert pages_of(EntryAccesses(0, 16, False, AccessOrder.STRIDED, 4, visits, stride=1), 512).tolist() == pages
 
 
 def test_a_walk_that_begins_within_a_page_comes_back_to_it():
-    walk = Walk(0, 16, False, AccessOrder.SEQUENTIAL, 4, visits=16, begin=6)
+    walk = EntryAccesses(0, 16, False, AccessOrder.SEQUENTIAL, 4, accesses=16, begin=6)
     assert pages_of(walk, 512).tolist() == [1, 2, 3, 0, 1]
-    assert pages_of(replace(walk, visits=14), 512).tolist() == [1, 2, 3, 0]
+    assert pages_of(replace(walk, accesses=14), 512).tolist() == [1, 2, 3, 0]
     assert pages_of(replace(walk, order=AccessOrder.STRIDED, stride=8), 512).tolist() == [1, 3, 2, 0]
 
 
 def test_columns_of_every_box_are_what_a_walk_from_their_first_visits():
     """Three boxes of 10 entries, of which it visits the fourth to the seventh."""
-    walk = Walk(0, 30, False, AccessOrder.STRIDED, 4, visits=12, stride=10, begin=3)
+    walk = EntryAccesses(0, 30, False, AccessOrder.STRIDED, 4, accesses=12, stride=10, begin=3)
     assert pages_of(walk, 128).tolist() == [3, 13, 23, 4, 14, 24, 5, 15, 25, 6, 16, 26]
     assert pages_of(walk, 512).tolist() == [0, 3, 5, 1, 6, 4]
 
@@ -220,7 +220,7 @@ def test_a_walk_through_what_is_all_here_touches_chunks_in_the_order_of_their_la
         return least_recently_touched(residents)
 
     run(tasks, SINGLE, 2048, iterations=1, reclaim=look)
-    walk = Walk(0, 16, False, AccessOrder.RANDOM, 1, visits=40, seed=seed_of("k", "x"))
+    walk = EntryAccesses(0, 16, False, AccessOrder.RANDOM, 1, accesses=40, seed=seed_of("k", "x"))
     last = {page: place for place, page in enumerate(stream_of([walk], 1).lines.tolist())}
     never = [page for page in range(16) if page not in last]
     assert seen[0] == [(0, page) for page in [*never, *sorted(last, key=last.__getitem__)]]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from simgpu.compression.buddy.metadata_cache import MetadataCache, Visits
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.metadata_cache import CacheCounts, MetadataCache
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_SIZES
 from simgpu.hardware.spec import BuddySpec, NodeSpec
 from simgpu.papers.checks import buddy_programs, buddy_rules
@@ -66,7 +66,7 @@ def test_other_caches_break_the_rules_of_theirs(monkeypatch: pytest.MonkeyPatch)
     assert not buddy_rules._ways(replace(buddy, cache=replace(buddy.cache, ways=8)))
     assert not buddy_rules._size(replace(buddy, cache=replace(buddy.cache, size=2048)))
     assert not buddy_rules._size(replace(buddy, cache=replace(buddy.cache, size=8192)))
-    monkeypatch.setattr(MetadataCache, "visit", lambda self, lines, writes: Visits(0, lines.size, 0))
+    monkeypatch.setattr(MetadataCache, "access", lambda self, lines, writes: CacheCounts(0, lines.size, 0))
     assert not buddy_rules._size(buddy)
 
 
@@ -110,8 +110,8 @@ def test_lengths_of_codes_by_hand(words: list[int], bits: int) -> None:
 
 
 def test_the_least_target_counts_entries_one_by_one() -> None:
-    def allocation(*sizes: int) -> Allocation:
-        return Allocation("a", 128 * len(sizes), (tuple(sizes.count(size) for size in ENTRY_SIZES),))
+    def allocation(*sizes: int) -> ProfiledAllocation:
+        return ProfiledAllocation("a", 128 * len(sizes), (tuple(sizes.count(size) for size in ENTRY_SIZES),))
 
     assert buddy_rules._least_target(allocation(*[32] * 7, *[128] * 3)) == 32
     assert buddy_rules._least_target(allocation(*[32] * 6, 64, *[128] * 3)) == 64
@@ -119,9 +119,9 @@ def test_the_least_target_counts_entries_one_by_one() -> None:
 
 
 def test_one_target_for_all_is_the_least_that_a_share_of_the_entries_exceeds() -> None:
-    def allocation(name: str, small: int, large: int) -> Allocation:
+    def allocation(name: str, small: int, large: int) -> ProfiledAllocation:
         counts = tuple({32: small, 128: large}.get(size, 0) for size in ENTRY_SIZES)
-        return Allocation(name, 128 * (small + large), (counts,))
+        return ProfiledAllocation(name, 128 * (small + large), (counts,))
 
     program = [allocation("a", 10, 0), allocation("b", 4, 6)]
     assert buddy_programs.least_for_all(program, 0.3) == 32

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import simgpu
-from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.patterns import modelled_bytes
 from simgpu.hardware.spec import NodeSpec
 from simgpu.papers.checks.cdma_engine import (

@@ -43,8 +43,8 @@ def trace() -> Trace:
 def test_every_convolution_has_a_row_for_every_setting(trace: Trace) -> None:
     convolving = [kernel.id for kernel in trace.kernels if kernel.op.startswith("aten::convolution")]
     assert len(convolving) == 4
-    found = [(choice.kernel, choice.algorithm) for choice in trace.algorithms]
-    assert found == [(kernel, name) for kernel in convolving for name in ("default", "without-onednn")]
+    result = [(choice.kernel, choice.algorithm) for choice in trace.algorithms]
+    assert result == [(kernel, name) for kernel in convolving for name in ("default", "without-onednn")]
     assert all(choice.duration_ns > 0 for choice in trace.algorithms)
     assert check_trace(trace) == []
 
@@ -127,8 +127,8 @@ def test_profiled_scratch_is_what_an_operator_takes_and_gives_back() -> None:
     torch.ops.simgpu_scratch.double(x)
     assert scratch.used() == 4 * 1000
     scratch.start()
-    kept = x + x
-    assert (scratch.used(), kept.numel()) == (0, 10)
+    retained = x + x
+    assert (scratch.used(), retained.numel()) == (0, 10)
 
 
 class _Memory:

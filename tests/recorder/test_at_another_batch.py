@@ -17,10 +17,10 @@ from simgpu.workloads.rescale import at_batch
 def test_it_has_the_same_blocks_and_algorithms_and_nearly_the_same_time(model: str, batch: int, other: int) -> None:
     """Kernels that are given a block for its shape alone, or read a part of it, are taken to read it all: under 1%."""
     rescaled = at_batch(record(model, batch=batch, gpu="v100"), other)
-    made = record(model, batch=other, gpu="v100")
+    created = record(model, batch=other, gpu="v100")
     assert check_trace(rescaled) == []
-    assert dict(rescaled.block_by_id) == dict(made.block_by_id)
-    assert set(rescaled.algorithms) == set(made.algorithms)
-    assert [kernel.flops for kernel in rescaled.kernels] == [kernel.flops for kernel in made.kernels]
-    assert rescaled.compute_ns == pytest.approx(made.compute_ns, rel=0.01)
+    assert dict(rescaled.block_by_id) == dict(created.block_by_id)
+    assert set(rescaled.algorithms) == set(created.algorithms)
+    assert [kernel.flops for kernel in rescaled.kernels] == [kernel.flops for kernel in created.kernels]
+    assert rescaled.compute_ns == pytest.approx(created.compute_ns, rel=0.01)
     assert "unknown shape" not in rescaled.info.notes

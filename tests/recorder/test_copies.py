@@ -15,7 +15,7 @@ import torch
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder.clocks import HostClock
-from simgpu.recorder.machine.bandwidth import Way, measure
+from simgpu.recorder.machine.bandwidth import CopyDirection, measure
 from simgpu.recorder.machine.cuda_copies import TorchCopies, copy_engines, open_device
 from simgpu.recorder.machine.entry import record_node
 
@@ -39,11 +39,11 @@ class CountingClock:
 
 def test_warm_up_copies_are_made_and_not_counted() -> None:
     clock = CountingClock()
-    assert TorchCopies(_CPU, clock).copy_times(Way.OUT, 100, 4) == [7, 9, 11, 13]
+    assert TorchCopies(_CPU, clock).copy_times(CopyDirection.OUT, 100, 4) == [7, 9, 11, 13]
 
 
-@pytest.mark.parametrize("way", Way)
-def test_a_copy_moves_every_byte(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", CopyDirection)
+def test_a_copy_moves_every_byte(way: CopyDirection, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[int, bool]] = []
     copy = torch.Tensor.copy_
 
@@ -64,7 +64,7 @@ def test_host_memory_measured_for_real() -> None:
 
 def test_too_large_a_copy_says_which_and_what_to_do() -> None:
     with pytest.raises(InputError, match=r"sizes: no memory for a copy of 4611686018427387904 bytes, host to device"):
-        TorchCopies(_CPU, HostClock()).copy_times(Way.IN, 2**62, 1)
+        TorchCopies(_CPU, HostClock()).copy_times(CopyDirection.IN, 2**62, 1)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda:x", "mps", ""])

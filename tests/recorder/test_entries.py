@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import simgpu as package
 from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
-from simgpu.compression.codecs.recording import entries_in, sizes_in
+from simgpu.compression.codecs.measure import entries_in, sizes_in
 from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.contents import Values
@@ -87,7 +87,7 @@ def test_every_block_is_measured_as_it_stands_before_the_iteration_or_after_its_
     output = module.second(activated) + y
     output.retain_grad()
     loss(output).backward()
-    found = seen(trace)
+    result = seen(trace)
     expected = {
         "input": x,
         **dict(module.named_parameters()),
@@ -97,10 +97,10 @@ def test_every_block_is_measured_as_it_stands_before_the_iteration_or_after_its_
         "bn:native_batch_norm": activated,
         "Residual:add": output,
     }
-    assert {name: found[name] for name in expected} == {name: of(tensor) for name, tensor in expected.items()}
+    assert {name: result[name] for name in expected} == {name: of(tensor) for name, tensor in expected.items()}
     (sum_of_both,) = {row.block for row in trace.compressibility if row.bytes == of(y.grad)}
     assert trace.block_by_id[sum_of_both].kind is BlockKind.GRADIENT
-    assert set(found) == {block.id for block in trace.blocks}, "workspaces are not seen on a CPU"
+    assert set(result) == {block.id for block in trace.blocks}, "workspaces are not seen on a CPU"
 
 
 def test_bytes_are_taken_as_they_lie() -> None:
@@ -163,17 +163,17 @@ def test_epochs_of_a_training_are_those_of_a_plain_loop() -> None:
     workload = _digits_of_two_classes()
     weight, optimizer = workload.module.fc2.weight, momentum(workload.module.parameters())
     assert epochs_of(trace) == (0, 1, 2, 3)
-    found = [seen(trace, epoch) for epoch in range(4)]
-    assert all(set(each) == {block.id for block in trace.blocks} for each in found)
-    assert all(each["input"] == of(workload.inputs[0]) for each in found)
-    assert found[0]["fc2.weight"] == of(weight)
-    assert found[0]["fc2.weight.momentum_buffer"] == found[0]["fc2.weight.grad"], "the first step's momentum"
+    result = [seen(trace, epoch) for epoch in range(4)]
+    assert all(set(each) == {block.id for block in trace.blocks} for each in result)
+    assert all(each["input"] == of(workload.inputs[0]) for each in result)
+    assert result[0]["fc2.weight"] == of(weight)
+    assert result[0]["fc2.weight.momentum_buffer"] == result[0]["fc2.weight.grad"], "the first step's momentum"
     for epoch in range(1, 4):
         nn.functional.cross_entropy(workload.module(workload.inputs[0]), workload.labels[0]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        assert found[epoch]["fc2.weight"] == of(weight)
-        assert found[epoch]["fc2.weight.momentum_buffer"] == of(optimizer.state[weight]["momentum_buffer"])
+        assert result[epoch]["fc2.weight"] == of(weight)
+        assert result[epoch]["fc2.weight.momentum_buffer"] == of(optimizer.state[weight]["momentum_buffer"])
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,8 @@ def test_an_optimizer_that_is_not_known_is_told() -> None:
 
 
 def test_help_lists_models_and_optimizers() -> None:
-    told = simgpu("record", "--help").stdout
-    assert all(f"  {name} " in told for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
+    description = simgpu("record", "--help").stdout
+    assert all(f"  {name} " in description for name in (*BUILT_IN_MODELS, *BUILT_IN_OPTIMIZERS))
 
 
 def test_a_batch_that_pytorchs_numbers_do_not_hold_is_told(tmp_path: Path) -> None:

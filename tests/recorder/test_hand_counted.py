@@ -25,8 +25,8 @@ def trace() -> Trace:
 
 
 def test_the_kernels_are_the_operators_in_order(trace: Trace) -> None:
-    told = [(kernel.op.removeprefix("aten::"), str(kernel.phase), kernel.layer) for kernel in trace.kernels]
-    assert told == [
+    description = [(kernel.op.removeprefix("aten::"), str(kernel.phase), kernel.layer) for kernel in trace.kernels]
+    assert description == [
         ("addmm", "forward", "fc1"),
         ("relu", "forward", "relu"),
         ("addmm", "forward", "fc2"),
@@ -63,23 +63,23 @@ def test_memory_while_each_kernel_runs_is_what_it_is_on_paper(trace: Trace) -> N
 
 
 def test_persistent_blocks_are_the_batch_and_the_weights(trace: Trace) -> None:
-    kept = {name: (b.bytes, b.kind, b.layer) for name, b in trace.block_by_id.items() if b.persistent}
-    assert kept == {
+    retained = {name: (b.bytes, b.kind, b.layer) for name, b in trace.block_by_id.items() if b.persistent}
+    assert retained == {
         "input": (X, BlockKind.INPUT, None),
         "fc1.weight": (W1, BlockKind.WEIGHT, "fc1"),
         "fc1.bias": (B1, BlockKind.WEIGHT, "fc1"),
         "fc2.weight": (W2, BlockKind.WEIGHT, "fc2"),
         "fc2.bias": (B2, BlockKind.WEIGHT, "fc2"),
     }
-    assert all(trace.block_by_id[name].release == "end" for name in kept)
+    assert all(trace.block_by_id[name].release == "end" for name in retained)
 
 
 def test_kinds_of_what_the_iteration_makes(trace: Trace) -> None:
-    made: dict[BlockKind, list[int]] = {}
+    created: dict[BlockKind, list[int]] = {}
     for b in trace.blocks:
         if not b.persistent:
-            made.setdefault(b.kind, []).append(b.bytes)
-    assert made == {
+            created.setdefault(b.kind, []).append(b.bytes)
+    assert created == {
         BlockKind.FEATURE_MAP: [H, H, Y, LOSS],
         BlockKind.GRADIENT: [LOSS, H, H],
         BlockKind.WEIGHT_GRADIENT: [W2, B2, W1, B1],

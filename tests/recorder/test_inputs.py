@@ -123,8 +123,8 @@ def test_batches_of_keywords_train_a_model_with_its_own_loss() -> None:
 
 
 def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
-    (asked,) = _problems(LanguageModel)
-    assert asked == (
+    (requested,) = _problems(LanguageModel)
+    assert requested == (
         "inputs: the factory returned LanguageModel alone, so what goes into forward(input_ids, attention_mask=None, "
         "labels=None) is not known; name its inputs, --input input_ids=Bx... (inputs={...} in Python), each as "
         "SHAPE[:TYPE[:BELOW]]: Bx3x224x224 is B images, Bx128:int64:50257 is rows of 128 tokens below 50257; or return "
@@ -169,9 +169,9 @@ def test_a_module_alone_asks_for_its_inputs_by_name() -> None:
 )
 def test_inputs_that_are_wrong_are_refused_together(inputs: dict[str, Any], what: list[str]) -> None:
     torch.manual_seed(0)
-    found = _problems(Scores, inputs=inputs)
-    assert len(found) == len(what)
-    assert all(said.startswith(expected) for said, expected in zip(found, what, strict=True)), found
+    result = _problems(Scores, inputs=inputs)
+    assert len(result) == len(what)
+    assert all(said.startswith(expected) for said, expected in zip(result, what, strict=True)), result
 
 
 def test_inputs_that_forward_takes_by_position_only_are_refused_by_name() -> None:

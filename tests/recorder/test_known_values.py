@@ -79,14 +79,14 @@ class _ConvNextLike(nn.Module):
 
 
 def test_drop_rates_read_in_a_constructor_are_modelled_as_they_are_recorded() -> None:
-    made: list[_ConvNextLike] = []
+    created: list[_ConvNextLike] = []
 
     def factory() -> nn.Module:
-        made.append(_ConvNextLike(width=512, depth=4))
-        return made[-1]
+        created.append(_ConvNextLike(width=512, depth=4))
+        return created[-1]
 
     trace = modelled(factory, (2, 512, 8, 8))
-    rates = [block[2].p for block in made[0].blocks]
+    rates = [block[2].p for block in created[0].blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
     recorded = record_module(factory, torch.randn(2, 512, 8, 8))
     assert weights(trace) == weights(recorded)

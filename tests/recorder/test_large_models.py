@@ -54,9 +54,9 @@ def test_weights_of_variants_are_those_of_the_formula() -> None:
     assert _count(_on_no_device(resnet50, classes=10).module) == 25_557_032 - 990 * (2048 + 1)
     # GPT: words and positions, 12 w^2 + 13 w in a layer, and the last norm; the head's weights are the embedding's.
     width = 32
-    made = _on_no_device(gpt2_small, tokens=16, layers=2, width=width, heads=4, vocabulary=100).module
-    assert _count(made) == (100 + 16) * width + 2 * (12 * width**2 + 13 * width) + 2 * width
-    assert made.get_submodule("head.scores").weight is made.get_submodule("embed.words").weight
+    created = _on_no_device(gpt2_small, tokens=16, layers=2, width=width, heads=4, vocabulary=100).module
+    assert _count(created) == (100 + 16) * width + 2 * (12 * width**2 + 13 * width) + 2 * width
+    assert created.get_submodule("head.scores").weight is created.get_submodule("embed.words").weight
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -16,15 +16,13 @@ from torch import nn
 
 import simgpu as package
 from simgpu.compression.codecs.costs import NodeCosts
-from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
-from simgpu.compression.codecs.measure import load_array
+from simgpu.compression.codecs.measure import LAYOUTS, in_layout, load_array, sizes_in
 from simgpu.compression.codecs.patterns import modelled_bytes
-from simgpu.compression.codecs.recording import sizes_in
 from simgpu.compression.codecs.registry import make_codec
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.maps import array_of, file_names
+from simgpu.recorder.contents import array_of, file_names
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import BlockKind, Trace
@@ -53,10 +51,10 @@ def test_every_feature_map_is_measured_at_every_epoch_in_every_layout(digits: tu
         for codec in CODECS
         for layout in (LAYOUTS if len(blocks[sample.block].shape or ()) == 4 else ("plain",))
     }
-    found = [(row.block, row.epoch, row.codec, row.layout) for row in trace.compressibility]
-    assert len(found) == len(set(found)) and set(found) == expected
-    assert {epoch for _, epoch, _, _ in found} == {0, 1, 2}
-    assert {layout for *_, layout in found} == {*LAYOUTS, "plain"}
+    result = [(row.block, row.epoch, row.codec, row.layout) for row in trace.compressibility]
+    assert len(result) == len(set(result)) and set(result) == expected
+    assert {epoch for _, epoch, _, _ in result} == {0, 1, 2}
+    assert {layout for *_, layout in result} == {*LAYOUTS, "plain"}
     assert all((row.entry_bytes, row.entries) == (blocks[row.block].bytes, 1) for row in trace.compressibility)
 
 

@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.recorder.modelled.operations import Work, work_of
+from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 
 class _Works(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, Work] = {}
+        self.found: dict[str, OperatorWork] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
@@ -44,14 +44,14 @@ def test_a_convolution_and_the_three_parts_of_its_backward() -> None:
     x, weight, bias = torch.ones(2, 3, 8, 10, requires_grad=True), torch.ones(4, 3, 3, 5), torch.ones(4)
     for tensor in (weight, bias):
         tensor.requires_grad_()
-    found = works(_sum(lambda: f.conv2d(x, weight, bias, stride=(1, 2), padding=(1, 2))))
+    result = works(_sum(lambda: f.conv2d(x, weight, bias, stride=(1, 2), padding=(1, 2))))
     shape = ConvolutionShape(2, 3, (8, 10), 4, (3, 5), (1, 2), (1, 2))
     flops = 2 * (2 * 4 * 8 * 5) * (3 * 3 * 5)
     x_bytes, w_bytes, y_bytes = 4 * 2 * 3 * 8 * 10, 4 * 4 * 3 * 3 * 5, 4 * 2 * 4 * 8 * 5
     kind = OperationKind.CONVOLUTION
     moved, added = x_bytes + w_bytes + 16 + y_bytes, 2 * y_bytes + 16  # a kernel of its own adds the bias
-    assert found["convolution"] == (Operation(kind, flops, moved, y_bytes // 4, convolution=shape, added_bytes=added),)
-    data, weights, total = found["convolution_backward"]
+    assert result["convolution"] == (Operation(kind, flops, moved, y_bytes // 4, convolution=shape, added_bytes=added),)
+    data, weights, total = result["convolution_backward"]
     assert data == Operation(
         kind, flops, x_bytes + w_bytes + y_bytes, x_bytes // 4, Direction.BACKWARD_DATA, convolution=shape
     )
@@ -63,18 +63,18 @@ def test_a_convolution_and_the_three_parts_of_its_backward() -> None:
 
 def test_what_backward_is_not_asked_for_is_not_done() -> None:
     x, weight = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3, requires_grad=True)
-    found = works(_sum(lambda: f.conv2d(x, weight)))
-    assert [operation.direction for operation in found["convolution_backward"]] == [Direction.BACKWARD_WEIGHTS]
+    result = works(_sum(lambda: f.conv2d(x, weight)))
+    assert [operation.direction for operation in result["convolution_backward"]] == [Direction.BACKWARD_WEIGHTS]
 
 
 def test_a_transposed_convolution_is_the_plain_one_the_other_way_round() -> None:
     x, weight = torch.ones(2, 6, 4, 4, requires_grad=True), torch.ones(6, 3, 2, 2, requires_grad=True)
-    found = works(_sum(lambda: f.conv_transpose2d(x, weight, stride=2)))
+    result = works(_sum(lambda: f.conv_transpose2d(x, weight, stride=2)))
     shape = ConvolutionShape(2, 3, (8, 8), 6, (2, 2), (2, 2))
     assert shape.out_size == (4, 4)
-    (forward,) = found["convolution"]
+    (forward,) = result["convolution"]
     assert (forward.convolution, forward.direction, forward.flops) == (shape, Direction.BACKWARD_DATA, 2 * shape.macs)
-    assert [operation.direction for operation in found["convolution_backward"]] == [
+    assert [operation.direction for operation in result["convolution_backward"]] == [
         Direction.FORWARD,
         Direction.BACKWARD_WEIGHTS,
     ]
@@ -109,10 +109,10 @@ def test_matrix_products() -> None:
 def test_attention_is_two_products_and_five_backward() -> None:
     x = torch.ones(2, 3, 32, 16, requires_grad=True)
     aten = torch.ops.aten
-    found = works(_sum(lambda: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0]))
-    forward = found["_scaled_dot_product_flash_attention_for_cpu"]
+    result = works(_sum(lambda: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0]))
+    forward = result["_scaled_dot_product_flash_attention_for_cpu"]
     assert [operation.gemm for operation in forward] == [GemmShape(32, 32, 16, 6), GemmShape(32, 16, 32, 6)]
-    backward = found["_scaled_dot_product_flash_attention_for_cpu_backward"]
+    backward = result["_scaled_dot_product_flash_attention_for_cpu_backward"]
     assert sum(operation.flops for operation in backward) == 5 * 2 * 6 * 32 * 32 * 16
 
 
@@ -135,10 +135,10 @@ def test_bytes_are_of_what_is_looked_at() -> None:
 
 def test_of_a_table_only_the_rows_are_read() -> None:
     table, tokens = torch.ones(1000, 8, requires_grad=True), torch.arange(3)
-    found = works(_sum(lambda: f.embedding(tokens, table)))
-    (looked,) = found["embedding"]
+    result = works(_sum(lambda: f.embedding(tokens, table)))
+    (looked,) = result["embedding"]
     assert (looked.kind, looked.bytes, looked.results) == (OperationKind.GATHER, 24 + 2 * 3 * 8 * 4, 24)
-    (scattered,) = found["embedding_dense_backward"]
+    (scattered,) = result["embedding_dense_backward"]
     assert (scattered.kind, scattered.results) == (OperationKind.GATHER, 8000)
 
 
@@ -150,8 +150,8 @@ def test_the_other_kinds() -> None:
     loss = works(lambda: f.cross_entropy(torch.ones(2, 4), torch.zeros(2, dtype=torch.long)))
     kinds = {
         name: operations[0].kind
-        for found in (norm, pool, soft, loss)
-        for name, operations in found.items()
+        for result in (norm, pool, soft, loss)
+        for name, operations in result.items()
         if operations
     }
     assert kinds["native_batch_norm"] is kinds["native_batch_norm_backward"] is OperationKind.NORMALIZATION

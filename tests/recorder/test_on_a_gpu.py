@@ -64,9 +64,9 @@ def test_peak_is_what_pytorch_counts_up_to_its_rounding(trace: Trace) -> None:
 
 def test_the_frameworks_own_peak_holds_all_that_was_recorded(trace: Trace) -> None:
     no_scratch = [replace(block, bytes=0) if block.kind is BlockKind.WORKSPACE else block for block in trace.blocks]
-    kept = sum(block.bytes for block in trace.blocks if block.persistent)
+    retained = sum(block.bytes for block in trace.blocks if block.persistent)
     assert trace.info.framework_peak_bytes is not None
-    assert trace.info.framework_peak_bytes >= kept + max(live_bytes(replace(trace, blocks=tuple(no_scratch))))
+    assert trace.info.framework_peak_bytes >= retained + max(live_bytes(replace(trace, blocks=tuple(no_scratch))))
 
 
 def test_what_autograd_saves_is_told_with_its_way_through_the_iteration(trace: Trace) -> None:

@@ -38,12 +38,12 @@ def test_a_built_in_optimizer_keeps_the_state_it_is_known_for(name: str) -> None
 
 @pytest.mark.parametrize("name", BUILT_IN_OPTIMIZERS)
 def test_its_description_tells_its_settings(name: str) -> None:
-    made = make_optimizer(find_optimizer(name), nn.Linear(2, 2)).defaults
-    assert f"learning rate {made['lr']}" in BUILT_IN_OPTIMIZERS[name]
-    if made.get("momentum"):
-        assert f"momentum {made['momentum']}" in BUILT_IN_OPTIMIZERS[name]
-    if made.get("weight_decay"):
-        assert f"weight decay {made['weight_decay']}" in BUILT_IN_OPTIMIZERS[name]
+    created = make_optimizer(find_optimizer(name), nn.Linear(2, 2)).defaults
+    assert f"learning rate {created['lr']}" in BUILT_IN_OPTIMIZERS[name]
+    if created.get("momentum"):
+        assert f"momentum {created['momentum']}" in BUILT_IN_OPTIMIZERS[name]
+    if created.get("weight_decay"):
+        assert f"weight decay {created['weight_decay']}" in BUILT_IN_OPTIMIZERS[name]
 
 
 def test_an_optimizer_of_pytorch_or_of_ones_own_is_named_by_its_path(

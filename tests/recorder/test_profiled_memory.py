@@ -42,8 +42,8 @@ def _below(events: Any) -> Iterator[Any]:
 def _allocations(name: str, batch: int) -> list[int]:
     """Bytes allocated (+) and freed (-) in one unwatched iteration, without the scratch of single operators."""
     factory = small(name)
-    made = find_factory(factory) if isinstance(factory, str) else factory
-    workload = make_workload(name, made, batch).to(torch.device("cpu"))
+    created = find_factory(factory) if isinstance(factory, str) else factory
+    workload = make_workload(name, created, batch).to(torch.device("cpu"))
     optimizer = torch.optim.SGD(workload.module.parameters(), lr=0.01, momentum=0.9)
     for _ in range(2):
         run_iteration(workload, optimizer, NoWatcher())
@@ -80,5 +80,5 @@ def test_peak_is_the_profilers_to_the_byte(name: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "vgg11", "resnet20"])
 def test_blocks_are_the_profilers_allocations(name: str) -> None:
     trace = record(name, batch=4, repetitions=1, warmup=1)
-    made = Counter(block.bytes for block in trace.blocks if not block.persistent and block.bytes > _NUMBER_BYTES)
-    assert made == Counter(size for size in _allocations(name, 4) if size > _NUMBER_BYTES)
+    created = Counter(block.bytes for block in trace.blocks if not block.persistent and block.bytes > _NUMBER_BYTES)
+    assert created == Counter(size for size in _allocations(name, 4) if size > _NUMBER_BYTES)

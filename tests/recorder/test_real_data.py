@@ -13,8 +13,8 @@ from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.photos import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
-from simgpu.recorder.words import VOCABULARY, sentences
+from simgpu.recorder.language_models import VOCABULARY, sentences
+from simgpu.recorder.photo_models import PATCH_SIDE, PATCH_STEP, QUARTERS, photos
 from tests.recorder.small_models import plain_sgd
 
 
@@ -33,9 +33,9 @@ def test_patches_are_all_there_in_four_ways(patches: tuple[torch.Tensor, torch.T
     assert images.mean((0, 2, 3)).abs().max() < 1e-3 and (images.std((0, 2, 3)) - 1).abs().max() < 1e-3
     upright = images[0]
     ways = [upright, upright.flip(2), upright.flip(1), upright.flip(1, 2)]
-    found = [[bool(torch.equal(way, image)) for image in images] for way in ways]
-    assert all(any(row) for row in found), "each patch also mirrored, upside down, and both"
-    assert {int(labels[row.index(True)]) for row in found} == {int(labels[0])}
+    result = [[bool(torch.equal(way, image)) for image in images] for way in ways]
+    assert all(any(row) for row in result), "each patch also mirrored, upside down, and both"
+    assert {int(labels[row.index(True)]) for row in result} == {int(labels[0])}
 
 
 def test_the_order_of_patches_does_not_follow_the_seed(patches: tuple[torch.Tensor, torch.Tensor]) -> None:

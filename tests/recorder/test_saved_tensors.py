@@ -149,11 +149,11 @@ def test_constants_of_the_host_and_of_the_model() -> None:
     trace = record_module(lambda: named(fc=nn.Linear(4, 4), scale=Scaled()), torch.randn(3, 4))
     assert _ops(trace, "forward") == ["addmm", "mul", "mul", "sum"]  # k0 to k3
     assert _ops(trace, "backward")[:3] == ["ones_like", "mul", "mul"]  # k4 to k6: by the constant, by the host's number
-    (made,) = [b.id for b in trace.blocks if b.born == "k1"]
+    (created,) = [b.id for b in trace.blocks if b.born == "k1"]
     (lasting,) = [b.id for b in trace.blocks if b.persistent and b.kind is BlockKind.OTHER]
-    told = {row.block: row for row in trace.saved}
-    assert told[made] == _row(made, 4, 0, 6, None)  # no kernel had touched it when it was saved
-    assert told[lasting] == _row(lasting, 16, 1, 5, END)
+    description = {row.block: row for row in trace.saved}
+    assert description[created] == _row(created, 4, 0, 6, None)  # no kernel had touched it when it was saved
+    assert description[lasting] == _row(lasting, 16, 1, 5, END)
     assert check_trace(trace) == []
 
 
@@ -220,10 +220,10 @@ def test_weights_statistics_and_random_numbers_are_left_as_they_were(monkeypatch
 
     def compared(name: str, workload: Workload, *more: Any) -> list[SavedNote]:
         before = state(workload)
-        found = note_saved(name, workload, *more)
+        result = note_saved(name, workload, *more)
         assert all(torch.equal(one, two) for one, two in zip(before, state(workload), strict=True))
         assert all(parameter.grad is None for parameter in workload.module.parameters())
-        return found
+        return result
 
     monkeypatch.setattr("simgpu.recorder.session.note_saved", compared)
     trace = record_module(
@@ -239,16 +239,16 @@ def test_a_model_that_refuses_hooks_is_recorded_without() -> None:
             with torch.autograd.graph.disable_saved_tensors_hooks("no hooks in here"):
                 return x.tanh()
 
-    told: list[str] = []
+    description: list[str] = []
     trace = record(
         lambda: (named(fc=nn.Linear(4, 4), gradient=Gradient()), torch.randn(2, 4), (), summed),
         batch=2,
         repetitions=1,
         warmup=1,
-        say=told.append,
+        progress=description.append,
     )
     assert trace.saved == ()
-    assert "what autograd saves is not noted: no hooks in here" in told
+    assert "what autograd saves is not noted: no hooks in here" in description
     assert check_trace(trace) == []
 
 

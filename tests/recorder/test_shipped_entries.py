@@ -35,8 +35,8 @@ Recording = tuple[Trace, int, float, float, float, float]
 
 @pytest.fixture(params=RECORDINGS, ids=lambda row: row[0])
 def recording(request: pytest.FixtureRequest) -> Recording:
-    name, *told = request.param
-    return (read_trace(TRACES / name), *told)
+    name, *description = request.param
+    return (read_trace(TRACES / name), *description)
 
 
 def test_they_are_valid_recordings_and_small(recording: Recording) -> None:
@@ -50,22 +50,22 @@ def test_they_are_valid_recordings_and_small(recording: Recording) -> None:
 def test_every_block_is_measured_at_every_epoch(recording: Recording) -> None:
     trace, epochs, *_ = recording
     assert epochs_of(trace) == tuple(range(epochs + 1))
-    counted = {key: sum(found.values()) for key, found in histograms(trace.compressibility).items()}
+    counted = {key: sum(result.values()) for key, result in histograms(trace.compressibility).items()}
     expected = {(block.id, epoch): entries_of(block) for block in trace.blocks for epoch in range(epochs + 1)}
     assert counted == expected
 
 
 def test_the_networks_learnt(recording: Recording) -> None:
     trace, epochs, first, last, right, _ = recording
-    told = re.search(
+    description = re.search(
         r"Trained for (\d) epochs of \d+ steps; the mean loss was (\S+) in the first and (\S+) in the last\. "
         r"It then finds (\S+)% of the labels",
         trace.info.notes,
     )
-    assert told is not None
-    assert int(told[1]) == epochs
-    assert last / 2 < float(told[3]) <= last < float(told[2]) <= first
-    assert right <= float(told[4]) / 100 < right + 0.01
+    assert description is not None
+    assert int(description[1]) == epochs
+    assert last / 2 < float(description[3]) <= last < float(description[2]) <= first
+    assert right <= float(description[4]) / 100 < right + 0.01
 
 
 def test_ratios_are_as_the_readme_says(recording: Recording) -> None:
@@ -92,8 +92,8 @@ def test_weights_and_their_momentum_hardly_compress_while_maps_do(recording: Rec
 
 def test_at_epoch_0_biases_are_zeros_and_later_they_are_not() -> None:
     trace = read_trace(TRACES / "photos-vgg-cpu")
-    found = histograms(trace.compressibility)
-    assert found["conv2_1.bias", 0] == {0: 1}
-    assert 0 not in found["conv2_1.bias", 4]
+    result = histograms(trace.compressibility)
+    assert result["conv2_1.bias", 0] == {0: 1}
+    assert 0 not in result["conv2_1.bias", 4]
     shape = trace.block_by_id["conv2_1.bias"].shape
     assert shape is not None and prod(shape) * 4 == 128

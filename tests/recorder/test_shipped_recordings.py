@@ -87,22 +87,22 @@ def digits() -> Trace:
 @pytest.fixture(scope="module")
 def zeros(digits: Trace) -> dict[str, list[float]]:
     """Share of zeros by layer, from epoch 0 to 30; ReLU works in place, so a convolution's block is its ReLU's too."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for sample in digits.sparsity:
         layer, _, maker = sample.block.partition(":")
         if maker in ("convolution", "max_pool2d_with_indices", "addmm"):
-            found.setdefault(layer, []).append(sample.sparsity)
-    assert {len(series) for series in found.values()} == {31}
-    return found
+            result.setdefault(layer, []).append(sample.sparsity)
+    assert {len(series) for series in result.values()} == {31}
+    return result
 
 
 def test_the_digits_were_really_learnt(digits: Trace) -> None:
     assert "scikit-learn's 1797 handwritten digits" in digits.info.notes
-    told = re.search(
+    description = re.search(
         r"30 epochs of 29 steps; the mean loss was (\S+) in the first and (\S+) in the last", digits.info.notes
     )
-    assert told is not None
-    first, last = map(float, told.groups())
+    assert description is not None
+    first, last = map(float, description.groups())
     assert first > 2 and last < 0.05
 
 

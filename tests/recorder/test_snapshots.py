@@ -18,8 +18,7 @@ from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.recorder import record
-from simgpu.recorder.maps import file_names
-from simgpu.recorder.snapshots import spread_over
+from simgpu.recorder.contents import file_names, spread_over
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import RELEASED_AT_END, Trace
 from tests.cli.cli_helpers import simgpu
@@ -29,7 +28,7 @@ from tests.recorder.test_entries import residual, still
 def _live(trace: Trace, after: int) -> set[str]:
     """Ids of the blocks that are held between a kernel and the next one."""
     position = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
-    made = {name: place for place, kernel in reversed(list(enumerate(trace.kernels))) for name in kernel.writes}
+    created = {name: place for place, kernel in reversed(list(enumerate(trace.kernels))) for name in kernel.writes}
     ends = {
         block.id: len(position) if block.release in (None, RELEASED_AT_END) else position[block.release]
         for block in trace.blocks
@@ -37,7 +36,7 @@ def _live(trace: Trace, after: int) -> set[str]:
     return {
         block.id
         for block in trace.blocks
-        if (block.persistent or made.get(block.id, len(position)) <= after) and ends[block.id] > after
+        if (block.persistent or created.get(block.id, len(position)) <= after) and ends[block.id] > after
     }
 
 
@@ -49,9 +48,9 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, list[Path]]
 
 
 def _after(trace: Trace, folder: Path) -> int:
-    found = re.fullmatch(r"\d+-after-(.+)", folder.name)
-    assert found is not None
-    return [kernel.id for kernel in trace.kernels].index(found[1])
+    result = re.fullmatch(r"\d+-after-(.+)", folder.name)
+    assert result is not None
+    return [kernel.id for kernel in trace.kernels].index(result[1])
 
 
 def test_a_snapshot_holds_the_blocks_that_live_then_and_no_other(dumped: tuple[Trace, list[Path]]) -> None:

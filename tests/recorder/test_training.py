@@ -194,10 +194,10 @@ def test_a_model_that_changes_while_or_after_it_is_trained_is_refused(calls_befo
 
 
 def test_the_digits_need_scikit_learn_and_are_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     with monkeypatch.context() as patched:
         patched.setattr(
-            importlib.util, "find_spec", lambda name, *more: None if name == "sklearn" else found(name, *more)
+            importlib.util, "find_spec", lambda name, *more: None if name == "sklearn" else result(name, *more)
         )
         with pytest.raises(MissingExtraError, match=r"needs scikit-learn.*simgpu with its extra 'record'"):
             record("digits-cnn", batch=4)

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 import torch
 
-from simgpu.recorder.machine.bandwidth import Way
+from simgpu.recorder.machine.bandwidth import CopyDirection
 from simgpu.validation.devices import DeviceFacts, open_device
 from simgpu.validation.harness.machine import both_at_once, measure_machine
 
@@ -103,8 +103,8 @@ def test_both_ways_at_once_are_measured_while_both_are_busy() -> None:
     size = 2**18
     found = both_at_once(TimedDevice(BOTH), size, repetitions=5)  # type: ignore[arg-type]
     assert found == {
-        Way.OUT: size * 10**9 // (LATENCY + size // BOTH["d2h"]),
-        Way.IN: size * 10**9 // (LATENCY + size // BOTH["h2d"]),
+        CopyDirection.OUT: size * 10**9 // (LATENCY + size // BOTH["d2h"]),
+        CopyDirection.IN: size * 10**9 // (LATENCY + size // BOTH["h2d"]),
     }
 
 

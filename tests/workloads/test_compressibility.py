@@ -19,9 +19,13 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.entries import entries_of, histograms, mean_ratio
 from simgpu.trace.model import Block, BlockKind, CompressedSize, Kernel, Origin, Phase, Trace, TraceInfo
 from simgpu.workloads.compressibility.__main__ import main
-from simgpu.workloads.compressibility.generator import with_compressibility
+from simgpu.workloads.compressibility.generator import (
+    FOLDER,
+    CompressibilityProfile,
+    load_profile,
+    with_compressibility,
+)
 from simgpu.workloads.compressibility.measured import RECORDINGS, profile_text
-from simgpu.workloads.compressibility.profile import FOLDER, Profile, load_profile
 from simgpu.workloads.compressibility.roles import roles_of
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch
@@ -132,11 +136,11 @@ def test_a_recording_and_its_model_give_a_block_the_same_role() -> None:
         build_trace("vgg11", batch=32, gpu=simgpu.load_node("v100").gpu),
     )
     rare = {"loss", "dropout", "product"}  # on a CPU dropout is four kernels; the losses are told apart differently
-    found = [
+    result = [
         {role for role in roles_of(trace).values() if not rare & set(role.split("."))} for trace in (recorded, modelled)
     ]
-    assert found[0] - found[1] <= {"feature_map.linear", "other.linear"}
-    assert found[1] - found[0] <= {"feature_map.linear", "other.linear"}
+    assert result[0] - result[1] <= {"feature_map.linear", "other.linear"}
+    assert result[1] - result[0] <= {"feature_map.linear", "other.linear"}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -145,12 +149,12 @@ def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str)
     profile, roles = load_profile("trained"), roles_of(trace)
     assert check_trace(trace) == []
     assert trace.info.origin is Origin.MODELLED and "is modelled (profile trained)" in trace.info.notes
-    found = histograms(trace.compressibility)
-    assert list(found) == [(block.id, epoch) for block in trace.blocks for epoch in profile.epochs]
+    result = histograms(trace.compressibility)
+    assert list(result) == [(block.id, epoch) for block in trace.blocks for epoch in profile.epochs]
     for block in trace.blocks:
         shares = profile.shares_of(roles.get(block.id, ""))
         for place, epoch in enumerate(profile.epochs):
-            histogram = found[block.id, epoch]
+            histogram = result[block.id, epoch]
             assert sum(histogram.values()) == entries_of(block)
             if shares is None:
                 assert histogram == {128: entries_of(block)}
@@ -165,11 +169,11 @@ def test_every_block_of_a_network_gets_all_its_entries_at_every_epoch(name: str)
 def test_most_of_what_is_no_workspace_has_a_role_of_the_profile(name: str) -> None:
     trace, profile = from_zoo(name), load_profile("trained")
     roles = roles_of(trace)
-    told: Counter[bool] = Counter()
+    description: Counter[bool] = Counter()
     for block in trace.blocks:
         if block.kind is not BlockKind.WORKSPACE:
-            told[profile.shares_of(roles.get(block.id, "")) is not None] += block.bytes
-    assert told[True] > 0.9 * told.total()
+            description[profile.shares_of(roles.get(block.id, "")) is not None] += block.bytes
+    assert description[True] > 0.9 * description.total()
 
 
 def test_another_batch_is_the_same_but_for_rounding() -> None:
@@ -197,7 +201,7 @@ def test_measured_rows_give_way_and_others_stay() -> None:
 
 def test_a_profile_of_ones_own() -> None:
     shares = {"recordings": ["mine"], "shares": [[0.5, 0.5]]}
-    profile = Profile.model_validate(
+    profile = CompressibilityProfile.model_validate(
         {
             "schema": "simgpu.compressibility/1",
             "recordings": ["mine"],
@@ -207,10 +211,10 @@ def test_a_profile_of_ones_own() -> None:
         }
     )
     trace = with_compressibility(simgpu.load_trace("vgg11-cifar-cpu"), profile)
-    found = histograms(trace.compressibility)
-    assert {epoch for _, epoch in found} == {7}
-    assert found["fc8.weight", 7] == {0: 80, 128: 80}
-    assert found["fc8.weight.grad", 7] == {128: 160}
+    result = histograms(trace.compressibility)
+    assert {epoch for _, epoch in result} == {7}
+    assert result["fc8.weight", 7] == {0: 80, 128: 80}
+    assert result["fc8.weight.grad", 7] == {128: 160}
     assert "(profile its own)" in trace.info.notes
 
 

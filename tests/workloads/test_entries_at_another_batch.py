@@ -77,7 +77,7 @@ def test_rows_of_entries_alone_tell_epochs_and_no_sizes_of_whole_blocks() -> Non
     costs = NodeCosts(trace, simgpu.load_node("v100"), epoch=2)
     assert not any(costs.is_known(block, codec) for block in trace.blocks for codec in ("zvc", "csr", "rle", "zlib"))
     at = histograms(row for rows in sizes_at(trace, 2).values() for row in rows)
-    assert at == {key: found for key, found in histograms(trace.compressibility).items() if key[1] == 0}
+    assert at == {key: result for key, result in histograms(trace.compressibility).items() if key[1] == 0}
     assert simgpu.simulate(trace, simgpu.load_node("v100"), "vdnn").iteration_ns > 0
     with pytest.raises(InputError, match="the trace tells no sparsity and no compressed sizes, which static goes by"):
         simgpu.simulate(trace, simgpu.load_node("v100"), "static")
@@ -89,7 +89,7 @@ def test_walks_begin_at_the_same_share_of_their_blocks() -> None:
     had = entries_of(trace.block_by_id["conv1_1:convolution"])
     for first, expected in ((0, 0), (had // 4, had // 2), (had - 1, 2 * (had - 1))):
         walk = Access(kernel.id, "conv1_1:convolution", False, AccessOrder.STRIDED, 4, had // 2, 8, first)
-        told = replace(trace, accesses=(walk,))
-        assert at_batch(told, 2 * trace.info.batch).accesses == (replace(walk, entries=had, first=expected),)
+        description = replace(trace, accesses=(walk,))
+        assert at_batch(description, 2 * trace.info.batch).accesses == (replace(walk, entries=had, first=expected),)
         for batch in (1, 3, 7):
-            assert check_trace(at_batch(told, batch)) == []
+            assert check_trace(at_batch(description, batch)) == []

@@ -11,8 +11,7 @@ import pytest
 import simgpu
 from simgpu.trace.entries import mean_ratio
 from simgpu.trace.model import BlockKind, Trace
-from simgpu.workloads.compressibility.generator import with_compressibility
-from simgpu.workloads.compressibility.profile import Profile, load_profile
+from simgpu.workloads.compressibility.generator import CompressibilityProfile, load_profile, with_compressibility
 from simgpu.workloads.modelled import build_trace
 
 BATCHES = {"alexnet": 1024, "inception-v2": 64, "squeezenet1.1": 96, "vgg16": 128, "resnet50": 64, "biglstm": 32}
@@ -40,10 +39,10 @@ def test_by_eight_sizes_the_geometric_mean_is_the_published_one() -> None:
 
 def test_ratio_and_overflow_of_the_final_design_are_the_published_means() -> None:
     node = simgpu.load_node("buddy-gpu")
-    found = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]
-    assert all(found)
-    assert fmean(each.ratio for each in found if each) == pytest.approx(1.5, abs=0.005)
-    assert fmean(each.overflow_share for each in found if each) == pytest.approx(0.04, abs=0.001)
+    result = [simgpu.simulate(trace, node, "buddy").metrics.compression for trace in networks()]
+    assert all(result)
+    assert fmean(each.ratio for each in result if each) == pytest.approx(1.5, abs=0.005)
+    assert fmean(each.overflow_share for each in result if each) == pytest.approx(0.04, abs=0.001)
 
 
 def test_it_says_that_it_was_fitted() -> None:
@@ -55,4 +54,4 @@ def test_it_says_that_it_was_fitted() -> None:
 def test_a_profile_is_measured_or_fitted(words: dict[str, object]) -> None:
     values = {"schema": "simgpu.compressibility/1", "epochs": (0,), "sizes": (0, 128), "roles": {}, **words}
     with pytest.raises(ValueError, match="write one of recordings, fitted_to"):
-        Profile.model_validate(values)
+        CompressibilityProfile.model_validate(values)

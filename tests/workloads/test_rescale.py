@@ -305,7 +305,9 @@ def test_samples_are_followed_through_other_orders_of_sides() -> None:
     )
     blocks = (replace(blocks[0], kind=BlockKind.INPUT, persistent=True), *blocks[1:])
     names = list(shapes)
-    kernels = tuple(Kernel(made, "clone", Phase.FORWARD, 10, (read,), (made,)) for read, made in pairwise(names))
+    kernels = tuple(
+        Kernel(created, "clone", Phase.FORWARD, 10, (read,), (created,)) for read, created in pairwise(names)
+    )
     info = TraceInfo("turns", 8, "nothing known", "float32", Origin.RECORDED, "a test")
     tripled = at_batch(Trace(info, kernels, blocks), 24).block_by_id
     assert [tripled[name].shape for name in names] == [(24, 64, 128), (64, 24, 128), (1536, 384), (64, 24, 384)]

@@ -15,7 +15,7 @@ PARTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class OccupancySample:
     """Live blocks at a kernel boundary: their bytes, those of them in device memory, entries, and how many overflow."""
 
     bytes: int
@@ -27,13 +27,13 @@ class Moment:
     def overflow(self) -> float:
         """Share of the entries that do not fit their targets.
 
-        >>> Moment(bytes=512, device=256, entries=4, overflowing=1).overflow
+        >>> OccupancySample(bytes=512, device=256, entries=4, overflowing=1).overflow
         0.25
         """
         return self.overflowing / self.entries if self.entries else 0.0
 
 
-def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
+def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[OccupancySample, ...]:
     """The live blocks at a kernel boundary of each of so many equal parts of time.
 
     A block is live from the kernel that makes it to the one after which the framework let go of it. graph: of one GPU.
@@ -55,7 +55,7 @@ def moments_of(graph: TaskGraph, parts: int = PARTS) -> tuple[Moment, ...]:
     return tuple(_at(graph, memory.overflowing, order[place]) for place in boundaries)
 
 
-def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> Moment:
+def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> OccupancySample:
     """When kernel k has ended."""
     live = [
         b
@@ -64,7 +64,7 @@ def _at(graph: TaskGraph, overflowing: tuple[int, ...], k: int) -> Moment:
         and birth <= k
         and ((release := graph.recorded_releases[b]) is None or release > k)
     ]
-    return Moment(
+    return OccupancySample(
         bytes=sum(graph.blocks[b].bytes for b in live),
         device=sum(graph.sizes[b] for b in live),
         entries=sum(-(-graph.blocks[b].bytes // ENTRY_BYTES) for b in live),

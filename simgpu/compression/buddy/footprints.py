@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
 
-from simgpu.compression.buddy.streams import Counts, Walk, misses_of, side_by_side, walks_of
-from simgpu.compression.buddy.targets import RAW, Allocation, choose_targets, overflowing
+from simgpu.compression.buddy.streams import Counts, EntryAccesses, misses_of, side_by_side, walks_of
+from simgpu.compression.buddy.targets import RAW, ProfiledAllocation, choose_targets, overflowing
 from simgpu.compression.buddy.traffic import Moved, demand_of, moved_by
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.errors import InputError
@@ -45,13 +45,13 @@ class WithFootprints:
         metadata = _metadata(walks, targets, buddy)
         link, dram = buddy.link or self.node.link, self.node.gpu.dram_bandwidth or 1
         demands = []
-        for each, found in zip(walks, metadata, strict=True):
+        for each, result in zip(walks, metadata, strict=True):
             if all(targets[b] == RAW and not self._in_transfer(counts[b]) for b, _ in each):
                 demands.append(NO_DEMAND)
                 continue
             moved = reduce(Moved.plus, (moved_by(walk, counts[b], targets[b], buddy.mode) for b, walk in each))
-            lines = found.misses + found.written_back
-            demands.append(demand_of(moved, found.visits, found.misses, lines, buddy, link, dram))
+            lines = result.misses + result.written_back
+            demands.append(demand_of(moved, result.accesses, result.misses, lines, buddy, link, dram))
         return _compressed(plain, self, targets, counts, demands, metadata)
 
     @property
@@ -74,9 +74,9 @@ class WithFootprints:
         allocations = []
         for block in graph.blocks:
             entries = -(-block.bytes // ENTRY_BYTES)
-            found = _named(self.profiled, block.id) or ()
-            snapshots = tuple(tuple(apportioned(each, entries)) for each in found)
-            allocations.append(Allocation(block.id, block.bytes, snapshots))
+            result = _named(self.profiled, block.id) or ()
+            snapshots = tuple(tuple(apportioned(each, entries)) for each in result)
+            allocations.append(ProfiledAllocation(block.id, block.bytes, snapshots))
         chosen = choose_targets(
             allocations,
             threshold=buddy.threshold,
@@ -90,8 +90,8 @@ class WithFootprints:
 
     def _counts(self, graph: TaskGraph, b: int) -> Histogram | None:
         block = graph.blocks[b]
-        found = _named(self.now, block.id)
-        return None if found is None else tuple(apportioned(found, -(-block.bytes // ENTRY_BYTES)))
+        result = _named(self.now, block.id)
+        return None if result is None else tuple(apportioned(result, -(-block.bytes // ENTRY_BYTES)))
 
 
 def _named(table: Mapping[str, Row], block: str) -> Row | None:
@@ -99,27 +99,29 @@ def _named(table: Mapping[str, Row], block: str) -> Row | None:
     return table.get(block) or table.get(block.rpartition("@")[0])
 
 
-def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, Walk]]]:
+def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAccesses]]]:
     """Of each kernel the walks through blocks that are no workspaces, each with the block's number.
 
-    Where nobody told how it goes through them, it visits them in proportion to its traffic.
+    Where nobody told how it goes through them, it accesses them in proportion to its traffic.
     """
     lasting = [block for block in graph.blocks if block.kind is not BlockKind.WORKSPACE]
     places = side_by_side(lasting, buddy.cache)
-    told = {access.kernel for access in graph.trace.accesses}
-    found = []
+    recorded = {access.kernel for access in graph.trace.accesses}
+    result = []
     for kernel, walks in zip(graph.kernels, walks_of(graph.trace, places), strict=True):
         numbers = [graph.block_number[name] for name in (*kernel.reads, *kernel.writes) if name in places]
         pairs = list(zip([b for b in numbers if graph.blocks[b].bytes], walks, strict=True))
-        once = sum(walk.visits for walk in walks) * ENTRY_BYTES
-        if once and kernel.id not in told:
+        once = sum(walk.accesses for walk in walks) * ENTRY_BYTES
+        if once and kernel.id not in recorded:
             traffic = traffic_of(graph, kernel)
-            pairs = [(b, replace(walk, visits=walk.visits * traffic // once)) for b, walk in pairs]
-        found.append(pairs)
-    return found
+            pairs = [(b, replace(walk, accesses=walk.accesses * traffic // once)) for b, walk in pairs]
+        result.append(pairs)
+    return result
 
 
-def _metadata(walks: Sequence[Sequence[tuple[int, Walk]]], targets: Sequence[int], buddy: BuddySpec) -> list[Counts]:
+def _metadata(
+    walks: Sequence[Sequence[tuple[int, EntryAccesses]]], targets: Sequence[int], buddy: BuddySpec
+) -> list[Counts]:
     """What the metadata cache does for each kernel; blocks that are not compressed have no metadata."""
     return misses_of([[walk for b, walk in each if targets[b] != RAW] for each in walks], buddy.cache)
 
@@ -136,7 +138,9 @@ def _compressed(
     entries = [-(-block.bytes // ENTRY_BYTES) for block in plain.blocks]
     beyond = []
     for b, target in enumerate(targets):
-        walk = Walk(0, max(entries[b], 1), write=False, order=AccessOrder.SEQUENTIAL, sectors=4, visits=entries[b])
+        walk = EntryAccesses(
+            0, max(entries[b], 1), write=False, order=AccessOrder.SEQUENTIAL, sectors=4, accesses=entries[b]
+        )
         beyond.append(moved_by(walk, counts[b], target).read)
     memory = CompressedMemory(
         plain,
@@ -147,12 +151,12 @@ def _compressed(
         carved=tuple(count * (ENTRY_BYTES - target) for count, target in zip(entries, targets, strict=True)),
         overflow=tuple(beyond),
         overflowing=tuple(
-            0 if found is None or target == RAW else overflowing(found, target)
-            for found, target in zip(counts, targets, strict=True)
+            0 if result is None or target == RAW else overflowing(result, target)
+            for result, target in zip(counts, targets, strict=True)
         ),
         hidden=round(how.buddy.overlap * MILLION),
-        visits=sum(found.visits for found in metadata),
-        misses=sum(found.misses for found in metadata),
+        visits=sum(result.accesses for result in metadata),
+        misses=sum(result.misses for result in metadata),
     )
     return replace(
         plain,

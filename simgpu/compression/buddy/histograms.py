@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from simgpu.compression.buddy.snapshots import Observed, Snapshots
 from simgpu.compression.buddy.stored import FILE as STORED
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES
 from simgpu.errors import InputError, Problem
 from simgpu.trace.entries import apportioned
@@ -47,7 +47,7 @@ def trace_histograms(trace: Trace) -> dict[str, dict[int, tuple[int, ...]]]:
     return {name: {epoch: tuple(counted[name][epoch]) for epoch in sorted(counted[name])} for name in sizes}
 
 
-def trace_allocations(trace: Trace) -> tuple[Allocation, ...]:
+def trace_allocations(trace: Trace) -> tuple[ProfiledAllocation, ...]:
     """Every block of a trace as an allocation, in the trace's order; without snapshots where nothing is recorded of it.
 
     Raises as `trace_histograms`.
@@ -57,15 +57,17 @@ def trace_allocations(trace: Trace) -> tuple[Allocation, ...]:
     [(), (), ()]
     """
     known = trace_histograms(trace)
-    return tuple(Allocation(block.id, block.bytes, tuple(known.get(block.id, {}).values())) for block in trace.blocks)
+    return tuple(
+        ProfiledAllocation(block.id, block.bytes, tuple(known.get(block.id, {}).values())) for block in trace.blocks
+    )
 
 
 def _counted(rows: Iterable[CompressedSize]) -> Mapping[str, dict[int, list[int]]]:
-    found: dict[str, dict[int, list[int]]] = {}
+    result: dict[str, dict[int, list[int]]] = {}
     for row in rows:
-        counts = found.setdefault(row.block, {}).setdefault(row.epoch, [0] * len(ENTRY_SIZES))
+        counts = result.setdefault(row.block, {}).setdefault(row.epoch, [0] * len(ENTRY_SIZES))
         counts[ENTRY_SIZES.index(row.bytes)] += row.entries
-    return found
+    return result
 
 
 def _wrong_size(row: CompressedSize) -> Problem:
@@ -93,7 +95,7 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
     """
     if stored is not None:
         _check_stored(trace, stored)
-        found = replace(stored, name=trace.name, about=stored.about or trace.info.provenance)
+        result = replace(stored, name=trace.name, about=stored.about or trace.info.provenance)
     else:
         known = trace_histograms(trace)
         if not known:
@@ -102,22 +104,24 @@ def trace_snapshots(trace: Trace, stored: Snapshots | None = None) -> Snapshots:
         epochs = sorted({epoch for counts in known.values() for epoch in counts})
         sizes = {block.id: block.bytes for block in trace.blocks}
         observed = tuple(
-            Observed(Allocation(name, sizes[name], tuple(counts.values())), tuple(map(epochs.index, counts)), None)
+            Observed(
+                ProfiledAllocation(name, sizes[name], tuple(counts.values())), tuple(map(epochs.index, counts)), None
+            )
             for name, counts in known.items()
         )
         labels = tuple(f"epoch {epoch}" for epoch in epochs)
-        found = Snapshots(trace.name, labels, observed, trace.info.provenance)
-    measured = {allocation.name for allocation in found.allocations}
+        result = Snapshots(trace.name, labels, observed, trace.info.provenance)
+    measured = {allocation.name for allocation in result.allocations}
     rest = [block.bytes for block in trace.blocks if block.bytes and block.id not in measured]
     note = f"{len(rest)} of the trace's {len(trace.blocks)} blocks are not measured ({format_bytes(sum(rest))})"
     whole = sum(block.bytes for block in trace.blocks if block.id in measured)
     smaller = (
-        f"entries are those of a smaller run: its {format_bytes(found.bytes)} are {format_bytes(whole)} in the trace"
+        f"entries are those of a smaller run: its {format_bytes(result.bytes)} are {format_bytes(whole)} in the trace"
     )
-    return replace(found, notes=(*([smaller] if found.bytes != whole else []), *([note] if rest else [])))
+    return replace(result, notes=(*([smaller] if result.bytes != whole else []), *([note] if rest else [])))
 
 
-def _fills(allocation: Allocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:
+def _fills(allocation: ProfiledAllocation, size: int, known: Mapping[int, tuple[int, ...]]) -> bool:
     """Whether what is known of a block of another size is the allocation's snapshots, scaled to that size."""
     entries = -(-size // ENTRY_BYTES)
     return [tuple(apportioned(counts, entries)) for counts in allocation.snapshots] == list(known.values())

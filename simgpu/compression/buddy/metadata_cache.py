@@ -1,16 +1,15 @@
-"""The metadata cache: which visits to compressed memory find there what their memory-entry is like."""
+"""The metadata cache: which accesses to compressed memory find there what their memory-entry is like."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.compiling import compiled
 from simgpu.hardware.spec import MetadataCacheSpec
 
 Ints = NDArray[np.int64]
@@ -18,8 +17,8 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Visits:
-    """What became of visits. written_back: changed lines that had to make room, each a write to device memory."""
+class CacheCounts:
+    """What became of accesses. written_back: changed lines that had to make room, each a write to device memory."""
 
     hits: int
     misses: int
@@ -35,36 +34,35 @@ class MetadataCache:
 
     >>> import numpy as np
     >>> cache = MetadataCache(MetadataCacheSpec(size=64, slices=1, ways=2, line=32, entries=64))
-    >>> cache.visit(np.array([0, 1, 0, 2, 1]), np.array([False, True, False, False, False]))
+    >>> cache.access(np.array([0, 1, 0, 2, 1]), np.array([False, True, False, False, False]))
     Visits(hits=1, misses=4, written_back=1)
-    >>> cache.visit_entries(np.array([64, 127, 128]), np.zeros(3, bool))
+    >>> cache.access_entries(np.array([64, 127, 128]), np.zeros(3, bool))
     Visits(hits=3, misses=0, written_back=0)
     """
 
     def __init__(self, spec: MetadataCacheSpec) -> None:
         self.spec = spec
-        self._sets: _Sets = (_CompiledSets if is_compiled() else _PlainSets)(spec)
+        # Of each set its lines, the most recently used first, -1 for none, and what a change of each stands for.
+        shape = (spec.slices * spec.sets, spec.ways)
+        self._lines = np.full(shape, -1, np.int64)
+        self._changed = np.zeros(shape, np.int64)
 
-    def visit(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> Visits:
-        """Counts over visits to metadata lines, in order; the cache goes on from where it was.
+    def access(self, lines: Ints, writes: Bools, stand_for: Ints | None = None) -> CacheCounts:
+        """Counts over accesses to metadata lines, in order; the cache goes on from where it was.
 
-        lines: numbers from 0. writes: whether each changes its line. stand_for: of how many visits each is a sample,
+        lines: numbers from 0. writes: whether each changes its line. stand_for: of how many accesses each is a sample,
         itself alone where not given: so many hit or miss with it, and so many lines are written back with one that
         it changed.
         """
         many = np.ones(lines.size, np.int64) if stand_for is None else np.ascontiguousarray(stand_for, np.int64)
         lines, writes = np.ascontiguousarray(lines, np.int64), np.ascontiguousarray(writes, np.bool_)
-        misses, written_back = self._sets.visit(sets_of(lines, self.spec), lines, writes, many)
-        return Visits(int(many.sum()) - misses, misses, written_back)
+        sets = sets_of(lines, self.spec)
+        misses, written_back = _compiled()(self._lines, self._changed, sets, lines, writes, many)
+        return CacheCounts(int(many.sum()) - misses, misses, written_back)
 
-    def visit_entries(self, entries: Ints, writes: Bools) -> Visits:
-        """As `visit`, over visits to memory-entries, numbers from 0."""
-        return self.visit(entries // self.spec.entries, writes)
-
-
-def is_compiled() -> bool:
-    """Whether numba is there to compile."""
-    return find_spec("numba") is not None
+    def access_entries(self, entries: Ints, writes: Bools) -> CacheCounts:
+        """As `access`, over accesses to memory-entries, numbers from 0."""
+        return self.access(entries // self.spec.entries, writes)
 
 
 def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
@@ -95,79 +93,27 @@ def sets_of(lines: Ints, spec: MetadataCacheSpec) -> Ints:
     return bank * spec.sets + above % spec.sets
 
 
-class _Sets(Protocol):
-    """What the cache holds; both kinds count alike."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None: ...
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        """Misses and lines written back."""
-
-
-class _PlainSets:
-    """Of each set its lines, the least recently used first, with what a change of each stands for, 0 for none."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None:
-        self.ways = spec.ways
-        self.held: list[dict[int, int]] = [{} for _ in range(spec.slices * spec.sets)]
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        misses = written_back = 0
-        visits = zip(sets.tolist(), lines.tolist(), writes.tolist(), stand_for.tolist(), strict=True)
-        for number, line, write, many in visits:
-            held = self.held[number]
-            changed = held.pop(line, -1)
-            if changed < 0:
-                misses += many
-                changed = 0
-                if len(held) == self.ways:
-                    written_back += held.pop(next(iter(held)))
-            held[line] = changed or many * write
-        return misses, written_back
-
-
-class _CompiledSets:
-    """Of each set its lines, the most recently used first, -1 for none, and what a change of each stands for."""
-
-    def __init__(self, spec: MetadataCacheSpec) -> None:
-        shape = (spec.slices * spec.sets, spec.ways)
-        self.held = np.full(shape, -1, np.int64)
-        self.changed = np.zeros(shape, np.int64)
-
-    def visit(self, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
-        return _compiled()(self.held, self.changed, sets, lines, writes, stand_for)
-
-
-def _visit(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
+def _access_all(held: Ints, changed: Ints, sets: Ints, lines: Ints, writes: Bools, stand_for: Ints) -> tuple[int, int]:
     misses = written_back = 0
     last = held.shape[1] - 1
-    for visit in range(lines.size):
-        number, line = sets[visit], lines[visit]
+    for access in range(lines.size):
+        number, line = sets[access], lines[access]
         way = 0
         while way < last and held[number, way] != line:
             way += 1
-        kept = changed[number, way]
+        retained = changed[number, way]
         if held[number, way] != line:
-            misses += stand_for[visit]
-            written_back += kept
-            kept = 0
+            misses += stand_for[access]
+            written_back += retained
+            retained = 0
         for older in range(way, 0, -1):
             held[number, older] = held[number, older - 1]
             changed[number, older] = changed[number, older - 1]
         held[number, 0] = line
-        changed[number, 0] = stand_for[visit] if kept == 0 and writes[visit] else kept
+        changed[number, 0] = stand_for[access] if retained == 0 and writes[access] else retained
     return misses, written_back
 
 
 @cache
 def _compiled() -> Callable[[Ints, Ints, Ints, Ints, Bools, Ints], tuple[int, int]]:
-    """`_visit`, compiled; kept for the next process where there is a place to keep it."""
-    import numba
-
-    compiled: Any
-    try:
-        compiled = numba.njit(_visit, cache=True, nogil=True)
-    except RuntimeError:
-        # There is no place where this user may write.
-        compiled = numba.njit(_visit, nogil=True)
-    return compiled  # type: ignore[no-any-return]  # numba tells no types
+    return compiled(_access_all, nogil=True)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, histogram, size_classes
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
 
 #: For each entry of an allocation the index of its size in `ENTRY_SIZES`, in the order in which entries lie.
 Classes = NDArray[np.uint8]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 #: Bytes of an array that are compressed at once, whole entries: bounds the memory that is taken beside a mapped file.
 _CHUNK = 2**18 * ENTRY_BYTES
@@ -37,7 +37,7 @@ class Observed:
     histograms of the allocation are known.
     """
 
-    allocation: Allocation
+    allocation: ProfiledAllocation
     at: tuple[int, ...]
     classes: tuple[Classes, ...] | None
 
@@ -56,7 +56,7 @@ class Snapshots:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def allocations(self) -> tuple[Allocation, ...]:
+    def allocations(self) -> tuple[ProfiledAllocation, ...]:
         """The allocations with their histograms."""
         return tuple(each.allocation for each in self.observed)
 
@@ -70,7 +70,7 @@ class Snapshots:
         """Of all allocations."""
         return sum(allocation.entries for allocation in self.allocations)
 
-    def in_snapshot(self, number: int) -> dict[int, Allocation]:
+    def in_snapshot(self, number: int) -> dict[int, ProfiledAllocation]:
         """The allocations that are in a snapshot, as they are then, by their positions among all."""
         return {
             index: replace(each.allocation, snapshots=(each.allocation.snapshots[each.at.index(number)],))
@@ -84,13 +84,15 @@ class Snapshots:
 
 
 def take_snapshots(
-    snapshots: Sequence[Mapping[str, Any]] | Mapping[str, Any], name: str = "arrays", say: Say = lambda what: None
+    snapshots: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    name: str = "arrays",
+    progress: Progress = lambda what: None,
 ) -> Snapshots:
     """The entries of arrays: a mapping of allocations to arrays for each snapshot, in order; or one such mapping.
 
     Arrays may have any dtype but Python objects; their bytes are taken as they lie. An allocation may be missing from
-    some snapshots. say: told what is being compressed. Raises `InputError` with everything that is no array or is
-    empty, and every allocation whose size changes.
+    some snapshots. progress: called with what is being compressed. Raises `InputError` with everything that is no array
+    or is empty, and every allocation whose size changes.
 
     >>> found = take_snapshots([{"a": np.zeros(64)}, {"a": np.arange(64.0), "b": np.zeros(3)}])
     >>> found.labels, [each.at for each in found.observed], found.allocations[0].snapshots[0]
@@ -112,7 +114,7 @@ def take_snapshots(
     for label, snapshot in zip(labels, arrays, strict=True):
         seen.append({})
         for allocation, array in snapshot.items():
-            say(f"snapshot {label}: {allocation}")
+            progress(f"snapshot {label}: {allocation}")
             seen[-1][allocation] = Seen(array.nbytes, classes_of(array))
     return collect(name, labels, seen)
 
@@ -143,7 +145,7 @@ def classes_of(array: NDArray[Any]) -> Classes:
 
 def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], problems: Iterable[Problem] = ()) -> None:
     """Raises `InputError` with the problems given, if there is no allocation, and for each whose size changes."""
-    found = list(problems)
+    result = list(problems)
     first: dict[str, tuple[int, str]] = {}
     for label, snapshot in zip(labels, sizes, strict=True):
         for name, size in snapshot.items():
@@ -151,11 +153,11 @@ def check_sizes(labels: Sequence[str], sizes: Sequence[Mapping[str, int]], probl
             if size != then and size and then:
                 what = f"has {then} bytes in snapshot {when} and {size} bytes in snapshot {label}"
                 remedy = "an allocation keeps its size: give what is allocated anew another name"
-                found.append(Problem("", f"allocation {name}", what, remedy))
-    if not first and not found:
-        found.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))
-    if found:
-        raise InputError(found)
+                result.append(Problem("", f"allocation {name}", what, remedy))
+    if not first and not result:
+        result.append(Problem("", "", "there are no snapshots of any allocation", "give at least one array"))
+    if result:
+        raise InputError(result)
 
 
 def collect(
@@ -172,11 +174,11 @@ def collect(
     >>> collect("a program", ["start"], [{"a": Seen(100, np.array([7], np.uint8))}]).allocations
     (Allocation(name='a', bytes=100, snapshots=((0, 0, 0, 0, 0, 0, 0, 1),)),)
     """
-    check_sizes(labels, [{each: found.bytes for each, found in snapshot.items()} for snapshot in seen])
+    check_sizes(labels, [{each: result.bytes for each, result in snapshot.items()} for snapshot in seen])
     observed = []
     for allocation in dict.fromkeys(each for snapshot in seen for each in snapshot):
         at = tuple(number for number, snapshot in enumerate(seen) if allocation in snapshot)
         classes = tuple(seen[number][allocation].classes for number in at)
         counts = tuple(histogram(each) for each in classes)
-        observed.append(Observed(Allocation(allocation, seen[at[0]][allocation].bytes, counts), at, classes))
+        observed.append(Observed(ProfiledAllocation(allocation, seen[at[0]][allocation].bytes, counts), at, classes))
     return Snapshots(name, tuple(labels), tuple(observed), about, notes)

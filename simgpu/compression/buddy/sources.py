@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from simgpu.compression.buddy.histograms import trace_histograms, trace_snapshots
-from simgpu.compression.buddy.snapshots import Say, Seen, Snapshots, check_sizes, classes_of, collect
+from simgpu.compression.buddy.snapshots import Progress, Seen, Snapshots, check_sizes, classes_of, collect
 from simgpu.compression.buddy.stored import FILE, load_entries
 from simgpu.errors import InputError, Problem
 from simgpu.io.array_files import ARCHIVE_MAGIC, ARRAY_MAGIC, member_names, open_archive, open_array
@@ -69,12 +69,12 @@ class _Found:
         self.snapshots.append({})
 
 
-def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) -> Snapshots:
+def read_snapshots(paths: Iterable[str | Path], progress: Progress = lambda what: None) -> Snapshots:
     """The snapshots that files and folders hold, as the module's docstring tells; big ``.npy`` files piece by piece.
 
-    paths: files and folders; a shipped trace also by its name. say: told what is being read. Raises `InputError` with
-    every path that is missing or of no known kind, every array that is damaged, empty or of Python objects, and every
-    allocation whose size changes.
+    paths: files and folders; a shipped trace also by its name. progress: called with what is being read. Raises
+    `InputError` with every path that is missing or of no known kind, every array that is damaged, empty or of Python
+    objects, and every allocation whose size changes.
 
     >>> import tempfile
     >>> import numpy as np
@@ -87,24 +87,24 @@ def read_snapshots(paths: Iterable[str | Path], say: Say = lambda what: None) ->
     (('early', 'late'), 'weights')
     """
     given = [find("traces", path) if path in shipped_names("traces") else Path(path).expanduser() for path in paths]
-    if len(given) == 1 and (whole := _whole_program(given[0], say)) is not None:
+    if len(given) == 1 and (whole := _whole_program(given[0], progress)) is not None:
         return whole
-    found = _Found()
+    result = _Found()
     for path in given:
-        _look(path, found)
-    sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in found.snapshots]
-    check_sizes(found.labels, sizes, found.problems)
-    seen: list[dict[str, Seen]] = [{} for _ in found.snapshots]
-    for number, (label, snapshot) in enumerate(zip(found.labels, found.snapshots, strict=True)):
+        _look(path, result)
+    sizes = [{name: array.bytes for name, array in snapshot.items()} for snapshot in result.snapshots]
+    check_sizes(result.labels, sizes, result.problems)
+    seen: list[dict[str, Seen]] = [{} for _ in result.snapshots]
+    for number, (label, snapshot) in enumerate(zip(result.labels, result.snapshots, strict=True)):
         for name, array in snapshot.items():
-            say(f"{label}: {name}" if len(found.labels) > 1 else name)
+            progress(f"{label}: {name}" if len(result.labels) > 1 else name)
             try:
                 seen[number][name] = Seen(array.bytes, classes_of(array.read()))
             except InputError as error:
-                found.problems += error.problems
-    if found.problems:
-        raise InputError(found.problems)
-    return collect(_name(given), found.labels, seen)
+                result.problems += error.problems
+    if result.problems:
+        raise InputError(result.problems)
+    return collect(_name(given), result.labels, seen)
 
 
 def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
@@ -141,10 +141,10 @@ def read_trace_and_entries(path: str | Path) -> tuple[Trace, Snapshots | None]:
     return trace, stored
 
 
-def _whole_program(path: Path, say: Say) -> Snapshots | None:
+def _whole_program(path: Path, progress: Progress) -> Snapshots | None:
     """The snapshots of a trace, or of stored entries; None where the path holds neither."""
     if path.is_dir() and (path / _TRACE).exists():
-        say(f"reading {path}")
+        progress(f"reading {path}")
         trace, stored = read_trace_and_entries(path)
         try:
             return trace_snapshots(trace, stored)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.compression.buddy.snapshots import Observed, Snapshots
-from simgpu.compression.buddy.targets import Allocation
+from simgpu.compression.buddy.targets import ProfiledAllocation
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram
 from simgpu.errors import InputError, Problem
 from simgpu.io.array_files import ArrayArchive, ArrayHeader, open_archive
@@ -103,7 +103,7 @@ def load_entries(path: str | Path) -> Snapshots:
                 continue
             counts = tuple(histogram(row) for row in classes)
             at = tuple(np.flatnonzero(head["seen"][index]).tolist())
-            observed.append(Observed(Allocation(name, int(head["bytes"][index]), counts), at, tuple(classes)))
+            observed.append(Observed(ProfiledAllocation(name, int(head["bytes"][index]), counts), at, tuple(classes)))
     if problems:
         raise InputError(problems)
     name = file.resolve().parent.name if file.name == FILE else file.stem
@@ -122,45 +122,45 @@ def _head(file: Path, archive: ArrayArchive) -> dict[str, NDArray[Any]]:
     """The arrays that say what the others are; `InputError` where one is missing or no such thing."""
     if missing := [name for name in _HEAD if name not in archive.headers]:
         raise InputError(Problem(str(file), "", f"has no array {name!r}", _REMEDY) for name in missing)
-    found, problems = {}, []
+    result, problems = {}, []
     for name, (kind, dimensions) in _HEAD.items():
         header = archive.headers[name]
         if header.dtype.kind != kind or len(header.shape) != dimensions:
             what = f"is of type {header.dtype} and shape {header.shape}"
             problems.append(Problem(str(file), name, what, _REMEDY))
             continue
-        found[name] = archive.read(name, _HEAD_LIMIT)
+        result[name] = archive.read(name, _HEAD_LIMIT)
         try:
-            found[name].tolist()
+            result[name].tolist()
         except ValueError as error:  # letters that there are not
             problems.append(Problem(str(file), name, f"is damaged: {error}", _REMEDY))
     if problems:
         raise InputError(problems)
-    if str(found["format"]) != FORMAT:
-        what = f"{str(found['format'])[:40]!r} is not {FORMAT!r}"
+    if str(result["format"]) != FORMAT:
+        what = f"{str(result['format'])[:40]!r} is not {FORMAT!r}"
         raise InputError.single(file, "format", what, _REMEDY)
-    return found
+    return result
 
 
 def _mistakes(file: Path, head: Mapping[str, NDArray[Any]], headers: Mapping[str, ArrayHeader]) -> list[Problem]:
     """Where the arrays of a file do not fit together; told by their headers, before the large ones are read."""
     names, sizes, labels, seen = head["allocations"].tolist(), head["bytes"], head["snapshots"].tolist(), head["seen"]
-    found: list[tuple[str, str]] = []
+    result: list[tuple[str, str]] = []
     if not names or len(set(names)) < len(names):
-        found.append(("allocations", "names one twice, or none at all"))
+        result.append(("allocations", "names one twice, or none at all"))
     if sizes.dtype != np.int64 or sizes.shape != (len(names),) or (sizes <= 0).any():
-        found.append(("bytes", f"is not a size above 0 for each of the {len(names)} allocations"))
+        result.append(("bytes", f"is not a size above 0 for each of the {len(names)} allocations"))
     if seen.shape != (len(names), len(labels)) or not seen.any(axis=1).all():
-        found.append(("seen", "does not say of each allocation in which of the snapshots it is"))
-    if not found:
+        result.append(("seen", "does not say of each allocation in which of the snapshots it is"))
+    if not result:
         for index, name in enumerate(names):
             header = headers.get(f"classes_{index}")
             shape = (int(seen[index].sum()), -(-int(sizes[index]) // ENTRY_BYTES))
             if header is None:
-                found.append(("", f"has no classes_{index}, of allocation {name}"))
+                result.append(("", f"has no classes_{index}, of allocation {name}"))
             elif header.dtype != np.uint8 or header.shape != shape:
                 what = f"is of type {header.dtype} and shape {header.shape}; allocation {name} needs uint8, {shape}"
-                found.append((f"classes_{index}", what))
+                result.append((f"classes_{index}", what))
     known = {*_HEAD, *(f"classes_{index}" for index in range(len(names)))}
-    found += [(name, "belongs to no allocation") for name in headers if name not in known]
-    return [Problem(str(file), place, what, _REMEDY) for place, what in found]
+    result += [(name, "belongs to no allocation") for name in headers if name not in known]
+    return [Problem(str(file), place, what, _REMEDY) for place, what in result]

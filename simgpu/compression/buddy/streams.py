@@ -1,8 +1,8 @@
-"""How kernels visit the metadata of what they read and write, and how often its cache has it.
+"""How kernels access the metadata of what they read and write, and how often its cache has it.
 
 Thread blocks work through tiles of all of a kernel's arrays side by side. So the walks of a kernel advance together,
-each in proportion to its length, in steps of one *tile*: of a sequential walk, its visits to the entries of one
-metadata line, of which none but the first can miss; of a strided or random walk, one visit. Which of a kernel's thread
+each in proportion to its length, in steps of one *tile*: of a sequential walk, its accesses to the entries of one
+metadata line, of which none but the first can miss; of a strided or random walk, one access. Which of a kernel's thread
 blocks runs ahead of another is not known, and not modelled.
 """
 
@@ -20,20 +20,20 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, Trace
 
-#: At most so many visits of a strided or random walk go through the cache, its first ones. Of a longer walk, the first
-#: half of them, 32 times the lines of the paper's cache, stand for themselves, so that what a cache lacks at first is
-#: not multiplied; each of the others stands for as many visits as it takes for all. What is cut presses less upon the
-#: walks beside it.
+#: At most so many accesses of a strided or random walk go through the cache, its first ones. Of a longer walk, the
+#: first half of them, 32 times the lines of the paper's cache, stand for themselves, so that what a cache lacks at
+#: first is not multiplied; each of the others stands for as many accesses as it takes for all. What is cut presses less
+#: upon the walks beside it.
 SAMPLE = 2**18
 #: Visits to lines that are kept from one time to the next; each takes 17 bytes.
 _KEPT = 2**23
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class EntryAccesses:
     """How a kernel goes through one block.
 
-    first_entry, entries: where the block is among all memory-entries, and how many it has. visits: how many it makes,
+    first_entry, entries: where the block is among all memory-entries, and how many it has. accesses: how many it makes,
     each to `sectors` sectors of an entry; what the metadata tell is asked once for each, however many sectors. order:
     sequential, from end to end and again from the first; strided, entries 0, stride, 2 stride, ... and then those
     beside them; random, each drawn from all by `seed` (see `seed_of`). begin: entry of the block that a sequential or
@@ -45,7 +45,7 @@ class Walk:
     write: bool
     order: AccessOrder
     sectors: int
-    visits: int
+    accesses: int
     stride: int = 1
     seed: int = 0
     begin: int = 0
@@ -55,8 +55,8 @@ class Walk:
 class LineStream:
     """Visits to metadata lines in order; a tile is one.
 
-    lines: their numbers. writes: whether they change the line. stand_for: of how many visits that could miss each is a
-    sample, one unless a walk was cut (see `SAMPLE`).
+    lines: their numbers. writes: whether they change the line. stand_for: of how many accesses that could miss each is
+    a sample, one unless a walk was cut (see `SAMPLE`).
     """
 
     lines: Ints
@@ -66,23 +66,23 @@ class LineStream:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of a kernel's visits to memory-entries.
+    """What became of a kernel's accesses to memory-entries.
 
     misses: metadata lines read from device memory; written_back: metadata lines written there.
     """
 
-    visits: int
+    accesses: int
     misses: int
     written_back: int
 
     @property
     def hit_rate(self) -> float:
-        """Share of the visits that found their metadata in the cache, 1 where there are none.
+        """Share of the accesses that found their metadata in the cache, 1 where there are none.
 
-        >>> Counts(visits=128, misses=2, written_back=0).hit_rate
+        >>> Counts(accesses=128, misses=2, written_back=0).hit_rate
         0.984375
         """
-        return 1 - self.misses / self.visits if self.visits else 1.0
+        return 1 - self.misses / self.accesses if self.accesses else 1.0
 
 
 def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, int]:
@@ -102,7 +102,7 @@ def side_by_side(blocks: Iterable[Block], spec: MetadataCacheSpec) -> dict[str, 
     return places
 
 
-def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[Walk, ...]]:
+def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[EntryAccesses, ...]]:
     """The walks of each kernel through the blocks that have a place, those that read first.
 
     places: first memory-entry of each block whose entries have metadata. What `Trace.accesses` does not tell of is
@@ -110,28 +110,30 @@ def walks_of(trace: Trace, places: Mapping[str, int]) -> list[tuple[Walk, ...]]:
 
     >>> from simgpu.trace.chain import chain
     >>> forward, backward = walks_of(chain([100], [100], [8192]), {"x1": 64})
-    >>> forward == (Walk(64, 64, False, AccessOrder.SEQUENTIAL, sectors=4, visits=64),) == backward
+    >>> forward == (EntryAccesses(64, 64, False, AccessOrder.SEQUENTIAL, sectors=4, accesses=64),) == backward
     True
     """
-    told = {(access.kernel, access.block, access.write): access for access in trace.accesses}
+    recorded = {(access.kernel, access.block, access.write): access for access in trace.accesses}
     blocks = {block.id: block for block in trace.blocks if block.id in places and block.bytes}
 
-    def walks(kernel: str, touched: Iterable[str], write: bool) -> Iterator[Walk]:
+    def walks(kernel: str, touched: Iterable[str], write: bool) -> Iterator[EntryAccesses]:
         for block in touched:
             if block in blocks:
-                yield _walk(told.get((kernel, block, write)), places[block], _entries(blocks[block]), write)
+                yield _walk(recorded.get((kernel, block, write)), places[block], _entries(blocks[block]), write)
 
     return [
         (*walks(kernel.id, kernel.reads, False), *walks(kernel.id, kernel.writes, True)) for kernel in trace.kernels
     ]
 
 
-def _walk(access: Access | None, first_entry: int, entries: int, write: bool) -> Walk:
+def _walk(access: Access | None, first_entry: int, entries: int, write: bool) -> EntryAccesses:
     if access is None:
-        return Walk(first_entry, entries, write, AccessOrder.SEQUENTIAL, ENTRY_BYTES // SECTOR_BYTES, entries)
+        return EntryAccesses(first_entry, entries, write, AccessOrder.SEQUENTIAL, ENTRY_BYTES // SECTOR_BYTES, entries)
     seed = seed_of(access.kernel, access.block) if access.order is AccessOrder.RANDOM else 0
-    order, visits = access.order, access.entries
-    return Walk(first_entry, entries, write, order, access.sectors, visits, access.stride, seed, access.first)
+    order, accesses = access.order, access.entries
+    return EntryAccesses(
+        first_entry, entries, write, order, access.sectors, accesses, access.stride, seed, access.first
+    )
 
 
 def _entries(block: Block) -> int:
@@ -149,18 +151,18 @@ def seed_of(kernel: str, block: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{kernel}\0{block}".encode(), digest_size=8).digest(), "little")
 
 
-def stream_of(walks: Sequence[Walk], entries_per_line: int) -> LineStream:
-    """The visits of a kernel's walks as they reach the metadata cache.
+def stream_of(walks: Sequence[EntryAccesses], entries_per_line: int) -> LineStream:
+    """The accesses of a kernel's walks as they reach the metadata cache.
 
     Tile k (from 1) of a walk of n tiles comes at step ceil(k N / n), where N is the number of tiles of the longest
     walk; those of one step in the order of the walks.
 
-    >>> long = Walk(0, 256, False, AccessOrder.SEQUENTIAL, 4, visits=256)
-    >>> short = Walk(640, 64, True, AccessOrder.RANDOM, 1, visits=2)
+    >>> long = EntryAccesses(0, 256, False, AccessOrder.SEQUENTIAL, 4, accesses=256)
+    >>> short = EntryAccesses(640, 64, True, AccessOrder.RANDOM, 1, accesses=2)
     >>> stream_of([long, short], 64).lines.tolist()
     [0, 1, 10, 2, 3, 10]
     """
-    tiles = [_tiles(walk, entries_per_line) for walk in walks if walk.visits]
+    tiles = [_tiles(walk, entries_per_line) for walk in walks if walk.accesses]
     longest = max((tile.lines.size for tile in tiles), default=0)
     steps = [-(-np.arange(longest, longest * (n + 1), longest) // n) for n in (tile.lines.size for tile in tiles)]
     nothing = np.zeros(0, np.int64)
@@ -172,36 +174,36 @@ def stream_of(walks: Sequence[Walk], entries_per_line: int) -> LineStream:
     )
 
 
-def _tiles(walk: Walk, entries_per_line: int) -> LineStream:
+def _tiles(walk: EntryAccesses, entries_per_line: int) -> LineStream:
     if walk.order is AccessOrder.SEQUENTIAL:
         lines = _sequential_lines(walk, entries_per_line)
         stand_for = np.ones(lines.size, np.int64)
     else:
-        stand_for = _sampled(walk.visits)
+        stand_for = _sampled(walk.accesses)
         visited = _strided if walk.order is AccessOrder.STRIDED else _random
         lines = (walk.first_entry + visited(walk, stand_for.size)) // entries_per_line
     return LineStream(lines, np.full(lines.size, walk.write), stand_for)
 
 
-def _sequential_lines(walk: Walk, entries_per_line: int) -> Ints:
+def _sequential_lines(walk: EntryAccesses, entries_per_line: int) -> Ints:
     """A line once for each time that the walk comes to it; coming to the block's first entry again is one such time."""
     first = walk.first_entry // entries_per_line
     lines = (walk.first_entry + walk.entries - 1) // entries_per_line + 1 - first
 
-    def comings(visit: int) -> int:
-        """How often a walk from the block's first entry has come to a line before it came to that of this visit."""
-        passes, entry = divmod(visit, walk.entries)
+    def comings(access: int) -> int:
+        """How often a walk from the block's first entry has come to a line before it came to that of this access."""
+        passes, entry = divmod(access, walk.entries)
         return passes * lines + (walk.first_entry + entry) // entries_per_line - first
 
-    came = np.arange(comings(walk.begin), comings(walk.begin + walk.visits - 1) + 1)
+    came = np.arange(comings(walk.begin), comings(walk.begin + walk.accesses - 1) + 1)
     return first + came % lines
 
 
-def _strided(walk: Walk, visits: int) -> Ints:
+def _strided(walk: EntryAccesses, accesses: int) -> Ints:
     """Entries of the block, column by column if it is written down in rows of `stride`, from `begin` on."""
     stride = min(walk.stride, walk.entries)
     rows, longer = divmod(walk.entries, stride)
-    at = np.arange(visits) % walk.entries
+    at = np.arange(accesses) % walk.entries
     # The first `longer` columns have a row more than the others.
     behind = at >= longer * (rows + 1)
     at[behind] -= longer * (rows + 1)
@@ -209,17 +211,17 @@ def _strided(walk: Walk, visits: int) -> Ints:
     return (walk.begin + row * stride + column + np.where(behind, longer, 0)) % walk.entries
 
 
-def _random(walk: Walk, visits: int) -> Ints:
+def _random(walk: EntryAccesses, accesses: int) -> Ints:
     """Philox's raw numbers, which NumPy keeps the same in all versions, modulo the entries."""
-    return (np.random.Philox(key=walk.seed).random_raw(visits) % np.uint64(walk.entries)).astype(np.int64)
+    return (np.random.Philox(key=walk.seed).random_raw(accesses) % np.uint64(walk.entries)).astype(np.int64)
 
 
-def _sampled(visits: int) -> Ints:
-    """Of how many visits each that goes through the cache is a sample; their sum is all visits."""
-    if visits <= SAMPLE:
-        return np.ones(visits, np.int64)
+def _sampled(accesses: int) -> Ints:
+    """Of how many accesses each that goes through the cache is a sample; their sum is all accesses."""
+    if accesses <= SAMPLE:
+        return np.ones(accesses, np.int64)
     half = SAMPLE // 2
-    rest = visits - half
+    rest = accesses - half
     many = -(-rest // half)
     sampled = -(-rest // many)
     stand_for = np.ones(half + sampled, np.int64)
@@ -228,24 +230,26 @@ def _sampled(visits: int) -> Ints:
     return stand_for
 
 
-def misses_of(kernels: Sequence[Sequence[Walk]], spec: MetadataCacheSpec) -> list[Counts]:
+def misses_of(kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpec) -> list[Counts]:
     """What the metadata cache does for each kernel of an iteration that follows others like it.
 
     The kernels run in order twice; the second time counts.
 
-    >>> walk = Walk(0, 8192, False, AccessOrder.SEQUENTIAL, 4, visits=8192)
+    >>> walk = EntryAccesses(0, 8192, False, AccessOrder.SEQUENTIAL, 4, accesses=8192)
     >>> misses_of([[walk], [walk]], MetadataCacheSpec(4096, slices=1, ways=4, line=32, entries=64))
-    [Counts(visits=8192, misses=0, written_back=0), Counts(visits=8192, misses=0, written_back=0)]
+    [Counts(accesses=8192, misses=0, written_back=0), Counts(accesses=8192, misses=0, written_back=0)]
     """
     return _second_of_two(kernels, [spec])[0]
 
 
-def hit_rates(kernels: Sequence[Sequence[Walk]], spec: MetadataCacheSpec, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Share of an iteration's visits that hit, for each size of the whole cache (Buddy Compression, figure 5b).
+def hit_rates(
+    kernels: Sequence[Sequence[EntryAccesses]], spec: MetadataCacheSpec, sizes: Sequence[int]
+) -> tuple[float, ...]:
+    """Share of an iteration's accesses that hit, for each size of the whole cache (Buddy Compression, figure 5b).
 
     sizes: bytes of all slices together; `spec` tells all else. Raises `InputError` for one that is not made of sets.
 
-    >>> walk = Walk(0, 8192, False, AccessOrder.SEQUENTIAL, 4, visits=8192)
+    >>> walk = EntryAccesses(0, 8192, False, AccessOrder.SEQUENTIAL, 4, accesses=8192)
     >>> hit_rates([[walk]], MetadataCacheSpec(4096, slices=1, ways=4, line=32, entries=64), [2048, 4096])
     (0.984375, 1.0)
     """
@@ -266,30 +270,32 @@ def _of_sizes(spec: MetadataCacheSpec, sizes: Sequence[int]) -> list[MetadataCac
 
 def _total(counts: Sequence[Counts]) -> Counts:
     return Counts(
-        sum(count.visits for count in counts),
+        sum(count.accesses for count in counts),
         sum(count.misses for count in counts),
         sum(count.written_back for count in counts),
     )
 
 
-def _second_of_two(kernels: Sequence[Sequence[Walk]], specs: Sequence[MetadataCacheSpec]) -> list[list[Counts]]:
+def _second_of_two(
+    kernels: Sequence[Sequence[EntryAccesses]], specs: Sequence[MetadataCacheSpec]
+) -> list[list[Counts]]:
     """For each cache the counts of each kernel; all have lines of as many entries.
 
     Streams are kept for the second time as far as they take little memory; later ones are made anew.
     """
     caches = [MetadataCache(spec) for spec in specs]
-    found: list[list[Counts]] = [[] for _ in caches]
-    kept: list[LineStream] = []
+    result: list[list[Counts]] = [[] for _ in caches]
+    retained: list[LineStream] = []
     room = _KEPT
     for counting in (False, True):
         for k, walks in enumerate(kernels):
-            stream = kept[k] if k < len(kept) else stream_of(walks, specs[0].entries)
+            stream = retained[k] if k < len(retained) else stream_of(walks, specs[0].entries)
             room -= stream.lines.size
-            if k == len(kept) and room >= 0:
-                kept.append(stream)
-            visits = sum(walk.visits for walk in walks)
-            for counts, cache in zip(found, caches, strict=True):
-                seen = cache.visit(stream.lines, stream.writes, stream.stand_for)
+            if k == len(retained) and room >= 0:
+                retained.append(stream)
+            accesses = sum(walk.accesses for walk in walks)
+            for counts, cache in zip(result, caches, strict=True):
+                seen = cache.access(stream.lines, stream.writes, stream.stand_for)
                 if counting:
-                    counts.append(Counts(visits, seen.misses, seen.written_back))
-    return found
+                    counts.append(Counts(accesses, seen.misses, seen.written_back))
+    return result

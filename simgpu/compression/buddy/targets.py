@@ -28,14 +28,14 @@ LARGEST_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class ProfiledAllocation:
     """Memory that gets one target, and how small its entries were.
 
     bytes: as allocated; its last entry may be filled in part. snapshots: for each snapshot in which it was seen, how
     many entries had each of `ENTRY_SIZES`. Where there is none, nothing is known of it: it counts as incompressible.
     Raises `InputError` where the counts are not of all its entries.
 
-    >>> Allocation("conv1", 300, ((1, 0, 0, 0, 0, 0, 0, 2),)).entries
+    >>> ProfiledAllocation("conv1", 300, ((1, 0, 0, 0, 0, 0, 0, 2),)).entries
     3
     """
 
@@ -91,10 +91,11 @@ def overflow_share(counts: Sequence[int], target: int) -> float:
     return overflowing(counts, target) / entries if entries else 0.0
 
 
-def mean_overflow(allocations: Iterable[Allocation], targets: Iterable[int]) -> float:
+def mean_overflow(allocations: Iterable[ProfiledAllocation], targets: Iterable[int]) -> float:
     """The share of all entries that overflow at these targets, mean over the snapshots ("buddy accesses", figure 7).
 
-    >>> zeros, mixed = Allocation("a", 256, ((2, *(0,) * 7),)), Allocation("b", 256, ((1, *(0,) * 6, 1),))
+    >>> zeros = ProfiledAllocation("a", 256, ((2, *(0,) * 7),))
+    >>> mixed = ProfiledAllocation("b", 256, ((1, *(0,) * 6, 1),))
     >>> mean_overflow([zeros, mixed], [32, 32])
     0.25
     """
@@ -104,40 +105,40 @@ def mean_overflow(allocations: Iterable[Allocation], targets: Iterable[int]) -> 
     return float(over / entries) if entries else 0.0
 
 
-def device_bytes(allocations: Iterable[Allocation], targets: Iterable[int]) -> int:
+def device_bytes(allocations: Iterable[ProfiledAllocation], targets: Iterable[int]) -> int:
     """Device memory that allocations take at these targets, in bytes; metadata apart.
 
     The rest of each entry, `ENTRY_BYTES` less its target, is reserved in the buddy memory.
 
-    >>> device_bytes([Allocation("a", 256, ()), Allocation("b", 100, ())], [32, 128])
+    >>> device_bytes([ProfiledAllocation("a", 256, ()), ProfiledAllocation("b", 100, ())], [32, 128])
     192
     """
     return sum(allocation.entries * target for allocation, target in zip(allocations, targets, strict=True))
 
 
-def compression_ratio(allocations: Sequence[Allocation], targets: Iterable[int]) -> float:
+def compression_ratio(allocations: Sequence[ProfiledAllocation], targets: Iterable[int]) -> float:
     """Bytes of all allocations, in whole entries, over the device memory that they take; 1 where there are none.
 
-    >>> compression_ratio([Allocation("a", 256, ()), Allocation("b", 256, ())], [32, 128])
+    >>> compression_ratio([ProfiledAllocation("a", 256, ()), ProfiledAllocation("b", 256, ())], [32, 128])
     1.6
     """
     device = device_bytes(allocations, targets)
     return sum(allocation.entries for allocation in allocations) * ENTRY_BYTES / device if device else 1.0
 
 
-def optimistic_ratio(allocations: Iterable[Allocation]) -> float:
+def optimistic_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
     """The ratio if every entry took its own size of the eight (section 3.1 and figure 3), over all snapshots.
 
     Infinite where all entries are zero in all snapshots, 1 where there are none.
 
-    >>> optimistic_ratio([Allocation("a", 256, ((0, 0, 0, 1, 0, 0, 1, 0),))])
+    >>> optimistic_ratio([ProfiledAllocation("a", 256, ((0, 0, 0, 1, 0, 0, 1, 0),))])
     2.0
     """
     return _ratio(allocations, ENTRY_SIZES)
 
 
 def choose_targets(
-    allocations: Iterable[Allocation],
+    allocations: Iterable[ProfiledAllocation],
     *,
     threshold: float = THRESHOLD,
     granularity: Granularity = "allocation",
@@ -153,7 +154,8 @@ def choose_targets(
     ratio of the whole program in sectors, over all snapshots; the threshold plays no part. No other target has a ratio
     above `largest_ratio`. Raises `InputError` for a threshold outside 0 to 1 or a largest ratio below 1.
 
-    >>> dense, sparse = Allocation("dense", 1280, ((0,) * 7 + (10,),)), Allocation("sparse", 1280, ((8, *(0,) * 6, 2),))
+    >>> dense = ProfiledAllocation("dense", 1280, ((0,) * 7 + (10,),))
+    >>> sparse = ProfiledAllocation("sparse", 1280, ((8, *(0,) * 6, 2),))
     >>> choose_targets([dense, sparse]), choose_targets([dense, sparse], granularity="program")
     ((128, 8), (96, 96))
     """
@@ -173,7 +175,7 @@ def choose_targets(
 
 
 def targets_by_mean(
-    allocations: Iterable[Allocation], *, mostly_zero: bool = True, largest_ratio: float = LARGEST_RATIO
+    allocations: Iterable[ProfiledAllocation], *, mostly_zero: bool = True, largest_ratio: float = LARGEST_RATIO
 ) -> tuple[int, ...]:
     """For each allocation the target of the largest ratio not above its own mean ratio, however much overflows.
 
@@ -181,7 +183,7 @@ def targets_by_mean(
     allocation of alternating sizes reaches it although most of its entries overflow. Where few large entries overflow,
     a threshold may go beyond it. Means are of the eight sizes, over all snapshots; the rest as in `choose_targets`.
 
-    >>> striped = Allocation("striped", 1280, ((2, 0, 0, 0, 0, 8, 0, 0),))
+    >>> striped = ProfiledAllocation("striped", 1280, ((2, 0, 0, 0, 0, 8, 0, 0),))
     >>> targets_by_mean([striped]), choose_targets([striped])
     ((64,), (96,))
     """
@@ -196,7 +198,7 @@ def targets_by_mean(
 
 
 def _keep_zeros_small(
-    allocations: Sequence[Allocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
+    allocations: Sequence[ProfiledAllocation], chosen: list[int], zero: Sequence[bool], largest_ratio: float
 ) -> None:
     """Gives those that are mostly zero their target, in place, as far as the whole program's ratio allows."""
     everything = sum(allocation.entries for allocation in allocations) * ENTRY_BYTES
@@ -210,20 +212,20 @@ def _keep_zeros_small(
             chosen[index] = MOSTLY_ZERO
 
 
-def _share(allocation: Allocation, target: int) -> float:
+def _share(allocation: ProfiledAllocation, target: int) -> float:
     return mean_overflow([allocation], [target])
 
 
-def _mean_overflowing(allocation: Allocation, target: int) -> Fraction:
+def _mean_overflowing(allocation: ProfiledAllocation, target: int) -> Fraction:
     histograms = allocation.histograms
     return Fraction(sum(overflowing(counts, target) for counts in histograms), len(histograms))
 
 
-def _sector_ratio(allocations: Iterable[Allocation]) -> float:
+def _sector_ratio(allocations: Iterable[ProfiledAllocation]) -> float:
     return _ratio(allocations, tuple(sectors * SECTOR_BYTES for sectors in SECTORS))
 
 
-def _ratio(allocations: Iterable[Allocation], sizes: Sequence[int]) -> float:
+def _ratio(allocations: Iterable[ProfiledAllocation], sizes: Sequence[int]) -> float:
     """Bytes over what they take if an entry of each class has the size given; means over each one's snapshots."""
     everything, taken = 0, Fraction()
     for allocation in allocations:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import comb
 from typing import NamedTuple
 
-from simgpu.compression.buddy.streams import Walk
+from simgpu.compression.buddy.streams import EntryAccesses
 from simgpu.compression.buddy.targets import RAW
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS
 from simgpu.graph.compressed import Demand
@@ -26,18 +26,18 @@ from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
 from simgpu.memory.transfer import NANO, stream_ns
 from simgpu.trace.model import AccessOrder
 
-#: What a visit moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
+#: What an access moves is counted in such parts: there are 4 or 6 ways to ask for some of an entry's sectors.
 _PARTS = 12
 
 
 class Moved(NamedTuple):
-    """Bytes of a walk, and for how many of those asked its visits wait longer.
+    """Bytes of a walk, and for how many of those requested its accesses wait longer.
 
-    asked: without compression. device: to or from device memory. read, written: from and to buddy memory.
-    decompressed: asked by visits that read a compressed entry; far: asked by visits that read buddy memory.
+    requested: without compression. device: to or from device memory. read, written: from and to buddy memory.
+    decompressed: asked by accesses that read a compressed entry; far: asked by accesses that read buddy memory.
     """
 
-    asked: int = 0
+    requested: int = 0
     device: int = 0
     read: int = 0
     written: int = 0
@@ -49,35 +49,37 @@ class Moved(NamedTuple):
         return Moved(*(one + another for one, another in zip(self, other, strict=True)))
 
 
-def moved_by(walk: Walk, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY) -> Moved:
+def moved_by(
+    walk: EntryAccesses, counts: Sequence[int] | None, target: int, mode: BuddyMode = BuddyMode.CAPACITY
+) -> Moved:
     """What a walk through a block moves; parts of an entry are rounded up for the whole walk.
 
     counts: the block's entries by size; where nothing is known of it, None, which counts as incompressible. target:
     bytes of device memory to an entry.
 
-    >>> dense = Walk(0, 10, False, AccessOrder.SEQUENTIAL, 4, visits=10)
+    >>> dense = EntryAccesses(0, 10, False, AccessOrder.SEQUENTIAL, 4, accesses=10)
     >>> moved_by(dense, (2, 0, 0, 0, 4, 0, 0, 4), target=64)
-    Moved(asked=1280, device=512, read=256, written=0, decompressed=512, far=512)
+    Moved(requested=1280, device=512, read=256, written=0, decompressed=512, far=512)
     """
-    asked = SECTOR_BYTES * walk.sectors * walk.visits
+    requested = SECTOR_BYTES * walk.sectors * walk.accesses
     if target == RAW and (counts is None or mode is BuddyMode.CAPACITY):
-        return Moved(asked, asked)
+        return Moved(requested, requested)
     if counts is None:
         counts = (*(0 for _ in ENTRY_SIZES[1:]), walk.entries)
     once = [_of_class(walk, size, sectors, target, mode) for size, sectors in zip(ENTRY_SIZES, SECTORS, strict=True)]
     sums = [sum(count * each[part] for count, each in zip(counts, once, strict=True)) for part in range(1, 6)]
-    return Moved(asked, *(-(-total * walk.visits // (_PARTS * walk.entries)) for total in sums))
+    return Moved(requested, *(-(-total * walk.accesses // (_PARTS * walk.entries)) for total in sums))
 
 
-def _of_class(walk: Walk, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
-    """One visit to an entry of one size, everything times `_PARTS`."""
-    asked, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
+def _of_class(walk: EntryAccesses, size: int, sectors: int, target: int, mode: BuddyMode) -> Moved:
+    """One access to an entry of one size, everything times `_PARTS`."""
+    requested, in_part = _PARTS * SECTOR_BYTES * walk.sectors, walk.sectors < 4
     reads = not walk.write or in_part
     if mode is BuddyMode.BANDWIDTH_ONLY:
         if size == ENTRY_BYTES:
-            return Moved(0, asked)
+            return Moved(0, requested)
         times = 2 if walk.write and in_part else 1
-        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=asked if reads else 0)
+        return Moved(0, _PARTS * SECTOR_BYTES * max(sectors, 1) * times, decompressed=requested if reads else 0)
     if size == 0:
         return Moved()
     if size == ENTRY_BYTES:
@@ -86,60 +88,61 @@ def _of_class(walk: Walk, size: int, sectors: int, target: int, mode: BuddyMode)
     if _alone(walk, target):
         near = _PARTS * SECTOR_BYTES
     beyond = _PARTS * SECTOR_BYTES * -(-max(size - target, 0) // SECTOR_BYTES)
-    far = asked if beyond else 0
+    far = requested if beyond else 0
     if not walk.write:
-        return Moved(0, near, beyond, 0, asked, far)
-    return Moved(0, 2 * near, beyond, beyond, asked, far) if in_part else Moved(0, near, 0, beyond)
+        return Moved(0, near, beyond, 0, requested, far)
+    return Moved(0, 2 * near, beyond, beyond, requested, far) if in_part else Moved(0, near, 0, beyond)
 
 
-def _of_incompressible(walk: Walk, target: int) -> Moved:
-    """One visit to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
-    asked = _PARTS * SECTOR_BYTES * walk.sectors
-    near = asked * target // ENTRY_BYTES
-    beyond = asked - near
+def _of_incompressible(walk: EntryAccesses, target: int) -> Moved:
+    """One access to an entry that does not compress, everything times `_PARTS`; any of its sectors may be asked for."""
+    requested = _PARTS * SECTOR_BYTES * walk.sectors
+    near = requested * target // ENTRY_BYTES
+    beyond = requested - near
     if _alone(walk, target):
         # Only the first sector has a part in device memory.
-        near = asked // 4
+        near = requested // 4
     if walk.write:
         return Moved(0, near, 0, beyond)
     within = target // SECTOR_BYTES
-    return Moved(0, near, beyond, 0, 0, asked - asked * comb(within, walk.sectors) // comb(4, walk.sectors))
+    return Moved(0, near, beyond, 0, 0, requested - requested * comb(within, walk.sectors) // comb(4, walk.sectors))
 
 
-def _alone(walk: Walk, target: int) -> bool:
-    """Whether a visit has nobody beside it for the others that share its sector of device memory."""
+def _alone(walk: EntryAccesses, target: int) -> bool:
+    """Whether an access has nobody beside it for the others that share its sector of device memory."""
     return target < SECTOR_BYTES and walk.order is not AccessOrder.SEQUENTIAL
 
 
 def demand_of(
-    moved: Moved, visits: int, misses: int, lines: int, buddy: BuddySpec, link: LinkSpec, dram: int
+    moved: Moved, accesses: int, misses: int, lines: int, buddy: BuddySpec, link: LinkSpec, dram: int
 ) -> Demand:
     """What a kernel asks of memory that moves so much.
 
-    visits: to compressed entries, of which `misses` found no metadata in the cache; lines: metadata lines moved. dram:
-    bandwidth of device memory, bytes per second.
+    accesses: to compressed entries, of which `misses` found no metadata in the cache; lines: metadata lines moved.
+    dram: bandwidth of device memory, bytes per second.
 
     Time at device memory is what its bandwidth gives, or, if that is longer, what waiting gives: of the bytes asked
-    for, at most `in_flight` are under way at once, each for the latency of memory and what its visit waits beside (by
-    Little's law). A visit waits for decompression; if it reads buddy memory also for the link's latency, and where its
+    for, at most `in_flight` are under way at once, each for the latency of memory and what its access waits beside (by
+    Little's law). An access waits for decompression; if it reads buddy memory also for the link's latency, and where
+    its
     metadata was not in the cache for those first: of section 3.4's possible optimization, as we read the final design.
     Beside device memory a miss costs its bandwidth alone: data and metadata are fetched together there. Nobody waits
     for a write of whole entries, so the latency of compression (table 2) is not counted.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> node = load_node("buddy-gpu")
-    >>> moved = Moved(asked=9_000_000, device=4_500_000, read=1_500_000)
+    >>> moved = Moved(requested=9_000_000, device=4_500_000, read=1_500_000)
     >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
     Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=10000)
     """
     metadata = lines * buddy.cache.line
     latency = buddy.memory_latency_ns
     waits = moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
-    if visits:
-        waits += -(-moved.far * misses * latency // visits)
-    without = moved.asked * latency
+    if accesses:
+        waits += -(-moved.far * misses * latency // accesses)
+    without = moved.requested * latency
     return Demand(
-        max(stream_ns(moved.asked, dram), -(-without // buddy.in_flight)),
+        max(stream_ns(moved.requested, dram), -(-without // buddy.in_flight)),
         max(stream_ns(moved.device + metadata, dram), -(-(without + waits) // buddy.in_flight)),
         moved.read,
         moved.written,

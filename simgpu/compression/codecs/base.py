@@ -40,9 +40,9 @@ class Codec(ABC):
     def __post_init__(self) -> None:
         fits = type(self.window) is int and SMALLEST_WINDOW <= self.window <= LARGEST_WINDOW
         if not fits or self.window & (self.window - 1):
-            told = f"{format_bytes(SMALLEST_WINDOW)} to {format_bytes(LARGEST_WINDOW)}"
+            bounds = f"{format_bytes(SMALLEST_WINDOW)} to {format_bytes(LARGEST_WINDOW)}"
             what = f"{self.window!r} bytes are not a compression window"
-            raise InputError.single("", "window", what, f"give a power of two from {told}")
+            raise InputError.single("", "window", what, f"give a power of two from {bounds}")
 
     def encode(self, array: NDArray[Any]) -> Bytes:
         """The array as a stream of `HEADER_BYTES` + `compressed_size(array)` bytes.

@@ -45,9 +45,6 @@ used), then the entries, each filled up with zeros to that size. One of 0 bytes 
 is, as is any whose code has more than 96 bytes. So the ratio is that of Buddy Compression's figure 3 less the metadata,
 which a trace's rows of entries leave out: 256 times for zeros, 0.4% more for noise. What the last entry lacks is zeros.
 No compression window cuts an entry, so the window changes nothing.
-
-Two implementations give the same bytes: NumPy's, and one that numba compiles where it is installed (extra ``fast``),
-which takes about two seconds in every process, and which sizes of arrays below 64 MiB do without.
 """
 
 from __future__ import annotations
@@ -57,9 +54,8 @@ from typing import ClassVar
 import numpy as np
 
 from simgpu.compression.codecs.base import Codec
-from simgpu.compression.codecs.bpc_sizes import ENTRY_BYTES, WORDS, bytes_of, implementation, words_of
 from simgpu.compression.codecs.elements import Bits, Bytes
-from simgpu.compression.codecs.entries import ENTRY_SIZES, size_classes
+from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, WORDS, bytes_of, size_classes, words_of
 from simgpu.compression.codecs.frame import corrupt
 
 _SIZES = np.array(ENTRY_SIZES, np.uint8)
@@ -78,6 +74,8 @@ class Bpc(Codec):
         return _metadata_bytes(sizes.size) + int(sizes.sum(dtype=np.int64))
 
     def _stream(self, bits: Bits, reserved: int) -> Bytes:
+        from simgpu.compression.codecs import bpc_code
+
         classes = size_classes(bits)
         sizes = _SIZES[classes]
         begin = reserved + _metadata_bytes(sizes.size)
@@ -85,17 +83,19 @@ class Bpc(Codec):
         metadata = stream[reserved:begin]
         metadata |= classes[0::2]
         metadata[: sizes.size // 2] |= classes[1::2] << 4
-        implementation().write(words_of(bytes_of(bits)), sizes, stream[begin:])
+        bpc_code.write(words_of(bytes_of(bits)), sizes, stream[begin:])
         return stream
 
     def _read(self, payload: Bytes, bits: Bits) -> None:
         entries = -(-bits.nbytes // ENTRY_BYTES)
+        from simgpu.compression.codecs import bpc_code
+
         sizes, codes = self._sizes(payload, entries), payload[_metadata_bytes(entries) :]
         if codes.size != sizes.sum(dtype=np.int64):
             what = f"{codes.size} bytes are there for entries of {sizes.sum(dtype=np.int64)}"
             raise corrupt(self.name, "metadata", what)
         words = np.empty((entries, WORDS), "<i4")
-        fault: int = implementation().read(codes, sizes, words)
+        fault = bpc_code.read(codes, sizes, words)
         if fault >= 0:
             what = f"its {sizes[fault]} bytes do not begin with a code of 33 planes and end with zeros"
             raise corrupt(self.name, f"entry {fault}", what)

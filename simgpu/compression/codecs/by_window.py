@@ -1,16 +1,19 @@
-"""Codecs of whole libraries: each compression window goes through the library by itself.
+"""Codecs of general libraries, LZ4 and zlib: each compression window is compressed by itself.
 
-The payload is, for each window in order, 2 bytes (little-endian) that say how many bytes follow, less one, and these
-bytes. A window that does not shrink is stored as it stands, as hardware would do, and told by having as many bytes as
-the window: so an incompressible window costs 2 bytes more. The size, too, needs each window to be compressed, but
-keeps none of them.
+The payload has for each window in order 2 bytes (little-endian) with the number of bytes that follow, less one, and
+then these bytes. A window that does not shrink is stored unchanged, as hardware would do; its number of bytes is that
+of the window, so an incompressible window costs 2 bytes more. The size needs each window to be compressed, too, but
+stores none of them.
 """
 
 from __future__ import annotations
 
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
+import lz4.block
 import numpy as np
 
 from simgpu.compression.codecs.base import Codec
@@ -68,3 +71,54 @@ class ByWindow(Codec):
             window[:] = np.frombuffer(grown, np.uint8)
         if at != len(stream):
             raise corrupt(self.name, "", f"{len(stream) - at} bytes follow the last window")
+
+
+class Lz4(ByWindow):
+    """LZ4 by the lz4 library, in its block format.
+
+    CSWAP (section IV-E) names it as its dictionary coder. A block has neither its length nor a checksum. LZ4 finds
+    repeated bytes and codes nothing else, so non-zero floating-point values, which hardly repeat, stay as they are.
+    """
+
+    name: ClassVar[str] = "lz4"
+    number: ClassVar[int] = 4
+    summary: ClassVar[str] = "matches of repeated bytes, LZ4 block format, window by window"
+    source: ClassVar[str] = "CSWAP (Chen et al., CLUSTER 2021) section IV-E"
+
+    def _shrink(self, window: Bytes) -> bytes:
+        shrunk: bytes = lz4.block.compress(window.data, store_size=False)
+        return shrunk
+
+    def _grow(self, data: bytes, size: int) -> bytes:
+        try:
+            grown: bytes = lz4.block.decompress(data, uncompressed_size=size)
+        except lz4.block.LZ4BlockError as error:
+            raise ValueError(f"LZ4 refuses it: {error}") from None
+        return grown
+
+
+class Zlib(ByWindow):
+    """DEFLATE by the zlib of the standard library.
+
+    cDMA (section V-A) takes it as the bound of what a costly compressor could reach. Each window is a zlib stream at
+    zlib's default level, its header and Adler-32 (6 bytes) included. Sizes are those of the zlib that Python was built
+    with; another version or implementation may find other matches.
+    """
+
+    name: ClassVar[str] = "zlib"
+    number: ClassVar[int] = 5
+    summary: ClassVar[str] = "DEFLATE, as in gzip, window by window"
+    source: ClassVar[str] = "cDMA (Rhu et al., HPCA 2018) section V-A"
+
+    def _shrink(self, window: Bytes) -> bytes:
+        return zlib.compress(window.data)
+
+    def _grow(self, data: bytes, size: int) -> bytes:
+        grower = zlib.decompressobj()
+        try:
+            grown = grower.decompress(data, size + 1)  # one more than there may be, so that its end is read too
+        except zlib.error as error:
+            raise ValueError(f"zlib refuses it: {error}") from None
+        if not grower.eof or grower.unused_data:
+            raise ValueError("it is not one whole zlib stream of a window")
+        return grown

@@ -17,7 +17,7 @@ from simgpu.trace.model import Block, CompressedSize, Origin, Trace
 from simgpu.units import ITEMSIZE
 
 if TYPE_CHECKING:
-    from simgpu.compression.codecs.gpu.response import ResponseSurface
+    from simgpu.compression.codecs.gpu.surface import ResponseSurface
     from simgpu.graph.encodings import Encoding
 
 
@@ -66,9 +66,9 @@ class NodeCosts:
 
     def is_modelled(self, block: Block, codec: str) -> bool:
         """Whether the size of a block in a codec comes from the pattern model, for lack of a measured one."""
-        told = self._has_modelled_zeros and block.id in self._zeros
+        has_modelled_zeros = self._has_modelled_zeros and block.id in self._zeros
         fits = codec in MODELLED and self._itemsize(block) in FORMAT_OF
-        return told and fits and not self._is_measured(block, codec)
+        return has_modelled_zeros and fits and not self._is_measured(block, codec)
 
     @property
     def modelled_codecs(self) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""The sizes that compressed memory gives its entries, and how many entries of an array have each.
+"""Memory-entries of 128 bytes: their bits in bit-plane compression, and the sizes that compressed memory gives them.
 
-A memory-entry is 128 bytes, four sectors of 32. Bit-plane compressed it takes the smallest of eight sizes that holds
-its code (Buddy Compression, Choukse et al., ISCA 2020, section 3.1); all zeros take none, the metadata say so. These
-sizes are optimistic: hardware that cannot pack entries gives each its whole sectors.
+An entry is 32 words of 32 bits, little-endian and signed, in four sectors of 32 bytes. Bit-plane compressed
+(`simgpu.compression.codecs.bpc`) it takes the smallest of eight sizes that holds its code (Buddy Compression, Choukse
+et al., ISCA 2020, section 3.1); all zeros take none, the metadata say so. These sizes are optimistic: hardware that
+cannot pack entries gives each its whole sectors.
 """
 
 from __future__ import annotations
@@ -12,9 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.bpc_sizes import ENTRY_BYTES, RAW_BITS, ZERO_BITS, entry_bits
+from simgpu.compression.codecs.elements import Bytes
+from simgpu.errors import InputError
 
-__all__ = ["ENTRY_BYTES", "ENTRY_SIZES", "SECTORS", "SECTOR_BYTES", "histogram", "size_classes"]
+#: Bytes of a memory-entry, and its words.
+ENTRY_BYTES = 128
+WORDS = 32
+
+#: Bits of an entry whose code is no shorter than the entry, which is stored as it is.
+RAW_BITS = 8 * ENTRY_BYTES
+
+#: Bits of an entry that is all zeros, and of no other: a first word of zero (3), and a run of 33 planes (7).
+ZERO_BITS = 10
 
 #: Bytes that are read and written together.
 SECTOR_BYTES = 32
@@ -38,6 +48,51 @@ def size_classes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return _CLASS_OF_BITS[entry_bits(array)]
 
 
+def entry_bits(array: NDArray[Any]) -> NDArray[np.uint16]:
+    """Bits of each entry's code; `RAW_BITS` for an entry that is stored as it is.
+
+    array: of any dtype and shape, its bytes in C order; the last entry is padded with zeros.
+    Returns ceil(bytes / 128) numbers. Raises `InputError` for Python objects. Source: Kim et al., ISCA 2016.
+
+    >>> entry_bits(np.zeros(40, np.float32)).tolist(), entry_bits(np.arange(32, dtype=np.int32)).tolist()
+    ([10, 10], [15])
+    """
+    from simgpu.compression.codecs import bpc_code
+
+    raw = bytes_of(array)
+    bits = np.empty(-(-raw.size // ENTRY_BYTES), np.uint16)
+    full = raw.size // ENTRY_BYTES
+    # Only the last entry is copied to be padded.
+    for part, counted in ((raw[: full * ENTRY_BYTES], bits[:full]), (raw[full * ENTRY_BYTES :], bits[full:])):
+        if counted.size:
+            bpc_code.count_bits(words_of(part), counted)
+    return bits
+
+
+def bytes_of(array: NDArray[Any]) -> Bytes:
+    """The bytes of an array in C order, as they lie; a view where the array lies in that order.
+
+    Raises `InputError` for Python objects, which have no bytes of their own.
+
+    >>> bytes_of(np.array([[1, 256]], "<i2")).tolist()
+    [1, 0, 0, 1]
+    """
+    if array.dtype.hasobject:
+        what = f"dtype '{array.dtype}' holds Python objects, which memory-entries cannot"
+        raise InputError.single("", "dtype", what, "give an array of numbers")
+    if not array.nbytes:
+        return np.empty(0, np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def words_of(raw: Bytes) -> NDArray[np.int32]:
+    """The words of each entry of bytes, a row of 32; a view where the bytes fill the last entry, else a copy."""
+    missing = -raw.size % ENTRY_BYTES
+    if missing:
+        raw = np.concatenate((raw, np.zeros(missing, np.uint8)))
+    return raw.view("<i4").reshape(-1, WORDS)
+
+
 def histogram(classes: NDArray[np.uint8]) -> tuple[int, ...]:
     """How many entries have each size: eight counts, of `ENTRY_SIZES` in order.
 
@@ -48,9 +103,9 @@ def histogram(classes: NDArray[np.uint8]) -> tuple[int, ...]:
 
 
 def _class_of_bits() -> NDArray[np.uint8]:
-    found = np.searchsorted(8 * np.array(ENTRY_SIZES), np.arange(RAW_BITS + 1)).astype(np.uint8)
-    found[: ZERO_BITS + 1] = 0
-    return found
+    result = np.searchsorted(8 * np.array(ENTRY_SIZES), np.arange(RAW_BITS + 1)).astype(np.uint8)
+    result[: ZERO_BITS + 1] = 0
+    return result
 
 
 _CLASS_OF_BITS = _class_of_bits()

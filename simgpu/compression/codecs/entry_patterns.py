@@ -1,32 +1,74 @@
-"""Memory-entries of feature maps of which only the share of zeros is known: how many have which size.
+"""Modelled sizes of the memory-entries of feature maps, from their sparsity alone.
 
-Made-up feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`,
-with the numbers of `simgpu.compression.codecs.patterns`), were cut into memory-entries and compressed by bit-plane
-compression; the table in ``entry_patterns.yaml`` holds what came out. Between its points shares are interpolated
-linearly: over the share of zeros, and over the logarithm of a plane's side. The pattern was fitted to other codecs, so
-these are **modelled**: a ReLU's results in single precision, in the order N, C, H, W.
+Synthetic feature maps, whose zeros cluster as those of a trained network do (`simgpu.compression.codecs.pattern_maps`),
+were cut into memory-entries and compressed by bit-plane compression; ``entry_patterns.yaml`` holds the result. Between
+its points, shares are interpolated linearly over sparsity and over the logarithm of a plane's side. The pattern was
+fitted to other codecs, so these sizes are **modelled**: results of a ReLU in single precision, in NCHW.
 
-Imports pydantic, so it is imported when needed.
+``python -m simgpu.compression.codecs.entry_patterns`` prints the table. Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from math import log2, sqrt
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import yaml
+from numpy.typing import NDArray
 from pydantic import Field
 
-from simgpu.compression.codecs.entries import ENTRY_SIZES
+from simgpu.compression.codecs.entries import ENTRY_SIZES, histogram, size_classes
+from simgpu.compression.codecs.pattern_maps import Pattern, field_of
+from simgpu.compression.codecs.patterns import load_patterns
 from simgpu.io.schema import FileModel, validate
 from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.trace.entries import apportioned, entries_of, is_of_entries, rows_of
 from simgpu.trace.model import Block, BlockKind, CompressedSize, Phase, SparsitySample, Trace
 from simgpu.workloads.compressibility.roles import roles_of
+
+SPARSITY = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+SIDES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
+#: Of the made-up maps: channels, the least number of images, rows of a plane and elements of which there are enough.
+_CHANNELS, _IMAGES, _ROWS, _ELEMENTS = 128, 2, 16, 2**19
+_DIGITS = 4
+
+
+def table() -> str:
+    """The whole table as YAML text; with the version of NumPy that it names the same to the byte."""
+    parts = {
+        "schema": SCHEMA,
+        "made_by": {"numpy": np.__version__, "pattern": "that of patterns.yaml"},
+        "sparsity": list(SPARSITY),
+        "sides": list(SIDES),
+        "shares": [shares_of_side(side) for side in SIDES],
+    }
+    return yaml.safe_dump(parts, sort_keys=False, width=120, default_flow_style=None)
+
+
+def shares_of_side(side: int) -> list[list[float]]:
+    """Over `SPARSITY`, the share of entries that have each size in planes of that side."""
+    numbers = load_patterns().pattern
+    rows = min(side, _ROWS)
+    images = max(_IMAGES, _ELEMENTS // (_CHANNELS * rows * side))
+    field = field_of(Pattern(numbers.channels, numbers.length, numbers.gain), (images, _CHANNELS, rows, side), side, 0)
+    return [_shares(field.maps(sparsity)) for sparsity in SPARSITY]
+
+
+def _shares(maps: NDArray[Any]) -> list[float]:
+    counts = histogram(size_classes(maps))
+    return [round(count / sum(counts), _DIGITS) for count in counts]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())
+
 
 SCHEMA = "simgpu.entry-patterns/1"
 TABLE = Path(__file__).with_name("entry_patterns.yaml")
@@ -89,10 +131,12 @@ def with_sparse_entries(trace: Trace) -> Trace:
         for sample in known[source]
         for row in _rows(blocks[block], sample.epoch, entry_shares(sample.sparsity, blocks[block].shape))
     ]
-    kept = (row for row in trace.compressibility if not (is_of_entries(row) and row.block in sources))
-    told = "Entries of sparse feature maps, and of gradients through ReLUs, are modelled by their share of zeros."
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip())
-    return replace(trace, info=info, compressibility=(*kept, *rows))
+    retained = (row for row in trace.compressibility if not (is_of_entries(row) and row.block in sources))
+    description = (
+        "Entries of sparse feature maps, and of gradients through ReLUs, are modelled by their share of zeros."
+    )
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip())
+    return replace(trace, info=info, compressibility=(*retained, *rows))
 
 
 def _gradients(trace: Trace, known: dict[str, list[SparsitySample]]) -> dict[str, str]:

@@ -1,21 +1,78 @@
-"""What codecs make of an array, in the layouts it could lie in."""
+"""Compressed sizes of arrays in every codec and memory layout, and the measuring functions that a recording is given.
+
+Layouts are the orders in which frameworks store a batch of feature maps. N images, C channels, H rows, W columns, the
+last letter changing fastest: Caffe stores NCHW, cuDNN NCHW or NHWC, Neon and cuda-convnet CHWN (cDMA, Rhu et al., HPCA
+2018, section II).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.compression.codecs.base import SMALLEST_WINDOW
-from simgpu.compression.codecs.elements import format_of
-from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
-from simgpu.compression.codecs.registry import codec_names, make_codec
-from simgpu.errors import InputError
+from simgpu.compression.codecs.elements import FORMATS, format_of
+from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, histogram, size_classes
+from simgpu.compression.codecs.registry import codec_class, codec_names, make_codec
+from simgpu.errors import InputError, did_you_mean
 from simgpu.io.array_files import open_array
+from simgpu.trace.entries import CODEC, LAYOUT
+
+#: The codec of memory-entries: it compresses each of them alone, whatever block it is of.
+BY_ENTRY = CODEC
+
+#: The layout, in a trace, of a block that has not four axes.
+PLAIN = "plain"
+
+
+def sizes_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int], ...]]:
+    """For `record(..., measure=sizes_in(["zvc", "rle"]))`: codec, layout and bytes of an array, windows of 4 KiB.
+
+    An array with four axes is measured in all layouts, any other as it lies (`PLAIN`), one that codecs do not take (in
+    float64, say) not at all. BPC, which compresses memory-entries, is passed over: `entries_in` is for it. Raises
+    `InputError` for an unknown codec.
+
+    >>> import numpy as np
+    >>> sizes_in(["zvc"])(np.zeros((2, 32), np.float32))
+    (('zvc', 'plain', 8),)
+    """
+    names = tuple(name for name in dict.fromkeys(codecs) if name != BY_ENTRY)
+    for name in names:
+        codec_class(name)
+
+    def sizes(array: NDArray[Any]) -> tuple[tuple[str, str, int], ...]:
+        if not names or array.dtype.name not in FORMATS:
+            return ()
+        result = measure(array, names)
+        return tuple((row.codec, PLAIN if row.layout == AS_GIVEN else row.layout, row.compressed) for row in result)
+
+    return sizes
+
+
+def entries_in(codecs: Iterable[str]) -> Callable[[NDArray[Any]], tuple[tuple[str, str, int, int, int], ...]] | None:
+    """For `record(..., measure_entries=entries_in(["bpc"]))`: how many memory-entries of an array have which size.
+
+    A row is codec, layout, bytes of an entry, bytes that it takes, and how many entries take that many. None
+    where BPC is not among the codecs.
+
+    >>> import numpy as np
+    >>> entries_in(["bpc"])(np.zeros(100, np.float32))
+    (('bpc', 'plain', 128, 0, 4),)
+    """
+    return _entries if BY_ENTRY in codecs else None
+
+
+def _entries(array: NDArray[Any]) -> tuple[tuple[str, str, int, int, int], ...]:
+    counts = histogram(size_classes(array))
+    result = zip(ENTRY_SIZES, counts, strict=True)
+    return tuple((BY_ENTRY, LAYOUT, ENTRY_BYTES, size, count) for size, count in result if count)
+
 
 #: The layout of a measurement that reordered nothing.
 AS_GIVEN = "as given"
@@ -93,3 +150,26 @@ def load_array(path: str | Path) -> NDArray[Any]:
     except InputError as error:
         raise InputError.single(path, "", error.problems[0].what, error.problems[0].remedy) from None
     return array
+
+
+#: Which axis of an NCHW array stands where.
+LAYOUTS: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1), "chwn": (1, 2, 3, 0)}
+)
+
+
+def in_layout(array: NDArray[Any], layout: str) -> NDArray[Any]:
+    """A view of an array with axes N, C, H, W, its axes in the order of a layout, in which codecs take its elements.
+
+    Raises `InputError` for an unknown layout or an array that has not four axes.
+
+    >>> import numpy as np
+    >>> in_layout(np.zeros((16, 3, 32, 48), np.float32), "chwn").shape
+    (3, 32, 48, 16)
+    """
+    if layout not in LAYOUTS:
+        raise InputError.single("", "layout", f"unknown layout '{layout}'", did_you_mean(layout, LAYOUTS))
+    if array.ndim != 4:
+        what = f"shape {array.shape} has {array.ndim} axes, a layout orders four: N, C, H, W"
+        raise InputError.single("", "layout", what, "give a 4-D array in the order NCHW, or no layout")
+    return array.transpose(LAYOUTS[layout])

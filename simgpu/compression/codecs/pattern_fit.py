@@ -27,8 +27,7 @@ import yaml
 from numpy.typing import NDArray
 
 from simgpu.compression.codecs.base import SMALLEST_WINDOW
-from simgpu.compression.codecs.layouts import LAYOUTS
-from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.measure import LAYOUTS, measure
 from simgpu.compression.codecs.pattern_maps import Pattern, field_of
 from simgpu.compression.codecs.patterns import FORMAT_OF, MODELLED, SCHEMA
 from simgpu.errors import InputError, MissingExtraError
@@ -55,9 +54,9 @@ Sizes = dict[tuple[str, str, str], float]
 def sizes_of(maps: Mapping[str, NDArray[Any]]) -> Sizes:
     """What the codecs make of arrays (N, C, H, W), in each layout."""
     return {
-        (name, found.codec, found.layout): found.compressed
+        (name, result.codec, result.layout): result.compressed
         for name, array in maps.items()
-        for found in measure(array, MODELLED)
+        for result in measure(array, MODELLED)
     }
 
 
@@ -66,11 +65,11 @@ def residuals(pattern: Pattern, maps: Mapping[str, NDArray[Any]], real: Sizes) -
     total = dict.fromkeys(real, 0.0)
     shares = {name: 1 - np.count_nonzero(array) / array.size for name, array in maps.items()}
     for draw in range(_DRAWS):
-        made = {
+        created = {
             name: field_of(pattern, array.shape, array.shape[3], draw).maps(shares[name])
             for name, array in maps.items()
         }
-        for key, size in sizes_of(made).items():
+        for key, size in sizes_of(created).items():
             total[key] += size
     return {key: log(size / _DRAWS / real[key]) for key, size in total.items()}
 
@@ -95,8 +94,8 @@ def fitted_pattern(maps: Mapping[str, NDArray[Any]]) -> Pattern:
 
     simplex = np.ones((first.size + 1, first.size)) + 0.3 * np.eye(first.size + 1, first.size)
     options = {"maxfev": _TRIES, "initial_simplex": simplex, "xatol": 10**-_DIGITS, "fatol": 1e-7}
-    found = minimize(squares, np.ones(first.size), method="Nelder-Mead", options=options)
-    return _pattern(first * np.abs(found.x))
+    result = minimize(squares, np.ones(first.size), method="Nelder-Mead", options=options)
+    return _pattern(first * np.abs(result.x))
 
 
 def _pattern(numbers: NDArray[np.float64]) -> Pattern:
@@ -111,9 +110,9 @@ def measured_sizes(pattern: Pattern, side: int, itemsize: int) -> dict[str, dict
     field = field_of(pattern, (images, _CHANNELS, rows, side), side, seed=0)
     table: dict[str, dict[str, list[float]]] = {codec: {layout: [] for layout in LAYOUTS} for codec in MODELLED}
     for share in SPARSITY:
-        for found in measure(field.maps(share, FORMAT_OF[itemsize]), MODELLED):
-            row = table[found.codec][found.layout]
-            each = round(SMALLEST_WINDOW * found.compressed / found.bytes, 1)
+        for result in measure(field.maps(share, FORMAT_OF[itemsize]), MODELLED):
+            row = table[result.codec][result.layout]
+            each = round(SMALLEST_WINDOW * result.compressed / result.bytes, 1)
             row.append(min([each, *row[-1:]]))  # noise of a few bytes must not make more zeros larger
     return table
 
@@ -142,7 +141,7 @@ def versions() -> dict[str, str]:
 
 def _over_sides(pattern: Pattern, itemsize: int) -> dict[str, dict[str, list[list[float]]]]:
     by_side = [measured_sizes(pattern, side, itemsize) for side in SIDES]
-    return {codec: {layout: [found[codec][layout] for found in by_side] for layout in LAYOUTS} for codec in MODELLED}
+    return {codec: {layout: [result[codec][layout] for result in by_side] for layout in LAYOUTS} for codec in MODELLED}
 
 
 def _nested(sizes: Sizes) -> dict[str, dict[str, dict[str, float]]]:
@@ -164,9 +163,9 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    told = "Fit patterns of zeros to recorded feature maps, and write the table of modelled sizes."
+    description = "Fit patterns of zeros to recorded feature maps, and write the table of modelled sizes."
     source = ("maps", ".npz file of feature maps, float32, axes N, C, H, W")
-    return write_fitted("python -m simgpu.compression.codecs.pattern_fit", told, source, fitted_table, arguments)
+    return write_fitted("python -m simgpu.compression.codecs.pattern_fit", description, source, fitted_table, arguments)
 
 
 if __name__ == "__main__":

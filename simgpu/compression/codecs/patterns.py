@@ -1,12 +1,11 @@
-"""Modelled sizes: bytes of a feature map in RLE, LZ4 and zlib where only its share of zeros is known.
+"""Modelled sizes of feature maps in RLE, LZ4 and zlib, from their sparsity alone.
 
-Their sizes depend on where the zeros lie. Made-up feature maps, whose zeros cluster as those of a trained network do
-(`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; the table in ``patterns.yaml`` holds
-what came out, and says which network it was fitted to, how well it fits, and which versions of the libraries made it.
-Between its
-points sizes are interpolated linearly: over the share of zeros, and over the logarithm of a plane's side.
+These sizes depend on where the zeros lie. Synthetic feature maps, whose zeros cluster as those of a trained network do
+(`simgpu.compression.codecs.pattern_maps`), were compressed by the real codecs; ``patterns.yaml`` holds the result, the
+network it was fitted to, how well it fits, and the versions of the libraries. Between its points, sizes are
+interpolated linearly over sparsity and over the logarithm of a plane's side.
 
-Imports pydantic, so it is imported when needed.
+Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from simgpu.compression.codecs.base import SMALLEST_WINDOW
-from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.registry import codec_class
 from simgpu.compression.codecs.sizes import FROM_SPARSITY
 from simgpu.errors import InputError, did_you_mean
@@ -42,7 +41,7 @@ Format = Literal["float32", "float16"]
 FORMAT_OF: dict[int, Format] = {4: "float32", 2: "float16"}
 
 
-class Numbers(FileModel):
+class PatternNumbers(FileModel):
     """The pattern's numbers, as `simgpu.compression.codecs.pattern_maps.Pattern` names them."""
 
     channels: float
@@ -59,7 +58,7 @@ class PatternTable(FileModel):
     schema_: Literal["simgpu.patterns/1"] = Field(alias="schema")
     made_by: dict[str, Text]
     fitted_to: Text
-    pattern: Numbers
+    pattern: PatternNumbers
     residuals: dict[str, dict[Codec, dict[Layout, float]]]
     sparsity: tuple[float, ...] = Field(strict=False)
     sides: tuple[int, ...] = Field(strict=False)

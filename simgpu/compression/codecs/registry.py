@@ -1,4 +1,4 @@
-"""Which codecs there are; each loads when it is asked for."""
+"""All codecs by name; each is imported when it is requested."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _CODECS = {
     "zvc": "simgpu.compression.codecs.zvc:Zvc",
     "rle": "simgpu.compression.codecs.rle:Rle",
     "csr": "simgpu.compression.codecs.csr:Csr",
-    "lz4": "simgpu.compression.codecs.lz4:Lz4",
-    "zlib": "simgpu.compression.codecs.zlib:Zlib",
+    "lz4": "simgpu.compression.codecs.by_window:Lz4",
+    "zlib": "simgpu.compression.codecs.by_window:Zlib",
     "bpc": "simgpu.compression.codecs.bpc:Bpc",
 }
 
@@ -31,8 +31,8 @@ def codec_class(name: str) -> type[Codec]:
     if name not in _CODECS:
         raise InputError.single("", "codec", f"unknown codec '{name}'", did_you_mean(name, _CODECS))
     module, _, attribute = _CODECS[name].partition(":")
-    found: type[Codec] = getattr(import_module(module), attribute)
-    return found
+    result: type[Codec] = getattr(import_module(module), attribute)
+    return result
 
 
 def make_codec(name: str, window: int = SMALLEST_WINDOW) -> Codec:

@@ -6,20 +6,19 @@ order. What is left at the end has a whole mask too. So 4 bytes for every 32 ele
 for each that is not zero: 32x for float32 that is all zero, 3.125% more for float32 without a zero. No compression
 window cuts a mask, so the window changes nothing.
 
-Two implementations give the same bytes: NumPy's, and one that numba compiles where it is installed (extra ``fast``).
-numba loads with the first array that is encoded or decoded, never for a size, and compiles for each width of elements
-anew in every process (about a second); keeping what it compiled needs a writable folder, which an installation may not
-have.
+Streams are read and written in *units* of an element's width, of which a mask has one, two or four, by compiled
+functions; the size of an array needs none of them.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from types import ModuleType
+from collections.abc import Callable
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
 
+from simgpu.compiling import compiled
 from simgpu.compression.codecs.base import Codec
 from simgpu.compression.codecs.elements import Bits, Bytes
 from simgpu.compression.codecs.frame import corrupt
@@ -27,6 +26,10 @@ from simgpu.compression.codecs.frame import corrupt
 #: Elements of a mask, and its bytes.
 MASKED = 32
 MASK_BYTES = 4
+
+#: Places are unsigned, since a signed one is compared with zero at every use: Python counts negative ones from the end.
+_Place = np.uint64
+_Mask = np.uint32
 
 
 def zvc_bytes(elements: int, nonzeros: int, itemsize: int) -> int:
@@ -51,25 +54,87 @@ class Zvc(Codec):
 
     def _stream(self, bits: Bits, reserved: int) -> Bytes:
         stream = np.empty(reserved + self._size(bits), np.uint8)
-        _implementation().write(bits, stream[reserved:].view(bits.dtype))
+        _compiled()[0](bits, stream[reserved:].view(bits.dtype))
         return stream
 
     def _read(self, payload: Bytes, bits: Bits) -> None:
         if payload.size % bits.itemsize:
             raise corrupt(self.name, "", f"{payload.size} bytes are no whole number of {bits.itemsize}-byte values")
-        fault: int = _implementation().read(np.require(payload.view(bits.dtype), requirements="A"), bits)
+        fault = _compiled()[1](np.require(payload.view(bits.dtype), requirements="A"), bits)
         if fault >= 0:
             what = "its mask does not agree with the values that follow and the elements there are"
             raise corrupt(self.name, f"mask {fault}", what)
 
 
-@lru_cache(maxsize=1)
-def _implementation() -> ModuleType:
-    """The compiled one where numba is installed, else NumPy's."""
-    try:
-        from simgpu.compression.codecs import zvc_numba as found
-    except ImportError:
-        from simgpu.compression.codecs import zvc_numpy
+def _write(bits: Bits, units: Bits) -> None:
+    """Fills `units`, which has the right size, with the compressed elements."""
+    mask_units = MASK_BYTES // bits.itemsize
+    last = (bits.size - 1) // MASKED * MASKED
+    at = _Place(0)
+    # Each element is written where the next kept one belongs, kept or not, so that nothing branches: another mask
+    # follows, so there is room for the last.
+    for begin in range(0, last, MASKED):
+        place = at
+        at += _Place(mask_units)
+        mask = _Mask(0)
+        for index in range(MASKED):
+            value = bits[_Place(begin + index)]
+            units[at] = value
+            retained = _Mask(value != 0)
+            at += _Place(retained)
+            mask |= retained << _Mask(index)
+        for part in range(mask_units):
+            units[place + _Place(part)] = mask >> _Mask(part * MASKED // mask_units)
+    if bits.size:
+        place = at
+        at += _Place(mask_units)
+        mask = _Mask(0)
+        for index in range(bits.size - last):
+            if bits[last + index] != 0:
+                units[at] = bits[last + index]
+                at += _Place(1)
+                mask |= _Mask(1) << _Mask(index)
+        for part in range(mask_units):
+            units[place + _Place(part)] = mask >> _Mask(part * MASKED // mask_units)
 
-        return zvc_numpy
-    return found
+
+def _read(units: Bits, bits: Bits) -> int:
+    """Fills `bits` from the compressed elements; the first mask that is wrong, -1 where all agree."""
+    mask_units = MASK_BYTES // bits.itemsize
+    last = (bits.size - 1) // MASKED * MASKED
+    safe = _Place(max(units.size - mask_units - MASKED, 0))
+    size = _Place(units.size)
+    at = _Place(0)
+    begin = 0
+    # While a whole mask and 32 values are surely there, nothing needs to be looked after.
+    while begin < last and at < safe:
+        mask = _Mask(0)
+        for part in range(mask_units):
+            mask |= _Mask(units[at + _Place(part)]) << _Mask(part * MASKED // mask_units)
+        at += _Place(mask_units)
+        for index in range(MASKED):
+            given = (mask >> _Mask(index)) & _Mask(1)
+            bits[_Place(begin + index)] = units[at] * given
+            at += _Place(given)
+        begin += MASKED
+    while begin < bits.size:
+        if at + _Place(mask_units) > size:
+            return begin // MASKED
+        mask = _Mask(0)
+        for part in range(mask_units):
+            mask |= _Mask(units[at + _Place(part)]) << _Mask(part * MASKED // mask_units)
+        at += _Place(mask_units)
+        for index in range(MASKED):
+            given = (mask >> _Mask(index)) & _Mask(1)
+            if given and (at >= size or begin + index >= bits.size):
+                return begin // MASKED
+            if begin + index < bits.size:
+                bits[begin + index] = units[at] if given else 0
+            at += _Place(given)
+        begin += MASKED
+    return -1 if at == size else max(last // MASKED, 0)
+
+
+@cache
+def _compiled() -> tuple[Callable[[Bits, Bits], None], Callable[[Bits, Bits], int]]:
+    return compiled(_write), compiled(_read)

@@ -15,7 +15,7 @@ from simgpu.compression.buddy.targets import (
     RAW,
     TARGETS,
     THRESHOLD,
-    Allocation,
+    ProfiledAllocation,
     compression_ratio,
     mean_overflow,
     optimistic_ratio,
@@ -81,7 +81,7 @@ def one_target(share: float = THRESHOLD) -> dict[str, float]:
     }
 
 
-def least_for_all(program: Sequence[Allocation], share: float) -> int:
+def least_for_all(program: Sequence[ProfiledAllocation], share: float) -> int:
     """The fewest device bytes of an entry that no more than that share of all entries exceeds."""
     return min(each for each in TARGETS if each == RAW or mean_overflow(program, [each] * len(program)) <= share)
 

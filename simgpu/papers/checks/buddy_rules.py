@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 
 from simgpu.compression.buddy.metadata_cache import MetadataCache, sets_of
-from simgpu.compression.buddy.streams import Walk
-from simgpu.compression.buddy.targets import LARGEST_RATIO, THRESHOLD, Allocation, choose_targets, compression_ratio
+from simgpu.compression.buddy.streams import EntryAccesses
+from simgpu.compression.buddy.targets import (
+    LARGEST_RATIO,
+    THRESHOLD,
+    ProfiledAllocation,
+    choose_targets,
+    compression_ratio,
+)
 from simgpu.compression.buddy.traffic import Moved, demand_of, moved_by
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, size_classes
 from simgpu.hardware.nodes import load_node
@@ -61,7 +67,7 @@ def _split_wrongly(size: int, target: int) -> bool:
     """Whether a walk from end to end over entries of one size finds other bytes than the figure 4 draws."""
     count = 64
     counts = [count if each == size else 0 for each in ENTRY_SIZES]
-    found = moved_by(Walk(0, count, False, AccessOrder.SEQUENTIAL, 4, visits=count), counts, target)
+    found = moved_by(EntryAccesses(0, count, False, AccessOrder.SEQUENTIAL, 4, accesses=count), counts, target)
     stored = size if size == 128 else 32 * ceil(size / 32)
     if target == 128:
         device, buddy = 128, 0
@@ -154,9 +160,9 @@ def _lines(buddy: BuddySpec) -> bool:
     for first in range(64):
         cache = MetadataCache(buddy.cache)
         neighbours = np.roll(np.arange(640, 704), -first)
-        if cache.visit_entries(neighbours, np.zeros(64, bool)).misses != 1:
+        if cache.access_entries(neighbours, np.zeros(64, bool)).misses != 1:
             return False
-        if cache.visit_entries(np.array([639, 704]), np.zeros(2, bool)).misses != 2:
+        if cache.access_entries(np.array([639, 704]), np.zeros(2, bool)).misses != 2:
             return False
     return True
 
@@ -169,7 +175,7 @@ def _ways(buddy: BuddySpec) -> bool:
         cache = MetadataCache(buddy.cache)
         visits = [a, b, c, d, a, b, c, d, e, b, a]
         #         four come and stay; e takes the place of a, and a that of c
-        found = [cache.visit(np.array([line]), np.zeros(1, bool)).misses for line in visits]
+        found = [cache.access(np.array([line]), np.zeros(1, bool)).misses for line in visits]
         if found != [1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1]:
             return False
     return True
@@ -179,8 +185,8 @@ def _size(buddy: BuddySpec) -> bool:
     """Whether as many lines as the slices hold stay, and what random visits miss is what plain sets of four miss."""
     held = 32 * 4096 // 32
     cache = MetadataCache(buddy.cache)
-    first, again = (cache.visit(np.arange(held), np.zeros(held, bool)) for _ in range(2))
-    more = MetadataCache(buddy.cache).visit(np.tile(np.arange(held + 1), 2), np.zeros(2 * held + 2, bool))
+    first, again = (cache.access(np.arange(held), np.zeros(held, bool)) for _ in range(2))
+    more = MetadataCache(buddy.cache).access(np.tile(np.arange(held + 1), 2), np.zeros(2 * held + 2, bool))
     drawn = np.random.default_rng(5).integers(0, 3 * held, 20_000)
     sets: dict[int, OrderedDict[int, None]] = {}
     missed = 0
@@ -191,7 +197,7 @@ def _size(buddy: BuddySpec) -> bool:
         lines.move_to_end(line)
         if len(lines) > 4:
             lines.popitem(last=False)
-    found = MetadataCache(buddy.cache).visit(drawn, np.zeros(drawn.size, bool))
+    found = MetadataCache(buddy.cache).access(drawn, np.zeros(drawn.size, bool))
     return (first.misses, again.misses, found.misses) == (held, 0, missed) and more.misses > held + 1
 
 
@@ -219,7 +225,7 @@ def carveout() -> dict[str, Any]:
     }
 
 
-def _buddy_over_device(program: Sequence[Allocation]) -> float:
+def _buddy_over_device(program: Sequence[ProfiledAllocation]) -> float:
     pairs = list(zip(program, choose_targets(program), strict=True))
     return sum(each.entries * (128 - target) for each, target in pairs) / sum(each.entries * t for each, t in pairs)
 
@@ -227,8 +233,8 @@ def _buddy_over_device(program: Sequence[Allocation]) -> float:
 def _zeros_small(dense: int, zeros: int) -> int:
     """How many of equal allocations, some dense and some zeros, get 8 bytes of an entry."""
     full, empty = (0,) * 7 + (10,), (10, *(0,) * 7)
-    program = [Allocation(f"dense{n}", 1280, (full,)) for n in range(dense)]
-    program += [Allocation(f"zeros{n}", 1280, (empty,)) for n in range(zeros)]
+    program = [ProfiledAllocation(f"dense{n}", 1280, (full,)) for n in range(dense)]
+    program += [ProfiledAllocation(f"zeros{n}", 1280, (empty,)) for n in range(zeros)]
     return choose_targets(program).count(8)
 
 
@@ -255,10 +261,10 @@ def threshold() -> dict[str, Any]:
 
 def _target_of_overflow(over: int) -> int:
     counts = (0, 0, 0, 1000 - over, 0, 0, 0, over)
-    return choose_targets([Allocation("a", 128_000, (counts,))], mostly_zero=False)[0]
+    return choose_targets([ProfiledAllocation("a", 128_000, (counts,))], mostly_zero=False)[0]
 
 
-def _least_target(allocation: Allocation) -> int:
+def _least_target(allocation: ProfiledAllocation) -> int:
     """By trying targets on every entry of every snapshot."""
     sizes = [
         size for counts in allocation.snapshots for size, n in zip(ENTRY_SIZES, counts, strict=True) for _ in range(n)
@@ -274,10 +280,12 @@ def latency() -> dict[str, Any]:
     node, buddy = _node()
     longer = _longer(node, buddy, Moved(128, 128, decompressed=128))
     cycles = max(count for count in range(100) if ceil(count * 1000 / DRAM_MHZ) <= longer)
-    whole = Walk(0, 64, False, AccessOrder.SEQUENTIAL, 4, visits=64)
+    whole = EntryAccesses(0, 64, False, AccessOrder.SEQUENTIAL, 4, accesses=64)
     untouched = [
         moved_by(whole, (0,) * 7 + (64,), 64).decompressed,
-        moved_by(Walk(0, 64, True, AccessOrder.SEQUENTIAL, 4, visits=64), (0, 0, 0, 64, 0, 0, 0, 0), 64).decompressed,
+        moved_by(
+            EntryAccesses(0, 64, True, AccessOrder.SEQUENTIAL, 4, accesses=64), (0, 0, 0, 64, 0, 0, 0, 0), 64
+        ).decompressed,
     ]
     return {
         "cycles": cycles,
@@ -295,7 +303,7 @@ def _longer(node: NodeSpec, buddy: BuddySpec, moved: Moved) -> int:
     return demand.compressed_ns - demand.memory_ns
 
 
-def _programs() -> Iterator[list[Allocation]]:
+def _programs() -> Iterator[list[ProfiledAllocation]]:
     """Random programs of one to eight allocations, of which some are mostly zero and some hardly compress."""
     draw = np.random.default_rng(4)
     for _ in range(TRIED):
@@ -304,5 +312,5 @@ def _programs() -> Iterator[list[Allocation]]:
             entries = int(draw.integers(1, 200))
             shares = draw.dirichlet(draw.choice([0.05, 0.3, 2.0]) * np.ones(8))
             snapshots = [tuple(draw.multinomial(entries, shares).tolist()) for _ in range(draw.integers(1, 4))]
-            program.append(Allocation(f"a{number}", entries * 128, tuple(snapshots)))
+            program.append(ProfiledAllocation(f"a{number}", entries * 128, tuple(snapshots)))
         yield program

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simgpu.compression.codecs.layouts import LAYOUTS
-from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.measure import LAYOUTS, measure
 from simgpu.compression.codecs.pattern_maps import field_of
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.compression.codecs.zvc import zvc_bytes

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from simgpu.compression.codecs.gpu.compare import compare_models, mean_errors
-from simgpu.compression.codecs.gpu.network import network_ns
-from simgpu.compression.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, Figure
-from simgpu.compression.codecs.gpu.response import ResponseSurface, response_of
+from simgpu.compression.codecs.gpu.paper import FIGURE_5, FIGURE_12, FIGURES, CodecFigure
+from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.samples import NOISE
 from simgpu.compression.codecs.gpu.setting import THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns
 from simgpu.compression.codecs.gpu.timemodel import PIECES
 from simgpu.compression.codecs.gpu.tuner import INITIAL, LaunchTuner
 from simgpu.hardware.nodes import load_node
@@ -54,7 +54,7 @@ class SlowedSurface(ResponseSurface):
 
 def _surface(slower: float) -> ResponseSurface:
     found = response_of(_GPU)
-    return found if slower == 1 else SlowedSurface(found.gpu, found.basis, found.told, found, slower)
+    return found if slower == 1 else SlowedSurface(found.gpu, found.basis, found.description, found, slower)
 
 
 def launches(slower: float = 1) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def launches(slower: float = 1) -> dict[str, Any]:
     }
 
 
-def _of(figure: Figure) -> LaunchSetting:
+def _of(figure: CodecFigure) -> LaunchSetting:
     assert figure.setting is not None
     return figure.setting
 

@@ -135,7 +135,7 @@ def alexnet(form: str = "", compute: float = 1, zeros: bool = False) -> dict[str
 
 
 def _as_other_networks() -> Any:
-    from simgpu.workloads.sparsity.profile import GENERAL, load_profile
+    from simgpu.workloads.sparsity.generator import GENERAL, load_profile
 
     return load_profile(GENERAL).model_copy(update={"depths": {}})
 

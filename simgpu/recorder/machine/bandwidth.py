@@ -1,4 +1,4 @@
-"""How fast a device copies: bandwidth of large copies, and the time before the first byte."""
+"""Copy bandwidth and latency of a device, from measured copies of several sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS
 DEFAULT_SIZES = tuple(2**power * BYTE_UNITS["KiB"] for power in range(6, 19, 2))
 
 
-class Way(StrEnum):
+@dataclass(frozen=True, slots=True)
+class GpuProperties:
+    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
+
+    name: str
+    memory: int
+    multiprocessors: int
+    capability: tuple[int, int]
+    copy_engines: int | None
+    reported_by: str
+
+
+class CopyDirection(StrEnum):
     """From where to where a copy goes."""
 
     OUT = "device to host"
@@ -27,7 +39,7 @@ class Way(StrEnum):
 class CopyDevice(Protocol):
     """A device that can be asked to copy."""
 
-    def copy_times(self, way: Way, size: int, repetitions: int) -> Sequence[int]:
+    def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> Sequence[int]:
         """Nanoseconds of each of several copies of `size` bytes, one after the other, after copies to warm up."""
 
 
@@ -49,26 +61,27 @@ def measure(device: CopyDevice, sizes: Sequence[int], repetitions: int) -> Speed
     """The speeds of a device, from the median of `repetitions` copies of each size, each way."""
     medians = {
         way: {size: max(1, median_low(device.copy_times(way, size, repetitions))) for size in sorted(set(sizes))}
-        for way in (Way.OUT, Way.IN)
+        for way in (CopyDirection.OUT, CopyDirection.IN)
     }
     largest = max(sizes)
-    within = max(1, median_low(device.copy_times(Way.WITHIN, largest, repetitions)))
+    within = max(1, median_low(device.copy_times(CopyDirection.WITHIN, largest, repetitions)))
     return Speeds(
-        d2h=_per_second(largest, medians[Way.OUT][largest]),
-        h2d=_per_second(largest, medians[Way.IN][largest]),
+        d2h=_per_second(largest, medians[CopyDirection.OUT][largest]),
+        h2d=_per_second(largest, medians[CopyDirection.IN][largest]),
         latency_ns=fit_latency(medians),
         within=_per_second(2 * largest, within),
     )
 
 
-def fit_latency(times: Mapping[Way, Mapping[int, int]]) -> int:
+def fit_latency(times: Mapping[CopyDirection, Mapping[int, int]]) -> int:
     """The latency, in nanoseconds, of the line ``time = latency + size / bandwidth`` through measured times.
 
     times: nanoseconds by way and size. Least squares over all ways together, with one latency for all and one
     bandwidth for each. Residuals count in proportion to the time, so that the largest copies do not drown the small
     ones, which alone tell the latency. 0 where the line starts below that.
 
-    >>> fit_latency({Way.OUT: {10_000: 6_000, 10_000_000: 1_005_000}, Way.IN: {10_000: 7_000, 10_000_000: 2_005_000}})
+    >>> offload, prefetch = {10_000: 6_000, 10_000_000: 1_005_000}, {10_000: 7_000, 10_000_000: 2_005_000}
+    >>> fit_latency({CopyDirection.OUT: offload, CopyDirection.IN: prefetch})
     5000
     """
     ways = list(times)

@@ -1,4 +1,4 @@
-"""Copies on a CUDA device through PyTorch, and what the device tells about itself."""
+"""Copies on a CUDA device through PyTorch, and the properties that the device reports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 
 from simgpu.errors import InputError
 from simgpu.recorder.clocks import Clock, CudaClock
-from simgpu.recorder.machine.bandwidth import Way
-from simgpu.recorder.machine.entry import DeviceFacts
+from simgpu.recorder.machine.bandwidth import CopyDirection, GpuProperties
 
 _WARM_UP = 3
 #: The driver's number for "how many copy engines", CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT.
@@ -31,14 +30,14 @@ class TorchCopies:
     device: torch.device
     clock: Clock
 
-    def copy_times(self, way: Way, size: int, repetitions: int) -> list[int]:
+    def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> list[int]:
         """Nanoseconds of each copy.
 
         Raises `InputError` where memory for a copy of that size cannot be had.
         """
         try:
-            source = self._memory(size, on_host=way is Way.IN)
-            target = self._memory(size, on_host=way is Way.OUT)
+            source = self._memory(size, on_host=way is CopyDirection.IN)
+            target = self._memory(size, on_host=way is CopyDirection.OUT)
         except RuntimeError as error:  # PyTorch's running out of memory is one, on host and device
             reason = str(error).partition("\n")[0]
             what = f"no memory for a copy of {size} bytes, {way}: {reason}"
@@ -57,7 +56,7 @@ class TorchCopies:
         return begin, self.clock.mark()
 
 
-def open_device(name: str) -> tuple[DeviceFacts, TorchCopies]:
+def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
     """The CUDA device of that name, ``cuda`` or ``cuda:N``, made current.
 
     Raises `InputError` for other names, and for a device that is not there.
@@ -72,12 +71,12 @@ def open_device(name: str) -> tuple[DeviceFacts, TorchCopies]:
         what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
         raise InputError.single("record-node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
     torch.cuda.set_device(index)
-    found = torch.cuda.get_device_properties(index)
-    facts = DeviceFacts(
-        found.name,
-        found.total_memory,
-        found.multi_processor_count,
-        (found.major, found.minor),
+    result = torch.cuda.get_device_properties(index)
+    facts = GpuProperties(
+        result.name,
+        result.total_memory,
+        result.multi_processor_count,
+        (result.major, result.minor),
         copy_engines(index),
         f"PyTorch {torch.__version__}",
     )

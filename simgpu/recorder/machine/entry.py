@@ -1,4 +1,4 @@
-"""`record_node`: a node file of the machine it runs on, each number with how it was found."""
+"""`record_node` writes a node file of the machine that it runs on, with the source of each number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import ArchitectureName
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, Speeds, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, GpuProperties, Speeds, measure
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -42,19 +42,7 @@ _NO_TIMES = """\
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """What a GPU tells about itself: memory in bytes; copy_engines None where the driver does not say."""
-
-    name: str
-    memory: int
-    multiprocessors: int
-    capability: tuple[int, int]
-    copy_engines: int | None
-    told_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostProperties:
     """What the system tells about the host: memory in bytes, cores, each None where it does not, and who told."""
 
     memory: int | None
@@ -92,14 +80,14 @@ def record_node(
 
     day = date if date is not None else datetime.date.today().isoformat()
     facts, copies = open_device(device)
-    return measured_node(name, facts, copies, host_facts(), sizes, repetitions, day)
+    return measured_node(name, facts, copies, host_properties(), sizes, repetitions, day)
 
 
 def measured_node(
     name: str,
-    facts: DeviceFacts,
+    facts: GpuProperties,
     copies: CopyDevice,
-    host: HostFacts,
+    host: HostProperties,
     sizes: Sequence[int],
     repetitions: int,
     day: str,
@@ -107,19 +95,19 @@ def measured_node(
     """The text of the node file, with copies measured on any device that can copy."""
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu validate node on {day}"
-    told = f"as {facts.told_by} told simgpu validate node on {day}"
+    description = f"as {facts.reported_by} told simgpu validate node on {day}"
     generation = architecture(facts.capability)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
     pinned = f"{by}: {median}, pinned, one way at a time"
     entries = [
-        ("gpu.memory", _exact(facts.memory), f"{told}: all of it, with what contexts of the framework take"),
+        ("gpu.memory", _exact(facts.memory), f"{description}: all of it, with what contexts of the framework take"),
         (
             "gpu.architecture",
             generation if has_times else None,
-            f"{told}: compute capability {_dotted(facts.capability)}",
+            f"{description}: compute capability {_dotted(facts.capability)}",
         ),
-        ("gpu.multiprocessors", facts.multiprocessors, told),
+        ("gpu.multiprocessors", facts.multiprocessors, description),
         (
             "gpu.copy_engines",
             _engines(facts),
@@ -162,7 +150,7 @@ def architecture(capability: tuple[int, int]) -> str | None:
     return next((name for first, name in _ARCHITECTURES if capability >= first), None)
 
 
-def host_facts(cpu_info: Path = Path("/proc/cpuinfo")) -> HostFacts:
+def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
     """Memory and cores of this host; threads that share a core count once where the system tells them apart."""
     names = getattr(os, "sysconf_names", {})
     pages = "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names
@@ -175,9 +163,9 @@ def host_facts(cpu_info: Path = Path("/proc/cpuinfo")) -> HostFacts:
         elif key.strip() == "core id":
             cores.add((socket, value.strip()))
     return (
-        HostFacts(memory, len(cores))
+        HostProperties(memory, len(cores))
         if cores
-        else HostFacts(memory, os.cpu_count(), "hardware threads, since cores are not told")
+        else HostProperties(memory, os.cpu_count(), "hardware threads, since cores are not told")
     )
 
 
@@ -202,7 +190,7 @@ def _check_arguments(sizes: Sequence[int], repetitions: int, date: str | None) -
         raise InputError(problems)
 
 
-def _engines(facts: DeviceFacts) -> int | None:
+def _engines(facts: GpuProperties) -> int | None:
     return min(facts.copy_engines, 2) if facts.copy_engines else None
 
 

@@ -70,11 +70,11 @@ class _Casts:
         is_weight = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
         if not (is_weight and dtype == _lower() and torch.is_autocast_cache_enabled()):
             return value.to(dtype)
-        owner, found = self._made.get(id(value), (None, None))
+        owner, result = self._made.get(id(value), (None, None))
         if owner is None or owner() is not value:
-            found = value.to(dtype)
-            self._made[id(value)] = weakref.ref(value), found
-        return found
+            result = value.to(dtype)
+            self._made[id(value)] = weakref.ref(value), result
+        return result
 
 
 def _eligible(value: Any) -> bool:
@@ -179,8 +179,8 @@ def listed(key: str) -> set[str]:
 def autocast_as_on_gpu(name: str) -> Iterator[Autocasts]:
     """Autocast and gradient scalers for CUDA work on CPU tensors while the context lasts; what is seen of autocast."""
     rules = CudaAutocast()
-    with rules.available(), watched(name, refuses=False, entered=rules.entered) as found:
-        yield found
+    with rules.available(), watched(name, refuses=False, entered=rules.entered) as result:
+        yield result
 
 
 class CudaAutocast:

@@ -1,11 +1,17 @@
-"""Tensors that have shapes and storages but no memory: a model runs on them without computing anything."""
+"""Tensors with shapes and storages but without memory: a model runs on them without computing anything.
+
+Small tensors also have values: a constructor may read drop rates off ``torch.linspace`` or layer widths off
+``torch.arange``. Each such operator runs for real as well, on tensors of at most `LIMIT` bytes. Its values are stored
+by the storage of the fake result, so views and in-place operators see them too.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,12 +25,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from simgpu.errors import InputError, SimgpuError
-from simgpu.recorder.modelled.known_values import KnownValues
-from simgpu.recorder.places import raised_at
+from simgpu.recorder.operators import access
+from simgpu.recorder.unsupported import raised_at
 from simgpu.recorder.workload import Workload
 
 
@@ -151,3 +157,169 @@ def _refusal(name: str, place: str, error: BaseException | None) -> InputError |
     else:
         return None
     return InputError.single(name, place, what, remedy)
+
+
+#: Bytes of the largest tensor whose values are kept: a table of some thousand numbers, as of the places in a window.
+LIMIT = 64 * 1024
+
+
+class KnownValues:
+    """Real memory behind small fake tensors, by storage.
+
+    can_draw: whether operators that draw random numbers run for real. They do in a factory, whose random state is
+    seeded; in an iteration a number drawn on the GPU is as unknown as any other result.
+    """
+
+    def __init__(self) -> None:
+        self.can_draw = True
+        self._is_inside = False
+        self._memory: dict[int, torch.UntypedStorage | None] = {}  # None: a real tensor that is no longer true
+
+    def run(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_fake: Callable[[], Any],
+        as_fake: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Any:
+        """What `func` returns on fake tensors; where the values of all arguments are known, so are the result's.
+
+        run_fake: calls it on the fake tensors. as_fake: makes a fake tensor of a real one. An operator whose result
+        depends on values (``item``, ``nonzero``) is answered from them, or raises as `run_fake` does.
+        """
+        if self._is_inside or not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
+            return run_fake()
+        self._is_inside = True  # operators that the fake one is made of compute no values
+        try:
+            return self._run(func, args, kwargs, run_fake, as_fake)
+        finally:
+            self._is_inside = False
+
+    def _run(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run_fake: Callable[[], Any],
+        as_fake: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        real = self._real_tensors(tensors) if self._can_run(func) else None
+        try:
+            returned = run_fake()
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            if real is None:
+                raise
+            return self._answer(_call(func, args, kwargs, real), as_fake)
+        if real is not None and _is_small(returned):
+            try:
+                values = _call(func, args, kwargs, real)
+            except Exception:  # it has no code for a CPU, so its values are not known
+                self._forget_written(func, args, kwargs, returned)
+                return returned
+            if "empty" in func._schema.name:
+                tree_map_only(torch.Tensor, torch.Tensor.zero_, values)  # not what memory holds by chance
+            self._remember(tree_leaves(returned), tree_leaves(values), real.values(), tensors)
+        elif any(not isinstance(tensor, FakeTensor) or _key(tensor) in self._memory for tensor in tensors):
+            self._forget_written(func, args, kwargs, returned)
+        return returned
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The values of these tensors, and of whatever shares memory with them, are not known any more."""
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                self._memory.pop(_key(tensor), None)
+            else:
+                self._keep(tensor, None)
+
+    def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        done = access(func, args, kwargs, returned)
+        self.forget([*done.overwritten, *done.changed])
+
+    def _can_run(self, func: Any) -> bool:
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        return torch.Tag.inplace_view not in func.tags and (self.can_draw or not draws)
+
+    def _real_tensors(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor] | None:
+        """A real tensor for each, by its id; None where the values of one are not known."""
+        result = {}
+        for tensor in tensors:
+            real = self._real(tensor)
+            if real is None:
+                return None
+            result[id(tensor)] = real
+        return result
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not _is_small(tensor):
+            return None
+        is_fake = isinstance(tensor, FakeTensor)
+        memory = self._memory.get(_key(tensor), None if is_fake else tensor.untyped_storage())
+        if memory is None or tensor.is_conj() or tensor.is_neg():
+            return None
+        if not is_fake:
+            return tensor
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _answer(self, values: Any, as_fake: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """What an operator returns that has no result without values."""
+
+        def known(real: torch.Tensor) -> torch.Tensor:
+            fake = as_fake(real)
+            self._remember([fake], [real])
+            return fake
+
+        return tree_map_only(torch.Tensor, known, values)
+
+    def _remember(
+        self,
+        fakes: list[Any],
+        reals: list[Any],
+        arguments: Iterable[torch.Tensor] = (),
+        given: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Keep the memory of real results for the fake ones, unless these lie in memory that is known already.
+
+        arguments: the real tensors that the operator ran on. given: those that were real to begin with; fake results
+        are no views of them, since they have been copied to fake memory.
+        """
+        ours, taken = {_key(tensor) for tensor in given}, {_key(tensor) for tensor in arguments}
+        for fake, real in zip(fakes, reals, strict=True):
+            if not isinstance(fake, FakeTensor) or _key(fake) in self._memory:
+                continue
+            memory = real.untyped_storage()
+            alike = (_layout(fake), fake.untyped_storage().nbytes()) == (_layout(real), memory.nbytes())
+            if alike and memory._cdata in ours:
+                memory = memory.clone()
+            if alike and memory._cdata not in taken:
+                self._keep(fake, memory)
+
+    def _keep(self, tensor: torch.Tensor, memory: torch.UntypedStorage | None) -> None:
+        key = _key(tensor)
+        if key not in self._memory:
+            weakref.finalize(tensor.untyped_storage(), self._memory.pop, key, None).atexit = False
+        self._memory[key] = memory
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: dict[int, torch.Tensor]) -> Any:
+    in_place = tree_map_only(torch.Tensor, lambda tensor: real[id(tensor)], (args, kwargs))
+    return func(*in_place[0], **in_place[1])
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _is_small(value: Any) -> bool:
+    """Whether tensors, as they are looked at and as they lie in memory, are within the limit."""
+    return all(
+        max(leaf.numel() * leaf.element_size(), leaf.untyped_storage().nbytes()) <= LIMIT
+        for leaf in tree_leaves(value)
+        if isinstance(leaf, torch.Tensor)
+    )

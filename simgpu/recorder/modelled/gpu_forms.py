@@ -45,8 +45,8 @@ def gpu_forms(architecture: str | None) -> Iterator[None]:
 def step_as_on_gpu(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer that was told nothing else step all weights at once, as it does by itself on a GPU."""
     for group in optimizer.param_groups:
-        told = group.get("fused") or group.get("differentiable")
-        if "foreach" in group and group["foreach"] is None and not told:
+        chosen = group.get("fused") or group.get("differentiable")
+        if "foreach" in group and group["foreach"] is None and not chosen:
             group["foreach"] = True
 
 

@@ -1,16 +1,18 @@
-"""From an operator's call to the work it means: what the time model prices."""
+"""The work that a call of an operator means to the time model: products by their shapes, the rest by its bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from simgpu.recorder.modelled.products import PRODUCTS, arguments
-from simgpu.recorder.operators import Access, access, operator_name
+from simgpu.recorder.operators import OperandAccess, access, operator_name
 from simgpu.workloads.timemodel.kinds import listed_kind
-from simgpu.workloads.timemodel.operation import Operation, OperationKind
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
 #: They ask for memory, or look at something that is no value: nothing runs on the device.
 _NO_WORK = frozenset(
@@ -38,7 +40,7 @@ _HARDLY_READ = frozenset(
 _PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
 
 
-class Work(NamedTuple):
+class OperatorWork(NamedTuple):
     """What one call of an operator does: operations that run one after another; none where nothing runs.
 
     is_known: whether the operator has a kind here; one without is taken to go over its operands value by value.
@@ -48,7 +50,7 @@ class Work(NamedTuple):
     is_known: bool = True
 
 
-def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Work:
+def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> OperatorWork:
     """The work of a call, from its arguments and its result.
 
     All that is not a convolution comes in direction forward; an operator does not know what it is called for.
@@ -59,20 +61,20 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     """
     name = operator_name(func).removeprefix("aten::")
     if name in _NO_WORK or func.namespace == "profiler":
-        return Work(())
+        return OperatorWork(())
     if name in PRODUCTS:
-        return Work(PRODUCTS[name](func, args, kwargs, returned))
+        return OperatorWork(PRODUCTS[name](func, args, kwargs, returned))
     kind = _kind(func, name)
     done = access(func, args, kwargs, returned)
     if name in _HARDLY_READ:
         shaped = arguments(func, args, kwargs)["self"]
         done.read = [tensor for tensor in done.read if tensor is not shaped]
     if done.results and not done.overwritten and not done.changed and not _new_results(done):
-        return Work(())  # a view
+        return OperatorWork(())  # a view
     known = kind is not None
     if kind is OperationKind.GATHER:
-        return Work((_gathered(done),), known)
-    return Work((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
+        return OperatorWork((_gathered(done),), known)
+    return OperatorWork((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
 
 
 def _kind(func: Any, name: str) -> OperationKind | None:
@@ -83,34 +85,38 @@ def _kind(func: Any, name: str) -> OperationKind | None:
     return OperationKind.ELEMENTWISE if pointwise else None
 
 
-def _plain(kind: OperationKind, done: Access) -> Operation:
+def _plain(kind: OperationKind, done: OperandAccess) -> Operation:
     """Every operand read once and every result written once; a result that is an operand is changed in place."""
     read = _distinct(done.read + done.changed)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     if kind is OperationKind.COPY and not done.changed:
         # Where sizes differ (a padding, a slice put back), only the smaller one's values are looked at.
         values = sum(values for values, _ in written.values())
-        bytes_ = sum(min(size, values * size // count) for count, size in read.values() if count) + _bytes(written)
+        bytes_ = sum(min(size, values * size // count) for count, size in read.values() if count) + _all_bytes(written)
     else:
-        bytes_ = _bytes(read) + _bytes(written)
+        bytes_ = _all_bytes(read) + _all_bytes(written)
     largest = max((values for values, _ in (*read.values(), *written.values())), default=0)
     results = sum(values for values, _ in written.values())
-    return Operation(kind, _PER_VALUE.get(kind, 1) * largest, bytes_, results, dtype=_dtype(done))
+    return Operation(kind, _PER_VALUE.get(kind, 1) * largest, bytes_, results, dtype=_main_dtype(done))
 
 
-def _gathered(done: Access) -> Operation:
+def _gathered(done: OperandAccess) -> Operation:
     """Rows picked from a table or added into one: of the table only what is picked is read, a result is made whole."""
     read = _distinct(done.read)
     written = _distinct(done.overwritten + done.changed) | _new_results(done)
     results = sum(values for values, _ in written.values())
     largest = max((size for _, size in read.values()), default=0)
-    picked = min(largest, _bytes(written))
+    picked = min(largest, _all_bytes(written))
     return Operation(
-        OperationKind.GATHER, 0, _bytes(read) - largest + picked + _bytes(written), results, dtype=_dtype(done)
+        OperationKind.GATHER,
+        0,
+        _all_bytes(read) - largest + picked + _all_bytes(written),
+        results,
+        dtype=_main_dtype(done),
     )
 
 
-def _new_results(done: Access) -> dict[object, tuple[int, int]]:
+def _new_results(done: OperandAccess) -> dict[object, tuple[int, int]]:
     there = {_storage(tensor) for tensor in (*done.read, *done.overwritten, *done.changed)}
     return _distinct(tensor for _, tensor in done.results if _storage(tensor) not in there)
 
@@ -127,7 +133,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, int]]:
     return pieces
 
 
-def _bytes(pieces: dict[object, tuple[int, int]]) -> int:
+def _all_bytes(pieces: dict[object, tuple[int, int]]) -> int:
     return sum(size for _, size in pieces.values())
 
 
@@ -135,9 +141,194 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _dtype(done: Access) -> str:
+def _main_dtype(done: OperandAccess) -> str:
     """Of the first result with a fraction, else of the first tensor there is."""
     tensors = [tensor for _, tensor in done.results] + done.changed + done.overwritten + done.read
     floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    found = floating or [tensor.dtype for tensor in tensors]
-    return str(found[0]).removeprefix("torch.") if found else "float32"
+    result = floating or [tensor.dtype for tensor in tensors]
+    return str(result[0]).removeprefix("torch.") if result else "float32"
+
+
+_FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
+#: What a transposed convolution does in a direction is what the plain one it undoes does in this one.
+_UNDONE = {_FORWARD: _DATA, _DATA: _FORWARD, _WEIGHTS: _WEIGHTS}
+
+
+def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every argument by name, as given or by default."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return defaults | dict(zip(names, args, strict=False)) | dict(kwargs)
+
+
+def _bytes(*tensors: torch.Tensor | None) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
+    given = arguments(func, args, kwargs)
+    x, weight, y = given["input"], given["weight"], returned
+    work = _direction(given, x, weight, y, _FORWARD, _bytes(x, weight, given["bias"], y), y)
+    if given["bias"] is None or work.kind is not OperationKind.CONVOLUTION:
+        return (work,)
+    return (replace(work, added_bytes=2 * _bytes(y) + _bytes(given["bias"])),)
+
+
+def _convolution_backward(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
+) -> tuple[Operation, ...]:
+    """One kernel for each gradient that was asked for: of the data, of the weights, and the sum for the bias."""
+    given = arguments(func, args, kwargs)
+    grad, x, weight = given["grad_output"], given["input"], given["weight"]
+    dx, dweight, dbias = returned
+    work = []
+    if dx is not None:
+        work.append(_direction(given, x, weight, grad, _DATA, _bytes(grad, weight, dx), dx))
+    if dweight is not None:
+        work.append(_direction(given, x, weight, grad, _WEIGHTS, _bytes(grad, x, dweight), dweight))
+    if dbias is not None:
+        bytes_ = _bytes(grad, dbias)
+        work.append(Operation(OperationKind.REDUCTION, grad.numel(), bytes_, dbias.numel(), _DATA, dtype=_dtype(grad)))
+    return tuple(work)
+
+
+def _direction(
+    given: dict[str, Any],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    way: Direction,
+    bytes_: int,
+    result: torch.Tensor,
+) -> Operation:
+    """One direction; y is the forward result or a tensor of its shape. Over three sides it is priced as a product."""
+    sides, groups, transposed = weight.dim() - 2, given["groups"], given["transposed"]
+    wide, narrow = (y, x) if transposed else (x, y)
+    direction = _UNDONE[way] if transposed else way
+    common: dict[str, Any] = {"results": result.numel(), "direction": direction, "dtype": _dtype(x)}
+    if sides > 2:
+        rows, columns = narrow.shape[0] * prod(narrow.shape[2:]), narrow.shape[1] // groups
+        depth = wide.shape[1] // groups * prod(weight.shape[2:])
+        if direction is _DATA:
+            columns, depth = depth, columns
+        elif direction is _WEIGHTS:
+            rows, depth = depth, rows
+        gemm = GemmShape(rows, columns, depth, groups)
+        return Operation(OperationKind.GEMM, 2 * gemm.macs, bytes_, gemm=gemm, **common)
+
+    def pair(values: Sequence[int], missing: int) -> tuple[int, int]:
+        both = [missing] * (2 - sides) + list(values if len(values) == sides else list(values) * sides)
+        return both[0], both[1]
+
+    shape = ConvolutionShape(
+        wide.shape[0],
+        wide.shape[1],
+        pair(wide.shape[2:], 1),
+        narrow.shape[1],
+        pair(weight.shape[2:], 1),
+        pair(given["stride"], 1),
+        pair(given["padding"], 0),
+        pair(given["dilation"], 1),
+        groups,
+    )
+    return Operation(shape.kind, 2 * shape.macs, bytes_, convolution=shape, **common)
+
+
+def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
+    """The operator whose arguments of these names are multiplied: vectors, matrices, or as many matrices as a batch."""
+
+    def work(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
+        given = arguments(func, args, kwargs)
+        a, b = given[first], given[second]
+        rows = a.shape[-2] if a.dim() > 1 else 1
+        columns = b.shape[-1] if b.dim() > 1 else 1
+        count = a.shape[0] if a.dim() > 2 else 1
+        added = given.get("self") if first != "self" else None
+        bytes_ = _bytes(a, b, returned, None if added is returned else added)
+        return (_gemm(GemmShape(rows, columns, a.shape[-1], count), bytes_, returned, a),)
+
+    return work
+
+
+def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
+    given = arguments(func, args, kwargs)
+    x, weight = given["input"], given["weight"]
+    shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1])
+    return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned, x),)
+
+
+def _gemm(
+    shape: GemmShape, bytes_: int, result: torch.Tensor, operand: torch.Tensor, direction: Direction = _FORWARD
+) -> Operation:
+    """A product in the format of its operands, which its result need not have."""
+    return Operation(
+        OperationKind.GEMM, 2 * shape.macs, bytes_, result.numel(), direction, gemm=shape, dtype=_dtype(operand)
+    )
+
+
+def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
+    """Two products whose scores never reach memory: queries with keys, and the softmax of that with values."""
+    given = arguments(func, args, kwargs)
+    query, key, value, result = given["query"], given["key"], given["value"], returned[0]
+    scores, values = _attention_shapes(query, key, value)
+    return (
+        _gemm(scores, _bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result, query),
+        _gemm(values, _bytes(value, result), result, query),
+    )
+
+
+def _attention_backward(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
+) -> tuple[Operation, ...]:
+    """Five products: the scores again, then the gradients of values, scores, queries and keys."""
+    given = arguments(func, args, kwargs)
+    query, key, value = given["query"], given["key"], given["value"]
+    grad = given["grad_out_"] if "grad_out_" in given else given["grad_out"]
+    scores, values = _attention_shapes(query, key, value)
+    turned = GemmShape(scores.n, values.n, scores.m, scores.count)
+    return (
+        _gemm(scores, _bytes(query, key), query, query, _DATA),
+        _gemm(turned, _bytes(grad, value), value, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), _bytes(value), query, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), _bytes(query), query, query, _DATA),
+        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), _bytes(key), key, query, _DATA),
+    )
+
+
+def _attention_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[GemmShape, GemmShape]:
+    count, (rows, depth), tokens = prod(query.shape[:-2]), query.shape[-2:], key.shape[-2]
+    return GemmShape(rows, tokens, depth, count), GemmShape(rows, value.shape[-1], tokens, count)
+
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+
+#: What an operator of this name does, from (operator, arguments, keyword arguments, result).
+PRODUCTS: Mapping[str, Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Operation, ...]]] = MappingProxyType(
+    {
+        "convolution": _convolution,
+        "convolution_backward": _convolution_backward,
+        "linear": _linear,
+        "mm": _product("self", "mat2"),
+        "bmm": _product("self", "mat2"),
+        "addmm": _product("mat1", "mat2"),
+        "addmm_": _product("mat1", "mat2"),
+        "_addmm_activation": _product("mat1", "mat2"),
+        "baddbmm": _product("batch1", "batch2"),
+        "baddbmm_": _product("batch1", "batch2"),
+        "mv": _product("self", "vec"),
+        "dot": _product("self", "tensor"),
+        "addmv": _product("mat", "vec"),
+        **dict.fromkeys(_ATTENTION, _attention),
+        **{f"{name}_backward": _attention_backward for name in _ATTENTION},
+    }
+)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simgpu.recorder.modelled.operations import Work, work_of
+from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
-from simgpu.workloads.timemodel.prices import Prices, ways
+from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 
 class WorkPass(TorchDispatchMode):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, gpu: Prices) -> None:
         super().__init__()
-        self.calls: list[Work] = []
+        self.calls: list[OperatorWork] = []
         self._gpu = gpu
 
     def __torch_dispatch__(
@@ -40,17 +40,17 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 
     def used(self) -> int:
         """Bytes of workspace of the fastest way to run the last call."""
-        found = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
-        return found[0].workspace_bytes if found else 0
+        result = algorithms(self._gpu, len(self.calls) - 1, self.calls[-1].operations)
+        return result[0].workspace_bytes if result else 0
 
 
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
     """The ways to run a call that holds convolutions, fastest first; none where it holds none."""
-    return [AlgorithmNote(call, *way) for way in ways(gpu, operations)]
+    return [AlgorithmNote(call, *way) for way in algorithm_costs(gpu, operations)]
 
 
 def durations(
-    gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[Work]
+    gpu: Prices, kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], calls: Sequence[OperatorWork]
 ) -> list[int]:
     """Nanoseconds of each call; 0 of those that are no kernel, or that only ask for memory."""
     priced = [0] * len(calls)
@@ -63,10 +63,10 @@ def durations(
 
 def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
     """What an operator is called for: feature maps made again in backward are forward's, as in checkpointing."""
-    made = {blocks[number].kind for number in kernel.writes}
-    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+    created = {blocks[number].kind for number in kernel.writes}
+    if kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
         return Direction.FORWARD
-    return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else Direction.BACKWARD_DATA
+    return Direction.BACKWARD_WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else Direction.BACKWARD_DATA
 
 
 def _directed(operation: Operation, direction: Direction) -> Operation:

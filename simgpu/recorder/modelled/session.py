@@ -25,7 +25,6 @@ from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_c
 from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
-from simgpu.recorder.persistent import enter_persistent
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.session import (
     main_dtype,
@@ -36,6 +35,7 @@ from simgpu.recorder.session import (
 )
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.unsupported import refuse_unsupported
+from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.workloads.timemodel.formats import model_notes
@@ -61,7 +61,7 @@ class ModelledSession:
     optimizer: str | Callable[..., Any]
     gpu: GpuSpec
     date: str
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     time_model: Callable[[GpuSpec], Prices] = time_model
     as_on_gpu: bool = True
     hold_output: bool = False
@@ -92,7 +92,7 @@ class ModelledSession:
             if self.as_on_gpu:
                 step_as_on_gpu(optimizer)
             self._warm_up(workload, optimizer)
-            self.say(f"following {self.name}")
+            self.progress(f"following {self.name}")
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
@@ -103,7 +103,7 @@ class ModelledSession:
                     _CPU,
                     structure.signatures,
                     ledger.blocks,
-                    self.say,
+                    self.progress,
                     self._on_host(optimizer),
                 )
             dtype, output = main_dtype(workload), output_life(workload)

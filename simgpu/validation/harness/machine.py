@@ -12,7 +12,7 @@ from statistics import median_low
 from typing import Any
 
 from simgpu.recorder.environment import processor_name
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, Way, measure
+from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDirection, measure
 from simgpu.units import TIME_UNITS
 from simgpu.validation.devices import Device, Stream
 from simgpu.validation.managed.save_on_cpu import host_waits_for_saving
@@ -21,7 +21,7 @@ from simgpu.version import __version__
 
 DEFAULT_REPETITIONS = 20
 _WARM_UP = 3
-_ROLES = {Way.OUT: "d2h", Way.IN: "h2d"}
+_ROLES = {CopyDirection.OUT: "d2h", CopyDirection.IN: "h2d"}
 #: Long enough for all copies to be asked for before the first begins: else small ones would wait for the host.
 _GATE_NS = 5 * TIME_UNITS["ms"]
 _TINY = 4
@@ -49,7 +49,12 @@ def measure_machine(
     both = both_at_once(device, max(sizes), repetitions)
     facts = device.facts()
     copies = Copies(
-        speeds.d2h, speeds.h2d, both[Way.OUT], both[Way.IN], speeds.latency_ns, blocking_ns(device, repetitions)
+        speeds.d2h,
+        speeds.h2d,
+        both[CopyDirection.OUT],
+        both[CopyDirection.IN],
+        speeds.latency_ns,
+        blocking_ns(device, repetitions),
     )
     return MeasuredMachine(
         device=device.name,
@@ -73,10 +78,10 @@ class _DeviceCopies:
 
     device: Device
 
-    def copy_times(self, way: Way, size: int, repetitions: int) -> list[int]:
+    def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> list[int]:
         """Nanoseconds of copies in a row, between events around each."""
         source, target = _memory(self.device, way, size)
-        stream = self.device.compute if way is Way.WITHIN else self.device.new_stream(_ROLES[way])
+        stream = self.device.compute if way is CopyDirection.WITHIN else self.device.new_stream(_ROLES[way])
         stream.busy(_GATE_NS)
         marks = [stream.record()]
         for _ in range(_WARM_UP + repetitions):
@@ -86,9 +91,9 @@ class _DeviceCopies:
         return [end.ns_since(begin) for begin, end in pairwise(marks[_WARM_UP:])]
 
 
-def both_at_once(device: Device, size: int, repetitions: int) -> dict[Way, int]:
+def both_at_once(device: Device, size: int, repetitions: int) -> dict[CopyDirection, int]:
     """Bytes per second each way while copies go both ways: medians of those that ended while the other way was busy."""
-    streams: dict[Way, Stream] = {way: device.new_stream(role) for way, role in _ROLES.items()}
+    streams: dict[CopyDirection, Stream] = {way: device.new_stream(role) for way, role in _ROLES.items()}
     memory = {way: _memory(device, way, size) for way in streams}
     for way, stream in streams.items():
         _copy(stream, memory[way])
@@ -107,12 +112,12 @@ def both_at_once(device: Device, size: int, repetitions: int) -> dict[Way, int]:
     return {way: size * TIME_UNITS["s"] // max(1, median_low(times)) for way, times in _while_both(ends).items()}
 
 
-def _while_both(ends: dict[Way, list[int]]) -> dict[Way, list[int]]:
+def _while_both(ends: dict[CopyDirection, list[int]]) -> dict[CopyDirection, list[int]]:
     """How long the copies took that ended before the other way ran dry.
 
     ends: when the first copy began, and when each ended. Where a way is so slow that none did, its first one stands.
 
-    >>> _while_both({Way.OUT: [0, 10, 20, 30], Way.IN: [0, 20, 40, 50]})
+    >>> _while_both({CopyDirection.OUT: [0, 10, 20, 30], CopyDirection.IN: [0, 20, 40, 50]})
     {<Way.OUT: 'device to host'>: [10, 10, 10], <Way.IN: 'host to device'>: [20]}
     """
     over = min(found[-1] for found in ends.values())
@@ -122,7 +127,7 @@ def _while_both(ends: dict[Way, list[int]]) -> dict[Way, list[int]]:
 
 def blocking_ns(device: Device, repetitions: int) -> int:
     """From the call of a copy of next to nothing on the compute stream to when the host has it."""
-    source, target = _memory(device, Way.OUT, _TINY)
+    source, target = _memory(device, CopyDirection.OUT, _TINY)
 
     def copy_and_wait() -> None:
         device.compute.copy(target, source)
@@ -148,10 +153,10 @@ def versions(device: Device) -> dict[str, str]:
     return {**device.facts().versions, "python": platform.python_version(), "simgpu": __version__}
 
 
-def _memory(device: Device, way: Way, size: int) -> tuple[Any, Any]:
+def _memory(device: Device, way: CopyDirection, size: int) -> tuple[Any, Any]:
     """Source and target of a copy, which the system has really handed out."""
-    source = device.host_buffer(size) if way is Way.IN else device.empty(size)
-    target = device.host_buffer(size) if way is Way.OUT else device.empty(size)
+    source = device.host_buffer(size) if way is CopyDirection.IN else device.empty(size)
+    target = device.host_buffer(size) if way is CopyDirection.OUT else device.empty(size)
     source.zero_()
     target.zero_()
     device.synchronize()

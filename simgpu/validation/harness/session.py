@@ -74,7 +74,7 @@ class CaseSession:
             device=str(self.device.torch_device),
             seed=self.seed,
             optimizer=self.plan.optimizer,
-            say=lambda what: self.say(f"{self.plan.name}: {what}"),
+            progress=lambda what: self.say(f"{self.plan.name}: {what}"),
         )
         return replace(trace, name=self.plan.name)
 

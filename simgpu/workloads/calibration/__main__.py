@@ -14,9 +14,9 @@ from simgpu.io.fitted_tables import write_fitted
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    told = "Fit the time model to published figures and recordings, and write its table of parameters."
+    description = "Fit the time model to published figures and recordings, and write its table of parameters."
     source = ("recordings", "folder with the recordings that recordings.yaml lists")
-    return write_fitted("python -m simgpu.workloads.calibration", told, source, _table, arguments)
+    return write_fitted("python -m simgpu.workloads.calibration", description, source, _table, arguments)
 
 
 def _table(recordings: Path) -> str:

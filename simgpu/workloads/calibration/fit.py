@@ -63,12 +63,12 @@ def calibrate(samples: Iterable[Sample], start: Parameters | None = None) -> Par
         from scipy.optimize import least_squares
     except ImportError:
         raise MissingExtraError("fitting the time model", "scipy", "calibrate") from None
-    problem = Problem([sample for sample in samples if sample.fitted], start or load_parameters(START))
-    found = least_squares(problem.residuals, problem.start, problem.jacobian, bounds=problem.bounds, xtol=1e-4)
-    return problem.parameters(found.x)
+    problem = FitProblem([sample for sample in samples if sample.fitted], start or load_parameters(START))
+    result = least_squares(problem.residuals, problem.start, problem.jacobian, bounds=problem.bounds, xtol=1e-4)
+    return problem.parameters(result.x)
 
 
-class Problem:
+class FitProblem:
     """The least-squares problem: logarithms of the free parameters (`keys`) in, residuals out."""
 
     def __init__(self, samples: Sequence[Sample], start: Parameters) -> None:
@@ -177,5 +177,5 @@ def fitted_table(recordings: Path) -> str:
     fitted = load_recordings().fitted
     require_recordings(recordings, fitted)
     samples = [*published_samples(load_published()), *recorded_samples(recordings, fitted)]
-    found = calibrate(sample for sample in samples if isinstance(sample, Sample))
-    return written(found.model_copy(update={"sources": load_parameters().sources}))
+    result = calibrate(sample for sample in samples if isinstance(sample, Sample))
+    return written(result.model_copy(update={"sources": load_parameters().sources}))

@@ -58,7 +58,7 @@ class Source(FileModel):
     address: Text
 
 
-class Figure(FileModel):
+class PublishedFigure(FileModel):
     """One published figure: a duration, or samples per second, of a part of an iteration."""
 
     gpu: Text
@@ -78,7 +78,7 @@ class Figure(FileModel):
         """The duration of one iteration, or of the part that was measured.
 
         >>> words = {"gpu": "p100", "network": "vgg16", "batch": 64, "measures": "iteration", "source": "page"}
-        >>> Figure(value="154 samples/s", **words).duration_ns
+        >>> PublishedFigure(value="154 samples/s", **words).duration_ns
         415584416
         """
         number, _, unit = self.value.partition(" ")
@@ -87,7 +87,7 @@ class Figure(FileModel):
         return parse_time(self.value)
 
 
-class Published(FileModel):
+class PublishedFile(FileModel):
     """The whole file."""
 
     schema_: Literal["simgpu.published/1"] = Field(alias="schema")
@@ -96,7 +96,7 @@ class Published(FileModel):
     fitted_networks: list[Text]
     gpus: dict[str, MeasuredGpu]
     sources: dict[str, Source]
-    figures: list[Figure]
+    figures: list[PublishedFigure]
 
     def gpu(self, name: str) -> GpuSpec:
         """The GPU of a figure: one of `gpus`, or that of the node of this name."""
@@ -109,14 +109,14 @@ def _gpu_of_node(name: str) -> GpuSpec:
     return load_node(name).gpu
 
 
-def load_published(path: Path = PUBLISHED) -> Published:
+def load_published(path: Path = PUBLISHED) -> PublishedFile:
     """The published figures; `InputError` with every problem in the file.
 
     >>> len(load_published().figures) > 100
     True
     """
     document = read_yaml_mapping(path, SCHEMA)
-    published = validate(Published, document.values, lambda place: (document.file, document.place(place)))
+    published = validate(PublishedFile, document.values, lambda place: (document.file, document.place(place)))
     problems = []
     for index, figure in enumerate(published.figures):
         place = document.place(f"figures[{index}]")

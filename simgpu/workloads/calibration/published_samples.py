@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from simgpu.trace.model import Phase
-from simgpu.workloads.calibration.published import Figure, Published
-from simgpu.workloads.calibration.samples import Sample, Skipped, Use, counted
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
+from simgpu.workloads.calibration.published import PublishedFigure, PublishedFile
+from simgpu.workloads.calibration.recorded_samples import operations_by_phase
+from simgpu.workloads.calibration.samples import Sample, SampleUse, Skipped, counted
 from simgpu.workloads.catalogue import NETWORKS
 from simgpu.workloads.timemodel.operation import Direction, Operation
 
@@ -21,7 +21,7 @@ _PHASES = {
 }
 
 
-def published_samples(published: Published) -> Iterator[Sample | Skipped]:
+def published_samples(published: PublishedFile) -> Iterator[Sample | Skipped]:
     """The published figures; those of networks that the zoo does not have are skipped."""
     for figure in published.figures:
         if figure.network in NETWORKS:
@@ -30,7 +30,7 @@ def published_samples(published: Published) -> Iterator[Sample | Skipped]:
             yield Skipped(f"{figure.gpu} {figure.network} b{figure.batch}", "the zoo has no such network")
 
 
-def _sample(published: Published, figure: Figure) -> Sample:
+def _sample(published: PublishedFile, figure: PublishedFigure) -> Sample:
     phases = operations_by_phase(figure.network, figure.batch, tuple(figure.variant.items()))
     parts = _PHASES[figure.measures]
     kernels = [operation for phase in parts for _, operation in phases[phase]]
@@ -44,7 +44,7 @@ def _sample(published: Published, figure: Figure) -> Sample:
         figure.measures,
         counted(kernels),
         figure.duration_ns,
-        Use.FIT if figure.network in published.fitted_networks else Use.HELD_OUT,
+        SampleUse.FIT if figure.network in published.fitted_networks else SampleUse.HELD_OUT,
         published.sources[figure.source].title,
         tf32=figure.tf32,
         without=figure.without,

@@ -1,20 +1,171 @@
-"""Samples from recordings of real iterations, read by the importers from a folder that the user names."""
+"""Samples from recorded iterations, which the importers read from a folder that the user names.
+
+A DTR log has no shapes. A convolution's follows from its three sizes and the batch: with square images, a result whose
+side is the input's divided by the stride, and filters of R x R, sizes give the product and the quotient of the two
+channel counts; of the few R and strides in use one gives whole numbers. Blocks are storages, so an operator on views
+may list more bytes than it touches: a sum is counted by its result. The prototype that wrote the logs copies a tensor
+before it changes it in place: such an operator is a copy and the change.
+
+Of a G10 recording only kernels of vendor libraries count. G10's own kernels for the input's gradient of a linear layer
+(1.5 TFLOP/s where the forward product of that size reaches 13.5), for softmax and for sums over rows do not, and
+neither do those whose tensors its graph lists broadcast, or merged over layers.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from itertools import product
+from math import gcd, isqrt
 from pathlib import Path
 
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
-from simgpu.trace.model import Block, Kernel, Phase, Trace
-from simgpu.workloads.calibration.dtr_operations import dtr_operations
-from simgpu.workloads.calibration.g10_operations import g10_operations
-from simgpu.workloads.calibration.recordings import Recording
+from simgpu.trace.model import NOT_RECORDED, Block, Kernel, Origin, Phase, Trace, TraceInfo
+from simgpu.workloads.calibration.recordings import CalibrationRecording
 from simgpu.workloads.calibration.samples import Sample, Skipped, counted
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
-from simgpu.workloads.timemodel.operation import Operation
+from simgpu.workloads.catalogue import build
+from simgpu.workloads.lowering.entry import lower, operations_of
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+
+_PRODUCTS = {"Linear_Forward": Direction.FORWARD, "Linear_Backward_Weight": Direction.BACKWARD_WEIGHTS}
+_ELEMENTWISE = (
+    "Multiply_Backward",
+    "Multiply_Forward",
+    "Add_Forward",
+    "Subtract_Forward",
+    "Power_Forward",
+    "Apply_Grad",
+)
+
+
+def g10_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
+    """The operation of one kernel, None where it is not one that a library would run."""
+    reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
+    moved, results = sum(reads) + sum(writes), sum(writes) // _ITEM
+    if kernel.op in _PRODUCTS and len(reads) == 2:
+        shape = _product(reads[0] // _ITEM, reads[1] // _ITEM, results)
+        if shape is None:
+            return None
+        return (Operation(OperationKind.GEMM, 2 * shape.macs, moved, results, _PRODUCTS[kernel.op], gemm=shape),)
+    if kernel.op in _ELEMENTWISE and len(set(reads) | set(writes)) == 1 and reads[0] >= 1 << 20:
+        return (Operation(OperationKind.ELEMENTWISE, results, moved, results),)
+    return None
+
+
+def _product(first: int, second: int, result: int) -> GemmShape | None:
+    """The product of two matrices with so many values each: three sizes, three sides.
+
+    >>> _product(768 * 2304, 32768 * 768, 32768 * 2304)
+    GemmShape(m=2304, n=32768, k=768, count=1)
+    """
+    sides = [
+        isqrt(a * b // c) for a, b, c in ((first, result, second), (second, result, first), (first, second, result))
+    ]
+    m, n, k = sides
+    return GemmShape(m, n, k) if (m * k, n * k, m * n) == (first, second, result) else None
+
+
+_ITEM = 4
+#: Filter side and stride, the commonest first.
+_FILTERS = ((3, 1), (1, 1), (3, 2), (1, 2), (7, 2), (5, 1), (2, 1), (2, 2))
+_KINDS = {
+    "relu": OperationKind.ELEMENTWISE,
+    "relu_": OperationKind.ELEMENTWISE,
+    "add": OperationKind.ELEMENTWISE,
+    "add_": OperationKind.ELEMENTWISE,
+    "threshold_backward": OperationKind.ELEMENTWISE,
+    "cudnn_batch_norm": OperationKind.NORMALIZATION,
+    "cudnn_batch_norm_backward": OperationKind.NORMALIZATION,
+    "max_pool2d_with_indices": OperationKind.POOLING,
+    "max_pool2d_with_indices_backward": OperationKind.POOLING,
+    "avg_pool2d": OperationKind.POOLING,
+    "avg_pool2d_backward": OperationKind.POOLING,
+    "sum_dim_IntList": OperationKind.REDUCTION,
+    "_cat": OperationKind.COPY,
+    "constant_pad_nd": OperationKind.COPY,
+    "slice_backward": OperationKind.COPY,
+}
+
+
+def dtr_operations(kernel: Kernel, blocks: dict[str, Block], batch: int) -> tuple[Operation, ...] | None:
+    """The operations of one logged operator, None where its name or its sizes do not tell."""
+    reads, writes = ([blocks[name].bytes for name in names] for names in (kernel.reads, kernel.writes))
+    if kernel.op == "cudnn_convolution" and len(reads) >= 2:
+        return _convolution(reads[0], writes[0], reads[1], batch, (Direction.FORWARD,))
+    if kernel.op == "cudnn_convolution_backward" and len(reads) >= 3:
+        data, weights = Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
+        wanted = (data, weights) if len(writes) > 1 else (weights,)
+        return _convolution(reads[0], reads[1], reads[2], batch, wanted)
+    if kernel.op not in _KINDS:
+        return None
+    if kernel.op in ("add", "slice_backward") and sum(writes) < 4096:
+        return ()  # counters and other scalars
+    direction = Direction.BACKWARD_DATA if "backward" in kernel.op else Direction.FORWARD
+    results = sum(writes) // _ITEM
+    moved = 3 * sum(writes) if kernel.op == "add" else sum(reads) + sum(writes)
+    operation = Operation(_KINDS[kernel.op], results, moved, results, direction)
+    if set(kernel.reads) & set(kernel.writes):
+        return (Operation(OperationKind.COPY, 0, 2 * sum(writes), results), operation)
+    return (operation,)
+
+
+def _convolution(
+    source: int, result: int, weights: int, batch: int, directions: tuple[Direction, ...]
+) -> tuple[Operation, ...] | None:
+    shape = _shape(source // _ITEM, result // _ITEM, weights // _ITEM, batch)
+    if shape is None:
+        return None
+    return tuple(
+        Operation(
+            OperationKind.CONVOLUTION,
+            2 * shape.macs,
+            source + result + weights,
+            (weights if direction is Direction.BACKWARD_WEIGHTS else result) // _ITEM,
+            direction,
+            convolution=shape,
+        )
+        for direction in directions
+    )
+
+
+def _shape(source: int, result: int, weights: int, batch: int) -> ConvolutionShape | None:
+    """The convolution with these numbers of values.
+
+    >>> _shape(56 * 16 * 224**2, 56 * 16 * 224**2, 16 * 16 * 9, 56).out_size
+    (224, 224)
+    """
+    for (side, stride), padded in product(_FILTERS, (True, False)):
+        padding = side // 2 if padded else 0
+        for channels in _channels(source, weights, batch, side):
+            rest = source // (batch * channels)
+            height = isqrt(rest)
+            if height * height != rest or height + 2 * padding < side:
+                continue
+            outputs = weights // (channels * side * side)
+            shape = ConvolutionShape(
+                batch, channels, (height, height), outputs, (side, side), (stride, stride), (padding, padding)
+            )
+            if batch * outputs * shape.out_size[0] * shape.out_size[1] == result:
+                return shape
+    return None
+
+
+def _channels(source: int, weights: int, batch: int, side: int) -> list[int]:
+    """Input channels that divide both the filters and the input, fewest first.
+
+    >>> _channels(2 * 12 * 5**2, 8 * 12 * 9, 2, 3)
+    [1, 2, 3, 4, 6, 12]
+    """
+    if weights % (side * side) or source % batch:
+        return []
+    common = gcd(weights // (side * side), source // batch)
+    small = [count for count in range(1, isqrt(common) + 1) if common % count == 0]
+    large = [common // count for count in reversed(small) if count * count != common]
+    return small + large
+
 
 #: From a kernel and its blocks to what it computes; None where that cannot be told.
 Reader = Callable[[Kernel, dict[str, Block], int], tuple[Operation, ...] | None]
@@ -25,13 +176,15 @@ _ENOUGH = 0.9
 _SORTS = (("conv", "convolutions"), ("relu", "relu"), ("threshold", "relu"), ("pool", "pooling"))
 
 
-def recorded_samples(folder: Path, recordings: Iterable[Recording]) -> Iterator[Sample | Skipped]:
+def recorded_samples(folder: Path, recordings: Iterable[CalibrationRecording]) -> Iterator[Sample | Skipped]:
     """Samples from these recordings in a folder; see `recorded_traces`."""
-    for found in recorded_traces(folder, recordings):
-        yield from [found] if isinstance(found, Skipped) else samples_of(*found)
+    for result in recorded_traces(folder, recordings):
+        yield from [result] if isinstance(result, Skipped) else samples_of(*result)
 
 
-def recorded_traces(folder: Path, recordings: Iterable[Recording]) -> Iterator[tuple[Recording, Trace] | Skipped]:
+def recorded_traces(
+    folder: Path, recordings: Iterable[CalibrationRecording]
+) -> Iterator[tuple[CalibrationRecording, Trace] | Skipped]:
     """These recordings in a folder, one after another; one that is not there is skipped, and told by its path.
 
     A recording's importer raises `InputError` for a damaged file.
@@ -44,13 +197,13 @@ def recorded_traces(folder: Path, recordings: Iterable[Recording]) -> Iterator[t
             yield Skipped(recording.name, f"{path} is not there")
 
 
-def samples_of(recording: Recording, trace: Trace) -> Iterator[Sample | Skipped]:
+def samples_of(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample | Skipped]:
     """What a recording tells of durations."""
     reader = _READERS.get(recording.operators)
     yield from _of_zoo(recording, trace) if reader is None else _of_operators(recording, trace, reader)
 
 
-def _of_zoo(recording: Recording, trace: Trace) -> Iterator[Sample]:
+def _of_zoo(recording: CalibrationRecording, trace: Trace) -> Iterator[Sample]:
     """A recording of a network that the zoo has: phases, and sorts of kernels within them."""
     modelled = operations_by_phase(recording.network, recording.batch, adam=recording.optimizer == "adam")
     everything = [operation for phase in Phase for _, operation in modelled[phase]]
@@ -77,19 +230,19 @@ def _sort(op: str) -> str:
     return next((sort for word, sort in _SORTS if word in op.lower()), "linear and others")
 
 
-def _of_operators(recording: Recording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
+def _of_operators(recording: CalibrationRecording, trace: Trace, reader: Reader) -> Iterator[Sample | Skipped]:
     """A recording whose operators are translated one by one: those that can be, together and by sort."""
     blocks = {block.id: block for block in trace.blocks}
     timing = min((kernel.duration_ns for kernel in trace.kernels), default=0)
     measured: defaultdict[str, int] = defaultdict(int)
     operations: defaultdict[str, list[Operation]] = defaultdict(list)
     for kernel in trace.kernels:
-        found = reader(kernel, blocks, recording.batch)
-        if found is not None:
+        result = reader(kernel, blocks, recording.batch)
+        if result is not None:
             # The shortest operator of a log is nearly nothing but what timing costs: it is in all of them.
             measured[kernel.op] += kernel.duration_ns - timing
-            operations[kernel.op] += found
-    told = [operation for each in operations.values() for operation in each]
+            operations[kernel.op] += result
+    description = [operation for each in operations.values() for operation in each]
     total = sum(kernel.duration_ns - timing for kernel in trace.kernels)
     known = sum(measured.values())
     share = known / total if total else 0.0
@@ -98,13 +251,13 @@ def _of_operators(recording: Recording, trace: Trace, reader: Reader) -> Iterato
     if not covered:
         why = f"what its operators compute is told for {share:.0%} of its time only; those are compared one by one"
         yield Skipped(f"{recording.name}: iteration", why)
-    yield _sample(recording, measures, told, known, part_of=None if covered else known)
+    yield _sample(recording, measures, description, known, part_of=None if covered else known)
     for op in sorted(measured):
         yield _sample(recording, op, operations[op], measured[op], part_of=known)
 
 
 def _sample(
-    recording: Recording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
+    recording: CalibrationRecording, measures: str, operations: list[Operation], ns: int, *, part_of: int | None = None
 ) -> Sample:
     """A whole phase or iteration, or a sort of kernels that is a part of so many nanoseconds."""
     return Sample(
@@ -121,3 +274,32 @@ def _sample(
         weight=1.0 if part_of is None else ns / part_of,
         tf32=recording.tf32,
     )
+
+
+class _Free:
+    """Prices for a lowering of which only the phases are wanted."""
+
+    def duration_ns(self, operation: Operation) -> int:
+        return 0
+
+    def algorithms(self, operation: Operation) -> tuple[()]:
+        return ()
+
+
+@cache
+def operations_by_phase(
+    name: str, batch: int, variant: tuple[tuple[str, bool | int | float | str], ...] = (), *, adam: bool = False
+) -> Mapping[Phase, tuple[tuple[str, Operation], ...]]:
+    """The kernels of one iteration of a zoo network, each with its operator's name, by phase.
+
+    >>> len(operations_by_phase("vgg16", 8)[Phase.FORWARD])
+    40
+    """
+    network = build(name, None, **dict(variant))
+    optimizer = Optimizer.ADAM if adam else Optimizer.SGD
+    info = TraceInfo(name, batch, NOT_RECORDED, "float32", Origin.MODELLED, "the model zoo")
+    trace = lower(network, batch=batch, prices=_Free(), info=info, optimizer=optimizer)
+    result: dict[Phase, list[tuple[str, Operation]]] = {phase: [] for phase in Phase}
+    for kernel, (_, op, operation) in zip(trace.kernels, operations_of(network, batch, optimizer), strict=True):
+        result[kernel.phase].append((op, operation))
+    return {phase: tuple(kernels) for phase, kernels in result.items()}

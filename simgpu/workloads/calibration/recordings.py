@@ -11,7 +11,7 @@ from pydantic import Field
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.io.schema import FileModel, validate
 from simgpu.io.yaml_files import read_yaml_mapping
-from simgpu.workloads.calibration.samples import Use
+from simgpu.workloads.calibration.samples import SampleUse
 from simgpu.workloads.timemodel.model import Tf32
 
 SCHEMA = "simgpu.recordings/1"
@@ -20,14 +20,14 @@ RECORDINGS = Path(__file__).with_name("recordings.yaml")
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Recording(FileModel):
+class CalibrationRecording(FileModel):
     """One recording: where it lies in the user's folder, on which node's GPU it was made, how it is read."""
 
     path: Text
     gpu: Text
     network: Text
     batch: Annotated[int, Field(ge=1)]
-    use: Annotated[Use, Field(strict=False)]
+    use: Annotated[SampleUse, Field(strict=False)]
     operators: Literal["zoo", "dtr", "g10"]
     source: Text
     tf32: Tf32 = Field(default=Tf32.CONVOLUTIONS, strict=False)
@@ -41,49 +41,49 @@ class Recording(FileModel):
         return f"{self.gpu} {self.network} b{self.batch}"
 
 
-class NotCompared(FileModel):
+class SkippedRecording(FileModel):
     """A recording that cannot be compared, and why."""
 
     path: Text
     why: Text
 
 
-class Recordings(FileModel):
+class CalibrationRecordings(FileModel):
     """The whole file."""
 
     schema_: Literal["simgpu.recordings/1"] = Field(alias="schema")
     description: Text
     sources: dict[str, Text]
-    recordings: list[Recording]
-    not_compared: list[NotCompared]
+    recordings: list[CalibrationRecording]
+    not_compared: list[SkippedRecording]
 
     @property
-    def fitted(self) -> tuple[Recording, ...]:
+    def fitted(self) -> tuple[CalibrationRecording, ...]:
         """Those that the fit uses."""
-        return tuple(recording for recording in self.recordings if recording.use is Use.FIT)
+        return tuple(recording for recording in self.recordings if recording.use is SampleUse.FIT)
 
 
-def load_recordings(path: Path = RECORDINGS) -> Recordings:
+def load_recordings(path: Path = RECORDINGS) -> CalibrationRecordings:
     """The list of recordings; `InputError` with every problem in the file.
 
     >>> [recording.name for recording in load_recordings().fitted]
     ['h100 vgg13 b128', 'titan-v densenet121 b84', 'a100 bert b256']
     """
     document = read_yaml_mapping(path, SCHEMA)
-    found = validate(Recordings, document.values, lambda place: (document.file, document.place(place)))
+    result = validate(CalibrationRecordings, document.values, lambda place: (document.file, document.place(place)))
     problems = [
         Problem(
             document.file,
             document.place(f"recordings[{index}]"),
             f"{recording.source!r} is not a source of this file",
-            did_you_mean(recording.source, found.sources),
+            did_you_mean(recording.source, result.sources),
         )
-        for index, recording in enumerate(found.recordings)
-        if recording.source not in found.sources
+        for index, recording in enumerate(result.recordings)
+        if recording.source not in result.sources
     ]
     if problems:
         raise InputError(problems)
-    return found
+    return result
 
 
 def require_folder(folder: Path) -> None:
@@ -92,7 +92,7 @@ def require_folder(folder: Path) -> None:
         raise InputError.single(folder, "", "no such folder", "give the folder that holds the recordings")
 
 
-def require_recordings(folder: Path, recordings: Iterable[Recording]) -> None:
+def require_recordings(folder: Path, recordings: Iterable[CalibrationRecording]) -> None:
     """`InputError` that names every one of these recordings that the folder does not hold, or the folder."""
     require_folder(folder)
     missing = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Parameters
 
 
-class Use(StrEnum):
+class SampleUse(StrEnum):
     """What a measurement is for; `published.yaml` states the rule."""
 
     FIT = "fit"
@@ -41,7 +41,7 @@ class Sample:
     measures: str
     operations: tuple[tuple[Operation, int], ...]
     measured_ns: int
-    use: Use
+    use: SampleUse
     source: str
     whole: bool = True
     weight: float = 1.0
@@ -51,7 +51,7 @@ class Sample:
     @property
     def fitted(self) -> bool:
         """Whether the parameters are fitted to it."""
-        return self.use is Use.FIT
+        return self.use is SampleUse.FIT
 
     def modelled_ns(self, parameters: Parameters | None = None) -> int:
         """What the time model says, with the parameters that come with simgpu or with others."""

@@ -14,9 +14,9 @@ from simgpu.io.fitted_tables import write_fitted
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    told = "Measure how compressible the memory of recorded networks is, and write the profile."
+    remedy = "Measure how compressible the memory of recorded networks is, and write the profile."
     source = ("traces", "folder with the recordings")
-    return write_fitted("python -m simgpu.workloads.compressibility", told, source, _text, arguments)
+    return write_fitted("python -m simgpu.workloads.compressibility", remedy, source, _text, arguments)
 
 
 def _text(folder: Path) -> str:

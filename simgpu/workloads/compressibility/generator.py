@@ -1,25 +1,35 @@
-"""Modelled histograms of memory-entries for a trace's blocks.
+"""Modelled histograms of memory-entries for a trace's blocks, from profiles of compressibility.
 
-A block gets the shares of its role at each epoch of the profile, in whole entries by largest remainder. Workspaces, and
-blocks whose role no recording has, count as incompressible. What the profile tells is how small networks compress that
-were really trained, on photographs and text, not the network of the trace: shares differ by layer and network more than
-the mean of a role does.
+A profile has for each role of a block, by epoch of training, the shares of its memory-entries that have each size. A
+block gets the shares of its role, in whole entries by largest remainder. Workspaces, and roles that no recording has,
+count as incompressible. Profiles come from small networks that were trained on photographs and text, not from the
+network of the trace: shares differ by layer and network more than the mean of a role does.
+
+Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
+from pydantic import Field, model_validator
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.io.schema import FileModel, validate
+from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.trace.entries import ENTRY_BYTES, apportioned, entries_of, is_of_entries, rows_of
 from simgpu.trace.model import CompressedSize, Origin, Trace
-from simgpu.workloads.compressibility.profile import TRAINED, Profile, load_profile
 from simgpu.workloads.compressibility.roles import roles_of
 
 _WORD = "compressibility"
 
 
-def with_compressibility(trace: Trace, profile: str | Profile | None = None) -> Trace:
+def with_compressibility(trace: Trace, profile: str | CompressibilityProfile | None = None) -> Trace:
     """The trace with modelled histograms of memory-entries in place of any it had; its notes say so.
 
     profile: name of a shipped profile, or one of your own; `TRAINED` where left out. There are rows for each of its
@@ -32,12 +42,12 @@ def with_compressibility(trace: Trace, profile: str | Profile | None = None) -> 
     True
     """
     chosen = profile or TRAINED
-    name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
-    fitted = f", fitted to {found.fitted_to}" if found.fitted_to else ""
-    told = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=_marked(trace))
-    kept = tuple(row for row in trace.compressibility if not is_of_entries(row))
-    return replace(trace, info=info, compressibility=(*kept, *_rows(trace, found)))
+    name, result = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
+    fitted = f", fitted to {result.fitted_to}" if result.fitted_to else ""
+    description = f"How compressible its memory is, entry by entry, is modelled (profile {name}{fitted})."
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip(), modelled=_marked(trace))
+    retained = tuple(row for row in trace.compressibility if not is_of_entries(row))
+    return replace(trace, info=info, compressibility=(*retained, *_rows(trace, result)))
 
 
 def _marked(trace: Trace) -> str:
@@ -47,7 +57,7 @@ def _marked(trace: Trace) -> str:
     return " and ".join(filter(None, (trace.info.modelled, _WORD)))
 
 
-def _rows(trace: Trace, profile: Profile) -> Iterator[CompressedSize]:
+def _rows(trace: Trace, profile: CompressibilityProfile) -> Iterator[CompressedSize]:
     roles = roles_of(trace)
     for block in trace.blocks:
         entries = entries_of(block)
@@ -57,3 +67,96 @@ def _rows(trace: Trace, profile: Profile) -> Iterator[CompressedSize]:
             if shares is not None:
                 histogram = dict(zip(profile.sizes, apportioned(shares[place], entries), strict=True))
             yield from rows_of(block.id, epoch, histogram)
+
+
+SCHEMA = "simgpu.compressibility/1"
+FOLDER = Path(__file__).with_name("profiles")
+
+#: The profile that is meant where none is named.
+TRAINED = "trained"
+
+#: Shares are written in so many digits, so that their sum may miss 1 by as much as they were rounded.
+DIGITS = 4
+#: A role is looked for by its beginnings of this many parts and more: a kind alone tells too little.
+_LEAST_PARTS = 2
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Row = Annotated[tuple[Share, ...], Field(strict=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class RoleShares(FileModel):
+    """How compressible blocks of one role are."""
+
+    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="of which this is the mean")
+    shares: tuple[Row, ...] = Field(strict=False, description="for each epoch, the share of each size")
+
+
+class CompressibilityProfile(FileModel):
+    """Shares of entry sizes by role; see `simgpu.workloads.compressibility.generator` for how they are used."""
+
+    schema_: Literal["simgpu.compressibility/1"] = Field(alias="schema")
+    recordings: tuple[Text, ...] = Field(default=(), strict=False, description="traces that it was measured in")
+    fitted_to: str = Field(default="", description="of one that was not measured: what it was fitted to")
+    epochs: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="ascending")
+    sizes: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False, min_length=1, description="bytes, ascending")
+    roles: dict[Text, RoleShares]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if bool(self.recordings) == bool(self.fitted_to):
+            raise ValueError("a profile is of recordings or is fitted to something: write one of recordings, fitted_to")
+        for role, result in self.roles.items():
+            if bool(result.recordings) != bool(self.recordings):
+                raise ValueError(f"roles.{role}: has recordings if the profile is of recordings")
+        for name, numbers in (("epochs", self.epochs), ("sizes", self.sizes)):
+            if any(later <= earlier for earlier, later in pairwise(numbers)):
+                raise ValueError(f"{name}: {list(numbers)} are not in ascending order, each once")
+        for role, result in self.roles.items():
+            if len(result.shares) != len(self.epochs):
+                raise ValueError(f"roles.{role}: there are {len(result.shares)} rows for {len(self.epochs)} epochs")
+            for epoch, row in zip(self.epochs, result.shares, strict=True):
+                place = f"roles.{role}, epoch {epoch}"
+                if len(row) != len(self.sizes):
+                    raise ValueError(f"{place}: there are {len(row)} shares of {len(self.sizes)} sizes")
+                if abs(sum(row) - 1) > len(row) * 10**-DIGITS:
+                    raise ValueError(f"{place}: the shares add up to {sum(row):.4g}, not to 1")
+        return self
+
+    def shares_of(self, role: str) -> tuple[tuple[float, ...], ...] | None:
+        """For each epoch the share of each size, of the role or what of its beginning is known; None for neither.
+
+        >>> profile = load_profile("trained")
+        >>> profile.shares_of("feature_map.relu.something") == profile.shares_of("feature_map.relu")
+        True
+        >>> profile.shares_of("feature_map.something") is None
+        True
+        """
+        parts = role.split(".")
+        names = [".".join(parts[:count]) for count in range(len(parts), min(_LEAST_PARTS, len(parts)) - 1, -1)]
+        return next((self.roles[name].shares for name in names if name in self.roles), None)
+
+
+@cache
+def load_profile(name: str, folder: Path = FOLDER) -> CompressibilityProfile:
+    """A shipped profile by its name; `InputError` where there is none or its file is wrong.
+
+    >>> load_profile("trained").sizes
+    (0, 8, 16, 32, 64, 80, 96, 128)
+    """
+    path = folder / f"{name}.yaml"
+    if not path.exists():
+        raise InputError.single(
+            "compressibility", "profile", f"there is none called '{name}'", did_you_mean(name, profile_names())
+        )
+    document = read_yaml_mapping(path, SCHEMA)
+    return validate(CompressibilityProfile, document.values, lambda place: (document.file, document.place(place)))
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the profiles, one file each.
+
+    >>> TRAINED in profile_names()
+    True
+    """
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

@@ -15,7 +15,7 @@ from simgpu.errors import InputError
 from simgpu.trace.entries import histograms
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
-from simgpu.workloads.compressibility.profile import DIGITS, SCHEMA
+from simgpu.workloads.compressibility.generator import DIGITS, SCHEMA
 from simgpu.workloads.compressibility.roles import roles_of
 
 #: The recordings that the shipped profile is of: networks that learnt from photographs and from text.
@@ -59,11 +59,11 @@ def profile_text(folder: Path) -> str:
 def _counted(trace: Trace) -> dict[str, _Counts]:
     """By role, and by the beginnings of roles, how many entries have which size at each epoch."""
     roles = roles_of(trace)
-    found: defaultdict[str, _Counts] = defaultdict(dict)
+    result: defaultdict[str, _Counts] = defaultdict(dict)
     for (block, epoch), histogram in histograms(trace.compressibility).items():
         for role in _with_beginnings(roles.get(block, "")):
-            found[role].setdefault(epoch, Counter()).update(histogram)
-    return dict(found)
+            result[role].setdefault(epoch, Counter()).update(histogram)
+    return dict(result)
 
 
 def _with_beginnings(role: str) -> list[str]:

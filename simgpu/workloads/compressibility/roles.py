@@ -53,10 +53,10 @@ def roles_of(trace: Trace) -> dict[str, str]:
     >>> roles["conv1_1:convolution"], roles["fc6.weight.momentum_buffer"]
     ('feature_map.relu.first_convolution', 'optimizer_state.momentum_buffer.linear')
     """
-    made = _Making(trace)
-    weights = {block.id: made.read_by[block.id] for block in trace.blocks if _is_read_weight(block, made.read_by)}
-    found = {block.id: _role(block, made, weights) for block in trace.blocks}
-    return {name: role for name, role in found.items() if role}
+    created = _Making(trace)
+    weights = {block.id: created.read_by[block.id] for block in trace.blocks if _is_read_weight(block, created.read_by)}
+    result = {block.id: _role(block, created, weights) for block in trace.blocks}
+    return {name: role for name, role in result.items() if role}
 
 
 class _Making:

@@ -16,24 +16,21 @@ from types import MappingProxyType
 
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
 from simgpu.workloads.lowering import (
-    loss,
-    movement,
     optimizer,
     pointwise,
     pooling_and_norm,
     products,
-    recurrent,
 )
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.operations import elementwise
 from simgpu.workloads.lowering.optimizer import Optimizer
-from simgpu.workloads.lowering.step import Gradients, Made, MadeOfParts, Step
-from simgpu.workloads.lowering.tape import KernelNote, Tape, Value
+from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
+from simgpu.workloads.lowering.tape import Tape, TapeKernel, Value
 from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.operation import Operation
 from simgpu.workloads.timemodel.prices import Priced, Prices
 
-_FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
+_FAMILIES: dict[LayerKind, Callable[[LayerLowering], LoweredLayer | LoweredParts]] = {
     LayerKind.CONVOLUTION: products.convolution,
     LayerKind.LINEAR: products.linear,
     LayerKind.MATMUL: products.matmul,
@@ -52,12 +49,12 @@ _FAMILIES: dict[LayerKind, Callable[[Step], Made | MadeOfParts]] = {
     LayerKind.BATCH_NORM: pooling_and_norm.batch_norm,
     LayerKind.LAYER_NORM: pooling_and_norm.layer_norm,
     LayerKind.LOCAL_RESPONSE_NORM: pooling_and_norm.local_response_norm,
-    LayerKind.CONCATENATE: movement.concatenate,
-    LayerKind.VIEW: movement.view,
-    LayerKind.CROP: movement.view,
-    LayerKind.PERMUTE: movement.permute,
-    LayerKind.LSTM_CELL: recurrent.lstm_cell,
-    LayerKind.LOSS: loss.loss,
+    LayerKind.CONCATENATE: pointwise.concatenate,
+    LayerKind.VIEW: pointwise.view,
+    LayerKind.CROP: pointwise.view,
+    LayerKind.PERMUTE: pointwise.permute,
+    LayerKind.LSTM_CELL: products.lstm_cell,
+    LayerKind.LOSS: pointwise.loss,
 }
 
 
@@ -95,22 +92,22 @@ def lower(
             choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
             fastest = choices[operation][:1]
             durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
-        found = choices[operation]
-        workspace = _workspace(note, found[0].workspace_bytes if found else 0)
+        result = choices[operation]
+        workspace = _workspace(note, result[0].workspace_bytes if result else 0)
         workspaces += workspace
-        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in found]
+        algorithms += [AlgorithmChoice(note.id, each.name, each.duration_ns, each.workspace_bytes) for each in result]
         kernels.append(_kernel(note, durations[operation], workspace))
     blocks = (*_blocks(tape), *workspaces)
     return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
 
 
-def _workspace(note: KernelNote, size: int) -> list[Block]:
+def _workspace(note: TapeKernel, size: int) -> list[Block]:
     if not size:
         return []
     return [Block(f"workspace:{note.id}", size, BlockKind.WORKSPACE, release=note.id, layer=note.layer)]
 
 
-def _kernel(note: KernelNote, duration_ns: int, workspace: list[Block]) -> Kernel:
+def _kernel(note: TapeKernel, duration_ns: int, workspace: list[Block]) -> Kernel:
     return Kernel(
         note.id,
         note.op,
@@ -161,8 +158,8 @@ def _without_relu_in_place(network: Network) -> Network:
 class _Done:
     """A layer whose forward is on the tape. results: names of the values whose gradients its backward takes."""
 
-    step: Step
-    made: Made | MadeOfParts
+    step: LayerLowering
+    lowered: LoweredLayer | LoweredParts
     results: list[str]
 
 
@@ -215,25 +212,27 @@ class _Walk:
 
     def _forward(self, layer: Layer, labels: Value, gradients: Gradients) -> None:
         whole = self.done.get(layer.inputs[0])
-        if whole is not None and isinstance(whole.made, MadeOfParts):
-            self._part(layer, whole, whole.made)
+        if whole is not None and isinstance(whole.lowered, LoweredParts):
+            self._part(layer, whole, whole.lowered)
             return
         inputs = tuple(self.values[name] for name in layer.inputs)
         needed = tuple(name in self.trained for name in layer.inputs)
         weights = {**self.weights.get(layer.shares or "", {}), **self.weights[layer.name]}
         rewrites = self._rewrites(layer)
-        step = Step(self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites)
+        step = LayerLowering(
+            self.tape, layer, self.batch, inputs, needed, weights, labels, gradients, self.framework, rewrites
+        )
         self.tape.layer = self.tags[layer.name] = self._tag(layer)
-        made = _FAMILIES[layer.kind](step)
-        if isinstance(made, Made):
-            self.values[layer.name] = made.value
+        created = _FAMILIES[layer.kind](step)
+        if isinstance(created, LoweredLayer):
+            self.values[layer.name] = created.value
         if any(needed) or weights:
             self.trained.add(layer.name)
-        self.done[layer.name] = _Done(step, made, [layer.name] if isinstance(made, Made) else [])
+        self.done[layer.name] = _Done(step, created, [layer.name] if isinstance(created, LoweredLayer) else [])
 
-    def _part(self, layer: Layer, whole: _Done, made: MadeOfParts) -> None:
+    def _part(self, layer: Layer, whole: _Done, lowered: LoweredParts) -> None:
         """A view of a layer with several results is the next of them: the first view sees the first, and so on."""
-        self.values[layer.name] = made.parts[len(whole.results)]
+        self.values[layer.name] = lowered.parts[len(whole.results)]
         self.tags[layer.name] = self.tags[whole.step.layer.name]
         whole.results.append(layer.name)
         if whole.step.layer.name in self.trained:
@@ -259,8 +258,8 @@ class _Walk:
             return False
         (source,) = layer.inputs
         maker = self.done.get(source)
-        made = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
-        return made and self.readers[source] == 1
+        created = maker is not None and maker.step.layer.kind in (LayerKind.CONVOLUTION, LayerKind.LINEAR)
+        return created and self.readers[source] == 1
 
     def _backward(self, gradients: Gradients) -> None:
         """From the loss back; its own gradient, a one, is held until backward is over."""
@@ -275,14 +274,14 @@ class _Walk:
         tape.keep((one,))
 
     def _layer_backward(self, done: _Done, gradients: Gradients) -> None:
-        step, made = done.step, done.made
+        step, created = done.step, done.lowered
         grads = tuple(gradients.take(name) for name in done.results)
-        found = tuple(grad for grad in grads if grad is not None)
-        if not found or step.layer.name not in self.trained:
+        result = tuple(grad for grad in grads if grad is not None)
+        if not result or step.layer.name not in self.trained:
             return
         self.tape.layer = self.tags[step.layer.name]
-        results = made.backward(grads) if isinstance(made, MadeOfParts) else made.backward(found[0])
-        self.tape.keep((*made.saved, *found))
+        results = created.backward(grads) if isinstance(created, LoweredParts) else created.backward(result[0])
+        self.tape.keep((*created.saved, *result))
         for name, needed, gradient in zip(step.layer.inputs, step.needed, results, strict=True):
             if needed and gradient is not None:
                 gradients.give(name, gradient)

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.lowering.operations import elementwise, updated_rows
-from simgpu.workloads.lowering.tape import BlockNote, Tape, Value
+from simgpu.workloads.lowering.tape import Tape, TapeBlock, Value
 
 
 class Optimizer(StrEnum):
@@ -30,20 +30,20 @@ _STATE: dict[Optimizer, tuple[str, ...]] = {
 
 def states(tape: Tape, optimizer: Optimizer, weights: Sequence[Value]) -> dict[str, list[Value]]:
     """What the optimizer keeps, by name: one block for each weight."""
-    kept: dict[str, list[Value]] = {}
+    retained: dict[str, list[Value]] = {}
     for name in _STATE[optimizer]:
-        kept[name] = []
+        retained[name] = []
         for weight in weights:
             tape.layer = weight.block.layer
-            kept[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
-    return kept
+            retained[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
+    return retained
 
 
 def update(
     tape: Tape,
     optimizer: Optimizer,
     weights: Sequence[Value],
-    gradients: Mapping[BlockNote, Value],
+    gradients: Mapping[TapeBlock, Value],
     state: Mapping[str, list[Value]],
 ) -> None:
     """The step's kernels, for the weights that have a gradient; a weight of which only rows have one has its own.
@@ -53,14 +53,14 @@ def update(
     tape.phase, tape.layer = Phase.OPTIMIZER, None
     grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
     whole = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
-    kept = [[values[index] for index in whole] for values in state.values()]
+    retained = [[values[index] for index in whole] for values in state.values()]
     dense = [weights[index] for index in whole], [grads[index] for index in whole]
     if optimizer is Optimizer.SGD:
-        _sgd(tape, *dense, *kept)
+        _sgd(tape, *dense, *retained)
     elif optimizer is Optimizer.PLAIN_SGD:
         _each(tape, "_foreach_add_", *dense, per_value=2)
     else:
-        _adam(tape, *dense, *kept)
+        _adam(tape, *dense, *retained)
     for index in sorted(grads.keys() - set(whole)):
         changed = (weights[index], *(values[index] for values in state.values()))
         operation = updated_rows(grads[index], len(state))

@@ -1,14 +1,19 @@
-"""Layers that work value by value: activations, sums, products, scaling, dropout; and softmax, row by row.
+"""Layers that work value by value (activations, sums, products, dropout), softmax, data movement, and the loss.
 
 What backward reads follows autograd: relu, tanh and softmax save their result (relu its input before PyTorch 1.10),
 gelu its input, a product both factors, dropout its mask of one byte a value; sums and scaling save nothing.
+
+A view makes no kernel and no block. Its gradient is a view too, unless the view left values out: then the gradient is
+copied into one of full size, all pieces of one value into the same one; or repeated them: then it is summed. A
+concatenation copies; the gradients of its inputs are views of that of its result, as in PyTorch.
 """
 
 from __future__ import annotations
 
+from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering import operations
 from simgpu.workloads.lowering.framework import Framework
-from simgpu.workloads.lowering.step import Backward, Made, Step
+from simgpu.workloads.lowering.step import Backward, LayerLowering, LoweredLayer
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import OperationKind
 
@@ -16,7 +21,7 @@ from simgpu.workloads.timemodel.operation import OperationKind
 _EXPONENTIAL = 8
 
 
-def relu(step: Step) -> Made:
+def relu(step: LayerLowering) -> LoweredLayer:
     """In place it rewrites the block of its input, and backward reads the rewritten one.
 
     Where it is not, backward reads the result, or the input before PyTorch 1.10.
@@ -26,10 +31,10 @@ def relu(step: Step) -> Made:
     y = x if in_place else step.result()
     step.tape.launch("relu_" if in_place else "relu", operations.elementwise((x,), (y,)), (x,), (y,))
     saved = x if step.framework is Framework.PYTORCH_1_5 else y
-    return Made(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
+    return LoweredLayer(y, _relu_backward(step, y) if in_place else _from(step, "threshold_backward", saved), (saved,))
 
 
-def _relu_backward(step: Step, y: Value) -> Backward:
+def _relu_backward(step: LayerLowering, y: Value) -> Backward:
     """Of one in place: in place too where the framework does so and nobody else needs the gradient."""
 
     def backward(grad: Value) -> tuple[Value | None, ...]:
@@ -37,31 +42,31 @@ def _relu_backward(step: Step, y: Value) -> Backward:
         dx = grad if rewrites else step.gradient()
         operation = operations.elementwise((grad, y), (dx,), backward=True)
         step.tape.launch("threshold_backward_" if rewrites else "threshold_backward", operation, (grad, y), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
     return backward
 
 
-def gelu(step: Step) -> Made:
+def gelu(step: LayerLowering) -> LoweredLayer:
     """Saves its input."""
     y = _apply(step, "gelu", _EXPONENTIAL)
-    return Made(y, _from(step, "gelu_backward", step.x, 2 * _EXPONENTIAL), (step.x,))
+    return LoweredLayer(y, _from(step, "gelu_backward", step.x, 2 * _EXPONENTIAL), (step.x,))
 
 
-def tanh(step: Step) -> Made:
+def tanh(step: LayerLowering) -> LoweredLayer:
     """Saves its result."""
     y = _apply(step, "tanh", _EXPONENTIAL)
-    return Made(y, _from(step, "tanh_backward", y, 3), (y,))
+    return LoweredLayer(y, _from(step, "tanh_backward", y, 3), (y,))
 
 
-def softmax(step: Step) -> Made:
+def softmax(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves its result."""
     x, y = step.x, step.result()
     step.tape.launch("softmax", operations.simple(OperationKind.SOFTMAX, (x,), (y,), _EXPONENTIAL), (x,), (y,))
-    return Made(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
+    return LoweredLayer(y, _from(step, "softmax_backward", y, 4, OperationKind.SOFTMAX), (y,))
 
 
-def scale(step: Step) -> Made:
+def scale(step: LayerLowering) -> LoweredLayer:
     """By a constant, or a trained value added to every sample; saves nothing."""
     if "weight" in step.weights:
         return _learned(step)
@@ -70,12 +75,12 @@ def scale(step: Step) -> Made:
     def backward(grad: Value) -> tuple[Value | None, ...]:
         dx = step.gradient()
         step.tape.launch("mul", operations.elementwise((grad,), (dx,), backward=True), (grad,), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def _learned(step: Step) -> Made:
+def _learned(step: LayerLowering) -> LoweredLayer:
     x, weight, y = step.x, step.weights["weight"], step.result()
     step.tape.launch("add", operations.elementwise((x, weight), (y,)), (x, weight), (y,))
 
@@ -84,19 +89,19 @@ def _learned(step: Step) -> Made:
             step.tape.launch("sum", operations.summed(grad, total), (grad,), (total,))
         return (grad,)
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def dropout(step: Step) -> Made:
+def dropout(step: LayerLowering) -> LoweredLayer:
     """Draws a mask and applies it: not pure, since another run draws another mask."""
     x, y = step.x, step.result()
-    mask = step.beside("mask", y.shape, "bool")
+    mask = step.extra_output("mask", y.shape, "bool")
     writes = (y, mask)
     step.tape.launch("native_dropout", operations.elementwise((x,), writes, 4), (x,), writes, pure=False)
-    return Made(y, _from(step, "native_dropout_backward", mask), (mask,))
+    return LoweredLayer(y, _from(step, "native_dropout_backward", mask), (mask,))
 
 
-def add(step: Step) -> Made:
+def add(step: LayerLowering) -> LoweredLayer:
     """Of two or more inputs. Their gradients are the one of the result, which is not copied."""
     first, second, *others = step.inputs
     in_place = step.attribute("in_place", False)
@@ -112,10 +117,10 @@ def add(step: Step) -> Made:
             for index, (x, needed) in enumerate(zip(step.inputs, step.needed, strict=True))
         )
 
-    return Made(y, backward)
+    return LoweredLayer(y, backward)
 
 
-def multiply(step: Step) -> Made:
+def multiply(step: LayerLowering) -> LoweredLayer:
     """Of two inputs; saves both."""
     a, b, y = *step.inputs, step.result()
     step.tape.launch("mul", operations.elementwise((a, b), (y,)), (a, b), (y,))
@@ -130,17 +135,17 @@ def multiply(step: Step) -> Made:
             results.append(gradient)
         return tuple(results)
 
-    return Made(y, backward, (a, b))
+    return LoweredLayer(y, backward, (a, b))
 
 
-def _apply(step: Step, op: str, per_value: int) -> Value:
+def _apply(step: LayerLowering, op: str, per_value: int) -> Value:
     y = step.result()
     step.tape.launch(op, operations.elementwise((step.x,), (y,), per_value), (step.x,), (y,))
     return y
 
 
 def _from(
-    step: Step, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
+    step: LayerLowering, op: str, saved: Value, per_value: int = 1, kind: OperationKind = OperationKind.ELEMENTWISE
 ) -> Backward:
     """Backward that needs the gradient and one saved value."""
 
@@ -148,6 +153,81 @@ def _from(
         dx = step.gradient()
         operation = operations.simple(kind, (grad, saved), (dx,), per_value, backward=True)
         step.tape.launch(op, operation, (grad, saved), (dx,))
-        return step.one_way(dx)
+        return step.for_first_input(dx)
 
     return backward
+
+
+def view(step: LayerLowering) -> LoweredLayer:
+    """The same memory, or a part of it, in another shape."""
+    x = step.x
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        if grad.count == x.count:
+            return step.for_first_input(grad.seen_as(x.shape))
+        return step.for_first_input(_piece(step, grad) if grad.count < x.count else step.summed(grad))
+
+    return LoweredLayer(x.seen_as(step.shape), backward)
+
+
+def _piece(step: LayerLowering, grad: Value) -> Value:
+    total, begun = step.gradients.piece_into(step.layer.inputs[0], step.x.shape)
+    reads = (grad, total) if begun else (grad,)
+    target = total.seen_as(grad.shape) if begun else total
+    step.tape.launch("slice_backward", operations.copied(grad, target, backward=True), reads, (total,))
+    return total
+
+
+def permute(step: LayerLowering) -> LoweredLayer:
+    """A copy in another order, both ways."""
+    x, y = step.x, step.result()
+    step.tape.launch("contiguous", operations.copied(x, y), (x,), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        dx = step.gradient()
+        step.tape.launch("contiguous", operations.copied(grad, dx, backward=True), (grad,), (dx,))
+        return (dx,)
+
+    return LoweredLayer(y, backward)
+
+
+def concatenate(step: LayerLowering) -> LoweredLayer:
+    """One kernel copies all inputs into the result; a weight of the layer's own stands first, once for each sample."""
+    y = step.result()
+    own = tuple(step.weights.values())
+    step.tape.launch("cat", operations.copied(y, y), (*own, *step.inputs), (y,))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        for weight, total in zip(own, step.weight_gradients("weight"), strict=True):
+            part = grad.seen_as((step.batch, *weight.shape))
+            step.tape.launch("sum", operations.summed(part, total), (part,), (total,))
+        return tuple(
+            grad.seen_as(x.shape) if needed else None for x, needed in zip(step.inputs, step.needed, strict=True)
+        )
+
+    return LoweredLayer(y, backward)
+
+
+def loss(step: LayerLowering) -> LoweredLayer:
+    """Over the last side; saves the log-softmax and the sum of the labels' weights."""
+    tape, logits, labels = step.tape, step.x, step.labels
+    scores = tape.new(f"{step.layer.name}.log_softmax", logits.shape, BlockKind.FEATURE_MAP)
+    operation = operations.simple(OperationKind.SOFTMAX, (logits,), (scores,), _EXPONENTIAL)
+    tape.launch("log_softmax", operation, (logits,), (scores,))
+    value = tape.new(step.layer.name, (), BlockKind.FEATURE_MAP)
+    weight = step.extra_output("total_weight", ())
+    picked = scores.seen_as(labels.shape)
+    operation = operations.simple(OperationKind.REDUCTION, (picked, labels), (value, weight))
+    tape.launch("nll_loss_forward", operation, (scores, labels), (value, weight))
+
+    def backward(grad: Value) -> tuple[Value | None, ...]:
+        inner = tape.new(f"{scores.block.id}.grad", scores.shape, BlockKind.GRADIENT)
+        operation = operations.elementwise((grad, labels, weight), (inner,), backward=True)
+        tape.launch("nll_loss_backward", operation, (grad, scores, labels, weight), (inner,))
+        tape.keep((weight,))
+        dx = step.gradient()
+        operation = operations.simple(OperationKind.SOFTMAX, (inner, scores), (dx,), _EXPONENTIAL, backward=True)
+        tape.launch("log_softmax_backward", operation, (inner, scores), (dx,))
+        return (dx,)
+
+    return LoweredLayer(value, backward, (scores,))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from simgpu.workloads.lowering import operations
 from simgpu.workloads.lowering.framework import Framework
-from simgpu.workloads.lowering.step import Made, Step
+from simgpu.workloads.lowering.step import LayerLowering, LoweredLayer
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
@@ -21,12 +21,12 @@ _POOLING, _NORM = OperationKind.POOLING, OperationKind.NORMALIZATION
 _FORWARD_COUNT, _BACKWARD_COUNT = 7, 10
 
 
-def max_pool(step: Step) -> Made:
+def max_pool(step: LayerLowering) -> LoweredLayer:
     """Saves its input and the index of each maximum; with cuDNN its input and its result."""
     if step.framework.calls_cudnn:
         return _max_pool_of_cudnn(step)
     x, y = step.x, step.result()
-    indices = step.beside("indices", y.shape, "int64")
+    indices = step.extra_output("indices", y.shape, "int64")
     op = "max_pool2d_with_indices"
     step.tape.launch(op, _pooling(step, (y, indices)), (x,), (y, indices))
 
@@ -36,10 +36,10 @@ def max_pool(step: Step) -> Made:
         step.tape.launch(f"{op}_backward", operation, (grad, x, indices), (dx,))
         return (dx,)
 
-    return Made(y, backward, (x, indices))
+    return LoweredLayer(y, backward, (x, indices))
 
 
-def _max_pool_of_cudnn(step: Step) -> Made:
+def _max_pool_of_cudnn(step: LayerLowering) -> LoweredLayer:
     x, y = step.x, step.result()
     step.tape.launch("max_pool2d", _pooling(step, (y,)), (x,), (y,))
 
@@ -49,20 +49,20 @@ def _max_pool_of_cudnn(step: Step) -> Made:
         step.tape.launch("max_pool2d_backward", operations.simple(_POOLING, reads, (dx,), backward=True), reads, (dx,))
         return (None if begun else dx,)
 
-    return Made(y, backward, (x, y))
+    return LoweredLayer(y, backward, (x, y))
 
 
-def avg_pool(step: Step) -> Made:
+def avg_pool(step: LayerLowering) -> LoweredLayer:
     """Saves its input, as autograd does, although only its shape is used."""
     return _average(step, "avg_pool2d", (step.x,))
 
 
-def global_avg_pool(step: Step) -> Made:
+def global_avg_pool(step: LayerLowering) -> LoweredLayer:
     """Saves nothing."""
     return _average(step, "adaptive_avg_pool2d", ())
 
 
-def _pooling(step: Step, writes: tuple[Value, ...]) -> Operation:
+def _pooling(step: LayerLowering, writes: tuple[Value, ...]) -> Operation:
     """One operation for each value of each window."""
     x, y = step.x, writes[0]
     rows, columns = step.attribute("kernel", (0, 0))
@@ -70,7 +70,7 @@ def _pooling(step: Step, writes: tuple[Value, ...]) -> Operation:
     return replace(operations.simple(_POOLING, (x,), writes), flops=window * y.count)
 
 
-def _average(step: Step, op: str, saved: tuple[Value, ...]) -> Made:
+def _average(step: LayerLowering, op: str, saved: tuple[Value, ...]) -> LoweredLayer:
     x, y = step.x, step.result()
     step.tape.launch(op, _pooling(step, (y,)), (x,), (y,))
 
@@ -80,10 +80,10 @@ def _average(step: Step, op: str, saved: tuple[Value, ...]) -> Made:
         step.tape.launch(f"{op}_backward", operation, (grad, *saved, *begun), (dx,))
         return (None if begun else dx,)
 
-    return Made(y, backward, saved)
+    return LoweredLayer(y, backward, saved)
 
 
-def batch_norm(step: Step) -> Made:
+def batch_norm(step: LayerLowering) -> LoweredLayer:
     """In training: moves its running statistics, so it is not pure; saves its input and the batch's statistics.
 
     The count of batches is another kernel, as PyTorch runs it. Where the framework fuses there is none, and what
@@ -96,23 +96,23 @@ def batch_norm(step: Step) -> Made:
         tracked = step.state("num_batches_tracked", (), "int64")
         tape.launch("add_", operations.elementwise((tracked,), (tracked,)), (tracked,), (tracked,), pure=False)
     y = x if step.rewrites else step.result()
-    saved = [step.beside(name, channels) for name in ("saved_mean", "saved_invstd")]
+    saved = [step.extra_output(name, channels) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values(), *running), (*running, y, *saved)
     operation = operations.simple(_NORM, reads, writes, _FORWARD_COUNT)
     tape.launch("batch_norm_" if step.rewrites else "batch_norm", operation, reads, writes, pure=False)
-    return Made(y, lambda grad: _norm_backward(step, "batch_norm_backward", grad, saved), (x, *saved))
+    return LoweredLayer(y, lambda grad: _norm_backward(step, "batch_norm_backward", grad, saved), (x, *saved))
 
 
-def layer_norm(step: Step) -> Made:
+def layer_norm(step: LayerLowering) -> LoweredLayer:
     """Over the last side; saves its input, and a mean and a deviation for each row."""
     x, y = step.x, step.result()
-    saved = [step.beside(name, x.shape[:-1]) for name in ("saved_mean", "saved_invstd")]
+    saved = [step.extra_output(name, x.shape[:-1]) for name in ("saved_mean", "saved_invstd")]
     reads, writes = (x, *step.weights.values()), (y, *saved)
     step.tape.launch("layer_norm", operations.simple(_NORM, reads, writes, _FORWARD_COUNT), reads, writes)
-    return Made(y, lambda grad: _norm_backward(step, "layer_norm_backward", grad, saved), (x, *saved))
+    return LoweredLayer(y, lambda grad: _norm_backward(step, "layer_norm_backward", grad, saved), (x, *saved))
 
 
-def _norm_backward(step: Step, op: str, grad: Value, statistics: list[Value]) -> tuple[Value | None, ...]:
+def _norm_backward(step: LayerLowering, op: str, grad: Value, statistics: list[Value]) -> tuple[Value | None, ...]:
     """One kernel for the gradients of input, weight and bias.
 
     Where the result was written over the input, it reads the shift too, without which it could not undo the scale.
@@ -127,7 +127,7 @@ def _norm_backward(step: Step, op: str, grad: Value, statistics: list[Value]) ->
     return (dx,)
 
 
-def local_response_norm(step: Step) -> Made:
+def local_response_norm(step: LayerLowering) -> LoweredLayer:
     """Across neighbouring channels; saves input and result."""
     x, y = step.x, step.result()
     size = step.attribute("size", 5)
@@ -140,4 +140,4 @@ def local_response_norm(step: Step) -> Made:
         step.tape.launch("local_response_norm_backward", operation, reads, (dx,))
         return (dx,)
 
-    return Made(y, backward, (x, y))
+    return LoweredLayer(y, backward, (x, y))

@@ -1,7 +1,12 @@
-"""Layers that are products: convolution, linear, product of two inputs, embedding.
+"""Layers that are products: convolution, linear, product of two inputs, embedding, and one time step of an LSTM.
 
-Backward of a convolution and of a linear layer is apart for data, weights and bias, as the libraries compute it. What
+Backward of a convolution and of a linear layer is separate for data, weights and bias, as the libraries compute it.
+What
 the loss does not depend on is left out: the first layer has no backward for its data.
+
+A time step of an LSTM is two products and one fused kernel, as PyTorch's cell on a GPU. The fused kernel saves the
+gates; backward reads them with the cell states before and after. The gates' shares from input and recurrence are freed
+at once. Weights are used at every time step, so their gradients add up.
 """
 
 from __future__ import annotations
@@ -11,9 +16,64 @@ from math import prod
 
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering import operations
-from simgpu.workloads.lowering.step import Made, Step
+from simgpu.workloads.lowering.step import LayerLowering, LoweredLayer, LoweredParts
 from simgpu.workloads.lowering.tape import Value
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape
+
+#: Operations for each of the four gates: a sum, an exponential, a product.
+_GATE_COUNT = 10
+
+
+def lstm_cell(step: LayerLowering) -> LoweredParts:
+    """Inputs: x, h, c. Parts of the result: the output h and the cell state c, in one block."""
+    tape, (_, _, c) = step.tape, step.inputs
+    hidden = c.shape[-1]
+    gates = (step.batch, 4 * hidden)
+    names = ("weight_input", "weight_recurrent")
+    shares = [_share(step, index, name, gates) for index, name in enumerate(names)]
+    y = step.result()
+    saved = step.extra_output("gates", gates, kind=BlockKind.FEATURE_MAP)
+    bias = (step.weights["bias"],) if "bias" in step.weights else ()
+    reads, writes = (*shares, *bias, c), (y, saved)
+    tape.launch("lstm_cell", operations.elementwise(reads, writes, _GATE_COUNT), reads, writes)
+    output, state = y.seen_as((step.batch, hidden)), y.seen_as((step.batch, hidden))
+
+    def backward(grads: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+        result = tuple(grad for grad in grads if grad is not None)
+        dgates = tape.new(f"{step.layer.name}.gates.grad", gates, BlockKind.GRADIENT)
+        dc = step.gradient(2) if step.needed[2] else None
+        reads, writes = (*result, c, state, saved), (dgates, *((dc,) if dc is not None else ()))
+        operation = operations.elementwise(reads, writes, 2 * _GATE_COUNT, backward=True)
+        tape.launch("lstm_cell_backward", operation, reads, writes)
+        dx, dh = (_share_backward(step, index, name, dgates) for index, name in enumerate(names))
+        for total in step.weight_gradients("bias"):
+            tape.launch("linear_backward_bias", operations.summed(dgates, total), (dgates,), (total,))
+        return dx, dh, dc
+
+    return LoweredParts((output, state), backward, (*step.inputs, y, saved))
+
+
+def _share(step: LayerLowering, index: int, name: str, gates: tuple[int, ...]) -> Value:
+    """What the gates get from one input."""
+    x, weight = step.inputs[index], step.weights[name]
+    y = step.extra_output(name.replace("weight", "gates"), gates, kind=BlockKind.FEATURE_MAP)
+    shape = GemmShape(step.batch, gates[-1], x.shape[-1])
+    step.tape.launch("linear", operations.gemm(shape, (x, weight), (y,)), (x, weight), (y,))
+    return y
+
+
+def _share_backward(step: LayerLowering, index: int, name: str, dgates: Value) -> Value | None:
+    x, weight = step.inputs[index], step.weights[name]
+    outputs, inputs = weight.shape
+    forward = GemmShape(step.batch, outputs, inputs)
+    dx = step.gradient(index) if step.needed[index] else None
+    if dx is not None:
+        product(step, "linear_backward_data", replace(forward, n=inputs, k=outputs), (dgates, weight), (dx,))
+    shape = GemmShape(outputs, inputs, step.batch)
+    target = step.weight_gradients(name)
+    product(step, "linear_backward_weights", shape, (dgates, x), target, Direction.BACKWARD_WEIGHTS)
+    return dx
+
 
 _Pair = tuple[int, int]
 _OPPOSITE = {
@@ -23,7 +83,7 @@ _OPPOSITE = {
 }
 
 
-def convolution(step: Step) -> Made:
+def convolution(step: LayerLowering) -> LoweredLayer:
     """Saves input and weight. A transposed one runs the plain one's backward kernel in forward, and the reverse.
 
     Its bias is part of the operator, as it is in PyTorch's ``convolution``, though a kernel of its own adds it.
@@ -48,10 +108,10 @@ def convolution(step: Step) -> Made:
         _bias(step, f"{op}_backward_bias", grad)
         return (None if begun else dx,)
 
-    return Made(y, backward, (x,))
+    return LoweredLayer(y, backward, (x,))
 
 
-def _convolution_shape(step: Step, transposed: bool) -> ConvolutionShape:
+def _convolution_shape(step: LayerLowering, transposed: bool) -> ConvolutionShape:
     """The convolution as its forward direction sees it; of a transposed one, that from its result to its input."""
     wide, narrow = (step.shape, step.x.shape) if transposed else (step.x.shape, step.shape)
     unit: _Pair = (1, 1)
@@ -70,12 +130,12 @@ def _convolution_shape(step: Step, transposed: bool) -> ConvolutionShape:
     return shape
 
 
-def _bias(step: Step, op: str, grad: Value) -> None:
+def _bias(step: LayerLowering, op: str, grad: Value) -> None:
     for total in step.weight_gradients("bias"):
         step.tape.launch(op, operations.summed(grad, total), (grad,), (total,))
 
 
-def linear(step: Step) -> Made:
+def linear(step: LayerLowering) -> LoweredLayer:
     """Saves input and weight; every row of the input is one row of the product."""
     if sampled := step.attribute("sampled_rows", 0):
         return sampled_linear(step, sampled)
@@ -96,11 +156,11 @@ def linear(step: Step) -> Made:
         _bias(step, "linear_backward_bias", grad)
         return (None if begun else dx,)
 
-    return Made(y, backward, (x,))
+    return LoweredLayer(y, backward, (x,))
 
 
 def product(
-    step: Step,
+    step: LayerLowering,
     op: str,
     shape: GemmShape,
     reads: tuple[Value, ...],
@@ -111,7 +171,7 @@ def product(
     step.tape.launch(op, operations.gemm(shape, reads, writes, direction), reads, writes)
 
 
-def matmul(step: Step) -> Made:
+def matmul(step: LayerLowering) -> LoweredLayer:
     """Of two inputs; saves both. Their leading sides count the products."""
     a, b, y = *step.inputs, step.result()
     rows, depth, columns = a.shape[-2], a.shape[-1], y.shape[-1]
@@ -127,10 +187,10 @@ def matmul(step: Step) -> Made:
             product(step, "bmm_backward", GemmShape(depth, columns, rows, shape.count), (a, grad), (db,))
         return da, db
 
-    return Made(y, backward, (a, b))
+    return LoweredLayer(y, backward, (a, b))
 
 
-def sampled_linear(step: Step, rows: int) -> Made:
+def sampled_linear(step: LayerLowering, rows: int) -> LoweredLayer:
     """With `rows` rows of its weight, drawn anew in every iteration: gathered first, and they alone get a gradient.
 
     Gathering is not pure: another run draws other rows.
@@ -138,7 +198,7 @@ def sampled_linear(step: Step, rows: int) -> Made:
     x, y = step.x, step.result()
     drawn: dict[str, Value] = {}
     for name, table in step.weights.items():
-        drawn[name] = step.beside(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
+        drawn[name] = step.extra_output(f"sampled_{name}", (rows, *table.shape[1:]), kind=BlockKind.FEATURE_MAP)
         operation = operations.gathered(drawn[name], drawn[name])
         step.tape.launch("index_select", operation, (table,), (drawn[name],), pure=False)
     forward = GemmShape(operations.rows_of(x.shape), rows, x.shape[-1])
@@ -156,10 +216,10 @@ def sampled_linear(step: Step, rows: int) -> Made:
         step.tape.launch("linear_backward_bias", operations.summed(grad, total), (grad,), (total,))
         return (dx,)
 
-    return Made(y, backward, (x, drawn["weight"]))
+    return LoweredLayer(y, backward, (x, drawn["weight"]))
 
 
-def embedding(step: Step) -> Made:
+def embedding(step: LayerLowering) -> LoweredLayer:
     """Rows of a table; saves the tokens. The gradient is as large as the table, or where sparse as the rows read."""
     tokens, table, y = step.x, step.weights["weight"], step.result()
     sparse = step.attribute("sparse_gradient", False)
@@ -170,6 +230,6 @@ def embedding(step: Step) -> Made:
         total = step.gradients.into_weight(table, rows)
         op = "embedding_sparse_backward" if sparse else "embedding_dense_backward"
         step.tape.launch(op, operations.scattered(tokens, grad, total), (grad, tokens), (total,))
-        return step.one_way(None)
+        return step.for_first_input(None)
 
-    return Made(y, backward, (tokens,))
+    return LoweredLayer(y, backward, (tokens,))

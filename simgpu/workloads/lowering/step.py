@@ -1,8 +1,8 @@
 """What a layer is lowered with, and what comes of it: the words shared by all families of layers.
 
-Each family's functions take a `Step`, put the layer's forward kernels on the tape, and return `Made`: the result, what
-is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves and what its
-backward reads stand side by side, as in autograd's table of formulas.
+Each family's functions take a `LayerLowering`, put the layer's forward kernels on the tape, and return `LoweredLayer`:
+the result, what is saved for backward, and a function that puts the backward kernels on the tape. So what a layer saves
+and what its backward reads stand side by side, as in autograd's table of formulas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.operations import elementwise, summed
-from simgpu.workloads.lowering.tape import BlockNote, Tape, Value
+from simgpu.workloads.lowering.tape import Tape, TapeBlock, Value
 from simgpu.workloads.network import Layer
 from simgpu.workloads.timemodel.operation import Operation
 
@@ -26,7 +26,7 @@ Backward = Callable[[Value], tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class LoweredLayer:
     """A lowered layer: its result, what it saved for backward, and backward itself.
 
     A layer keeps what it saved until the last of its backward kernels has ended.
@@ -38,7 +38,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeOfParts:
+class LoweredParts:
     """A lowered layer with several results, which the views that follow it tell apart in order.
 
     backward: from the gradients of the parts, None for a part that nothing flows back to.
@@ -59,17 +59,17 @@ class Gradients:
 
     tape: Tape
     waiting: dict[str, Value] = field(default_factory=dict)
-    of_weight: dict[BlockNote, Value] = field(default_factory=dict)
-    _holders: Counter[BlockNote] = field(default_factory=Counter)
+    of_weight: dict[TapeBlock, Value] = field(default_factory=dict)
+    _holders: Counter[TapeBlock] = field(default_factory=Counter)
     _further: list[tuple[Value, Value]] = field(default_factory=list)
-    _pieced: set[BlockNote] = field(default_factory=set)
+    _pieced: set[TapeBlock] = field(default_factory=set)
 
     def take(self, name: str) -> Value | None:
         """The whole gradient of a value that no further layer adds to; None where nothing flows back."""
-        found = self.waiting.pop(name, None)
-        if found is not None:
-            self._holders[found.block] -= 1
-        return found
+        result = self.waiting.pop(name, None)
+        if result is not None:
+            self._holders[result.block] -= 1
+        return result
 
     def is_free(self, gradient: Value) -> bool:
         """Whether a gradient that was taken may be rewritten: nobody else waits for its block, and it is all of it."""
@@ -101,27 +101,27 @@ class Gradients:
 
     def piece_into(self, name: str, shape: tuple[int, ...]) -> tuple[Value, bool]:
         """The gradient of a value that comes back in pieces, and whether earlier pieces are in it already."""
-        found = self._pieces(name)
-        if found is not None:
-            return found, True
-        made = self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
-        self._pieced.add(made.block)
-        return made, False
+        result = self._pieces(name)
+        if result is not None:
+            return result, True
+        created = self.tape.new(f"{name}.grad", shape, BlockKind.GRADIENT)
+        self._pieced.add(created.block)
+        return created, False
 
     def _pieces(self, name: str) -> Value | None:
-        found = self.waiting.get(name)
-        return found if found and found.block in self._pieced and self._holders[found.block] == 1 else None
+        result = self.waiting.get(name)
+        return result if result and result.block in self._pieced and self._holders[result.block] == 1 else None
 
     def into_weight(self, weight: Value, shape: tuple[int, ...] | None = None) -> Value:
         """Where the next kernel writes a gradient of this weight; `settle` adds it where one is there already.
 
         shape: of the rows alone that get a gradient, where that is not all of the weight.
         """
-        made = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
-        first = self.of_weight.setdefault(weight.block, made)
-        if first is not made:
-            self._further.append((first, made))
-        return made
+        created = self.tape.new(f"{weight.block.id}.grad", shape or weight.shape, BlockKind.WEIGHT_GRADIENT)
+        first = self.of_weight.setdefault(weight.block, created)
+        if first is not created:
+            self._further.append((first, created))
+        return created
 
     def settle(self) -> None:
         """Adds up the gradients of weights that were used more than once."""
@@ -135,7 +135,7 @@ def _sum_of(first: Value, second: Value, total: Value) -> Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerLowering:
     """One layer on its way onto the tape.
 
     inputs: the values it reads; needed: for each, whether a gradient flows back to it. weights: by name, those of
@@ -166,15 +166,15 @@ class Step:
 
     def attribute(self, name: str, default: _Attribute) -> _Attribute:
         """One of the layer's attributes, of the default's type."""
-        found = self.layer.attributes.get(name, default)
-        assert isinstance(found, type(default)), f"{self.layer.name}.{name}: {found!r}"
-        return found
+        result = self.layer.attributes.get(name, default)
+        assert isinstance(result, type(default)), f"{self.layer.name}.{name}: {result!r}"
+        return result
 
     def result(self) -> Value:
         """A block for the layer's result."""
         return self.tape.new(self.layer.name, self.shape, BlockKind.FEATURE_MAP)
 
-    def beside(
+    def extra_output(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: BlockKind = BlockKind.OTHER
     ) -> Value:
         """A block for what the layer makes beside its result, such as a mask."""
@@ -190,10 +190,10 @@ class Step:
 
         It adds where the framework fuses and the gradient has begun; then nothing is left to give.
         """
-        found = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
-        if found is None or found.block is grad.block:
+        result = self.gradients.open_to(self.layer.inputs[0]) if self.framework is Framework.FUSED else None
+        if result is None or result.block is grad.block:
             return self.gradient(), ()
-        return found, (found,)
+        return result, (result,)
 
     def summed(self, grad: Value, index: int = 0) -> Value:
         """The gradient of an input that was repeated along some side: one kernel sums it."""
@@ -209,6 +209,6 @@ class Step:
         """Where the next kernel writes the gradients of these weights; of those that the layer has."""
         return tuple(self.gradients.into_weight(self.weights[name]) for name in names if name in self.weights)
 
-    def one_way(self, value: Value | None) -> tuple[Value | None, ...]:
+    def for_first_input(self, value: Value | None) -> tuple[Value | None, ...]:
         """That gradient for the first input, and none for the others."""
         return (value, *([None] * (len(self.inputs) - 1)))

@@ -12,7 +12,7 @@ from simgpu.workloads.timemodel.operation import Operation
 
 
 @dataclass(slots=True, eq=False)
-class BlockNote:
+class TapeBlock:
     """One piece of memory. release: position of the kernel after which it is let go of, None: held to the end."""
 
     id: str
@@ -36,7 +36,7 @@ class Value:
     partial: the view leaves out some of the block, so nothing can be added into the block through it.
     """
 
-    block: BlockNote
+    block: TapeBlock
     shape: tuple[int, ...]
     partial: bool = False
 
@@ -56,7 +56,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelNote:
+class TapeKernel:
     """One kernel: everything but its duration and workspace."""
 
     id: str
@@ -78,8 +78,8 @@ class Tape:
 
     phase: Phase = Phase.FORWARD
     layer: str | None = None
-    kernels: list[KernelNote] = field(default_factory=list)
-    blocks: list[BlockNote] = field(default_factory=list)
+    kernels: list[TapeKernel] = field(default_factory=list)
+    blocks: list[TapeBlock] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     _kernel_names: dict[str, int] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Tape:
         return self._block(name, shape, kind, dtype, persistent=False)
 
     def _block(self, name: str, shape: tuple[int, ...], kind: BlockKind, dtype: str, persistent: bool) -> Value:
-        note = BlockNote(_free(name, self._names), shape, dtype, kind, self.layer, persistent)
+        note = TapeBlock(_free(name, self._names), shape, dtype, kind, self.layer, persistent)
         self.blocks.append(note)
         return Value(note, shape)
 
@@ -108,7 +108,7 @@ class Tape:
                 block.release = position
         names = tuple(block.id for block in read_blocks), tuple(block.id for block in written)
         name = _free(f"{self.layer or self.phase}.{op}", self._kernel_names)
-        self.kernels.append(KernelNote(name, op, self.phase, self.layer, *names, pure, operation))
+        self.kernels.append(TapeKernel(name, op, self.phase, self.layer, *names, pure, operation))
 
     def keep(self, values: Sequence[Value]) -> None:
         """These live at least until after the latest kernel."""

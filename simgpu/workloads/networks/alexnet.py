@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from simgpu.errors import InputError
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import ImageSet, image_set
+from simgpu.workloads.networks.layer_groups import ImageSet, image_set
 
 _ALEXNET_FOR_CIFAR10 = (
     "for 32 x 32 images: poolings of 2 x 2 and one linear layer in place of three, as in Wei Yang's "
@@ -124,14 +124,14 @@ def nin(input: str) -> Network:
 
 def _nin_block(
     net: NetworkBuilder,
-    x: Tensor,
+    x: LayerOutput,
     number: int,
     widths: tuple[int, int, int],
     kernel: int,
     *,
     stride: int = 1,
     padding: int = 0,
-) -> Tensor:
+) -> LayerOutput:
     first, second, third = widths
     x = net.relu(f"relu{number}", net.convolution(f"conv{number}", x, first, kernel, stride=stride, padding=padding))
     x = net.relu(f"relu{number}a", net.convolution(f"cccp{number}a", x, second, 1))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 _GROWTH = 32
@@ -45,7 +45,7 @@ def densenet(depth: int, input: str) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _block(net: NetworkBuilder, x: Tensor, count: int) -> Tensor:
+def _block(net: NetworkBuilder, x: LayerOutput, count: int) -> LayerOutput:
     features = [x]
     for number in range(1, count + 1):
         with net.scope(f"layer{number}"):

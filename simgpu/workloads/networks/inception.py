@@ -1,12 +1,15 @@
-"""GoogLeNet and its normalized successor: Inception v1 and v2. Their auxiliary classifiers are left out."""
+"""GoogLeNet (Inception v1), its normalized successor v2, and Inception v3, without their auxiliary classifiers.
+
+v3: Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 
@@ -78,7 +81,7 @@ def googlenet(input: str, *, batch_norm: bool = False, local_response_norm: bool
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _googlenet_module(net: NetworkBuilder, x: Tensor, module: _Module, batch_norm: bool) -> Tensor:
+def _googlenet_module(net: NetworkBuilder, x: LayerOutput, module: _Module, batch_norm: bool) -> LayerOutput:
     single = _step(net, "1x1", x, module.single, 1, batch_norm)
     small = _step(net, "3x3.reduce", x, module.reduce_small, 1, batch_norm)
     small = _step(net, "3x3", small, module.small, 3, batch_norm, padding=1)
@@ -93,14 +96,14 @@ def _googlenet_module(net: NetworkBuilder, x: Tensor, module: _Module, batch_nor
 def _step(
     net: NetworkBuilder,
     name: str,
-    x: Tensor,
+    x: LayerOutput,
     channels: int,
     kernel: int,
     batch_norm: bool,
     *,
     stride: int = 1,
     padding: int = 0,
-) -> Tensor:
+) -> LayerOutput:
     if batch_norm:
         return unit(net, name, x, channels, kernel, stride=stride, padding=padding)
     return net.relu(f"{name}.relu", net.convolution(name, x, channels, kernel, stride=stride, padding=padding))
@@ -148,7 +151,7 @@ def inception_v2(input: str) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _inception_v2_module(net: NetworkBuilder, x: Tensor, module: _Module) -> Tensor:
+def _inception_v2_module(net: NetworkBuilder, x: LayerOutput, module: _Module) -> LayerOutput:
     halves = module.single == 0
     stride = 2 if halves else 1
     small = unit(net, "3x3.reduce", x, module.reduce_small, 1)
@@ -162,3 +165,118 @@ def _inception_v2_module(net: NetworkBuilder, x: Tensor, module: _Module) -> Ten
     pool = net.max_pool if module.name == "5b" else net.avg_pool
     pooled = unit(net, "projection", pool("pool", x, 3, 1, padding=1), module.projection, 1)
     return net.concatenate("concatenate", (single, small, large, pooled))
+
+
+_V3_FOR_CIFAR10 = (
+    "for 32 x 32 images: no stride and no pooling before the first module, as in weiaicunzai's pytorch-cifar100"
+)
+
+
+def inception_v3(input: str) -> Network:
+    """Inception v3 on 299 x 299 images (table 1, and the published model where that is silent).
+
+    For CIFAR10 the first convolutions keep the image's size and are not followed by poolings, so that modules begin at
+    30 x 30, as in weiaicunzai's pytorch-cifar100.
+
+    >>> round(inception_v3("imagenet").parameters / 1e6, 2), round(inception_v3("imagenet").macs / 1e9, 2)
+    (23.83, 5.71)
+    """
+    images = image_set(input, 299)
+    net = NetworkBuilder("inception-v3", "Szegedy et al., CVPR 2016, table 1", _V3_FOR_CIFAR10 if images.small else "")
+    x = _stem(net, net.input("image", images.shape), images.small)
+    for name, pooled in (("5b", 32), ("5c", 64), ("5d", 64)):
+        with net.scope(f"mixed_{name}"):
+            x = _module_a(net, x, pooled)
+    with net.scope("mixed_6a"):
+        x = _module_b(net, x)
+    for name, width in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
+        with net.scope(f"mixed_{name}"):
+            x = _module_c(net, x, width)
+    with net.scope("mixed_7a"):
+        x = _module_d(net, x)
+    for name in ("7b", "7c"):
+        with net.scope(f"mixed_{name}"):
+            x = _module_e(net, x)
+    x = net.flatten("flatten", net.dropout("drop", net.global_avg_pool("pool", x), 0.5))
+    return net.finish(net.linear("fc", x, images.classes))
+
+
+def _stem(net: NetworkBuilder, x: LayerOutput, small: bool) -> LayerOutput:
+    x = unit(net, "conv_1a", x, 32, 3, stride=1 if small else 2, padding=1 if small else 0)
+    x = unit(net, "conv_2a", x, 32, 3, padding=1 if small else 0)
+    x = unit(net, "conv_2b", x, 64, 3, padding=1)
+    if not small:
+        x = net.max_pool("pool1", x, 3, 2)
+    x = unit(net, "conv_4a", unit(net, "conv_3b", x, 80, 1), 192, 3)
+    return x if small else net.max_pool("pool2", x, 3, 2)
+
+
+def _chain(net: NetworkBuilder, name: str, x: LayerOutput, *steps: tuple[int, int | tuple[int, int]]) -> LayerOutput:
+    """Convolutions one after another, each (channels, kernel), padded so that they keep the image's size."""
+    for number, (channels, kernel) in enumerate(steps, 1):
+        padding = kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
+        x = unit(net, f"{name}_{number}", x, channels, kernel, padding=padding)
+    return x
+
+
+def _module_a(net: NetworkBuilder, x: LayerOutput, pooled: int) -> LayerOutput:
+    branches = (
+        _chain(net, "branch1x1", x, (64, 1)),
+        _chain(net, "branch5x5", x, (48, 1), (64, 5)),
+        _chain(net, "branch3x3double", x, (64, 1), (96, 3), (96, 3)),
+        _pooled(net, x, pooled),
+    )
+    return net.concatenate("concatenate", branches)
+
+
+def _module_b(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
+    double = _chain(net, "branch3x3double", x, (64, 1), (96, 3))
+    branches = (
+        unit(net, "branch3x3", x, 384, 3, stride=2),
+        unit(net, "branch3x3double_3", double, 96, 3, stride=2),
+        net.max_pool("pool", x, 3, 2),
+    )
+    return net.concatenate("concatenate", branches)
+
+
+def _module_c(net: NetworkBuilder, x: LayerOutput, width: int) -> LayerOutput:
+    row, column = (1, 7), (7, 1)
+    double = ((width, 1), (width, column), (width, row), (width, column), (192, row))
+    branches = (
+        _chain(net, "branch1x1", x, (192, 1)),
+        _chain(net, "branch7x7", x, (width, 1), (width, row), (192, column)),
+        _chain(net, "branch7x7double", x, *double),
+        _pooled(net, x, 192),
+    )
+    return net.concatenate("concatenate", branches)
+
+
+def _module_d(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
+    small = _chain(net, "branch3x3", x, (192, 1))
+    large = _chain(net, "branch7x7x3", x, (192, 1), (192, (1, 7)), (192, (7, 1)))
+    branches = (
+        unit(net, "branch3x3_2", small, 320, 3, stride=2),
+        unit(net, "branch7x7x3_4", large, 192, 3, stride=2),
+        net.max_pool("pool", x, 3, 2),
+    )
+    return net.concatenate("concatenate", branches)
+
+
+def _module_e(net: NetworkBuilder, x: LayerOutput) -> LayerOutput:
+    branches = (
+        _chain(net, "branch1x1", x, (320, 1)),
+        _split(net, "branch3x3", _chain(net, "branch3x3", x, (384, 1))),
+        _split(net, "branch3x3double", _chain(net, "branch3x3double", x, (448, 1), (384, 3))),
+        _pooled(net, x, 192),
+    )
+    return net.concatenate("concatenate", branches)
+
+
+def _split(net: NetworkBuilder, name: str, x: LayerOutput) -> LayerOutput:
+    row = unit(net, f"{name}_row", x, 384, (1, 3), padding=(0, 1))
+    column = unit(net, f"{name}_column", x, 384, (3, 1), padding=(1, 0))
+    return net.concatenate(f"{name}_concatenate", (row, column))
+
+
+def _pooled(net: NetworkBuilder, x: LayerOutput, channels: int) -> LayerOutput:
+    return unit(net, "branch_pool", net.avg_pool("pool", x, 3, 1, padding=1), channels, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simgpu.errors import InputError
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 
 _HIDDEN = 8192
@@ -45,7 +45,9 @@ def biglstm(input: str, *, steps: int = 20, vocabulary: int = 793471, sampled: i
     return net.finish(net.sampled_linear("softmax", x, vocabulary, sampled))
 
 
-def _step(net: NetworkBuilder, x: Tensor, state: tuple[Tensor, Tensor], layer: int, step: int) -> tuple[Tensor, Tensor]:
+def _step(
+    net: NetworkBuilder, x: LayerOutput, state: tuple[LayerOutput, LayerOutput], layer: int, step: int
+) -> tuple[LayerOutput, LayerOutput]:
     """Output, projected, and cell state of one layer at one word; all words use the weights of the first."""
     first = f"lstm{layer}.step0" if step else None
     with net.scope(f"lstm{layer}.step{step}"):

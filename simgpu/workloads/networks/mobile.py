@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import ImageSet, image_set
+from simgpu.workloads.networks.layer_groups import ImageSet, image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 #: Channels and stride of MobileNet's thirteen separable convolutions.
@@ -102,15 +102,17 @@ def _normalized_squeezenet(images: ImageSet) -> Network:
     x = net.max_pool("pool1", x, 2, 2)
     for number, (squeeze, expand) in enumerate(_FIRES, 2):
         with net.scope(f"fire{number}"):
-            made = _fire(net, x, squeeze, expand, _normalized)
-            x = net.add("bypass", made, x) if number in _BYPASSED else made
+            created = _fire(net, x, squeeze, expand, _normalized)
+            x = net.add("bypass", created, x) if number in _BYPASSED else created
         if number in _POOLS["1.0"]:
             x = net.max_pool(f"pool{number}", x, 2, 2)
     x = net.convolution("conv10", x, images.classes, 1)
     return net.finish(net.flatten("flatten", net.global_avg_pool("pool10", x)))
 
 
-def _fire(net: NetworkBuilder, x: Tensor, squeeze: int, expand: int, layer: Callable[..., Tensor]) -> Tensor:
+def _fire(
+    net: NetworkBuilder, x: LayerOutput, squeeze: int, expand: int, layer: Callable[..., LayerOutput]
+) -> LayerOutput:
     x = layer(net, "squeeze", x, squeeze, 1)
     small = layer(net, "expand1x1", x, expand, 1)
     large = layer(net, "expand3x3", x, expand, 3, padding=1)
@@ -118,13 +120,15 @@ def _fire(net: NetworkBuilder, x: Tensor, squeeze: int, expand: int, layer: Call
 
 
 def _activated(
-    net: NetworkBuilder, name: str, x: Tensor, channels: int, kernel: int, *, stride: int = 1, padding: int = 0
-) -> Tensor:
+    net: NetworkBuilder, name: str, x: LayerOutput, channels: int, kernel: int, *, stride: int = 1, padding: int = 0
+) -> LayerOutput:
     x = net.convolution(name, x, channels, kernel, stride=stride, padding=padding)
     return net.relu(name.replace("conv", "relu") if name.startswith("conv") else f"{name}.relu", x)
 
 
-def _normalized(net: NetworkBuilder, name: str, x: Tensor, channels: int, kernel: int, *, padding: int = 0) -> Tensor:
+def _normalized(
+    net: NetworkBuilder, name: str, x: LayerOutput, channels: int, kernel: int, *, padding: int = 0
+) -> LayerOutput:
     """With a bias, for all that normalization takes it off again."""
     x = net.batch_norm(f"{name}.norm", net.convolution(name, x, channels, kernel, padding=padding))
     return net.relu(f"{name}.relu", x)

@@ -6,9 +6,9 @@ branch's result, as torchvision has it.
 
 from __future__ import annotations
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import image_set
 from simgpu.workloads.networks.layer_groups import normalized_convolution as unit
 
 SOURCE = "He, Zhang, Ren and Sun, CVPR 2016"
@@ -57,13 +57,13 @@ def resnet(depth: int, input: str, *, stride_in_3x3: bool = False) -> Network:
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _basic(net: NetworkBuilder, x: Tensor, width: int, stride: int) -> Tensor:
+def _basic(net: NetworkBuilder, x: LayerOutput, width: int, stride: int) -> LayerOutput:
     branch = unit(net, "conv1", x, width, 3, stride=stride, padding=1)
     branch = unit(net, "conv2", branch, width, 3, padding=1, relu=False)
     return _joined(net, branch, _projected(net, x, branch, stride))
 
 
-def _bottleneck(net: NetworkBuilder, x: Tensor, width: int, stride: int, stride_in_3x3: bool) -> Tensor:
+def _bottleneck(net: NetworkBuilder, x: LayerOutput, width: int, stride: int, stride_in_3x3: bool) -> LayerOutput:
     first, second = (1, stride) if stride_in_3x3 else (stride, 1)
     branch = unit(net, "conv1", x, width, 1, stride=first)
     branch = unit(net, "conv2", branch, width, 3, stride=second, padding=1)
@@ -71,13 +71,13 @@ def _bottleneck(net: NetworkBuilder, x: Tensor, width: int, stride: int, stride_
     return _joined(net, branch, _projected(net, x, branch, stride))
 
 
-def _projected(net: NetworkBuilder, x: Tensor, branch: Tensor, stride: int) -> Tensor:
+def _projected(net: NetworkBuilder, x: LayerOutput, branch: LayerOutput, stride: int) -> LayerOutput:
     if x.shape == branch.shape:
         return x
     return unit(net, "shortcut", x, branch.channels, 1, stride=stride, relu=False)
 
 
-def _joined(net: NetworkBuilder, branch: Tensor, shortcut: Tensor) -> Tensor:
+def _joined(net: NetworkBuilder, branch: LayerOutput, shortcut: LayerOutput) -> LayerOutput:
     return net.relu("relu", net.add("add", branch, shortcut, in_place=True))
 
 
@@ -112,7 +112,7 @@ def small_resnet(depth: int, input: str, *, shortcuts: bool = True, width: float
     return net.finish(net.linear("fc", x, images.classes))
 
 
-def _padded(net: NetworkBuilder, x: Tensor, branch: Tensor) -> Tensor:
+def _padded(net: NetworkBuilder, x: LayerOutput, branch: LayerOutput) -> LayerOutput:
     """Every second place of x, and as many channels of zeros, made as the authors' framework makes them."""
     if x.shape == branch.shape:
         return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 
 #: PASCAL VOC as FCN was trained on it: images of about 500 x 500, twenty classes and background.
@@ -48,7 +48,7 @@ def fcn(stride: int, input: str) -> Network:
     return net.finish(net.view("places", x, (side, side, _VOC_CLASSES)))
 
 
-def _vgg16(net: NetworkBuilder, x: Tensor, first_padding: int) -> dict[int, Tensor]:
+def _vgg16(net: NetworkBuilder, x: LayerOutput, first_padding: int) -> dict[int, LayerOutput]:
     pools = {}
     for stage, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), 1):
         for place in range(1, count + 1):
@@ -59,12 +59,12 @@ def _vgg16(net: NetworkBuilder, x: Tensor, first_padding: int) -> dict[int, Tens
     return pools
 
 
-def _enlarged(net: NetworkBuilder, name: str, x: Tensor, factor: int, as_published: bool) -> Tensor:
+def _enlarged(net: NetworkBuilder, name: str, x: LayerOutput, factor: int, as_published: bool) -> LayerOutput:
     padding = 0 if as_published else factor // 2
     return net.transposed_convolution(name, x, x.channels, 2 * factor, stride=factor, padding=padding, bias=False)
 
 
-def _cut(net: NetworkBuilder, name: str, x: Tensor, like: Tensor) -> Tensor:
+def _cut(net: NetworkBuilder, name: str, x: LayerOutput, like: LayerOutput) -> LayerOutput:
     return x if x.shape[1:] == like.shape[1:] else net.crop(name, x, like.shape[1:])
 
 
@@ -85,13 +85,13 @@ def unet(input: str) -> Network:
     x = _twice(net, "bottom", x, 1024)
     for level, width in ((4, 512), (3, 256), (2, 128), (1, 64)):
         x = net.transposed_convolution(f"up{level}.enlarge", x, width, 2, stride=2)
-        kept = net.crop(f"up{level}.crop", skipped.pop(), x.shape[1:])
-        x = _twice(net, f"up{level}", net.concatenate(f"up{level}.concatenate", (kept, x)), width)
+        retained = net.crop(f"up{level}.crop", skipped.pop(), x.shape[1:])
+        x = _twice(net, f"up{level}", net.concatenate(f"up{level}.concatenate", (retained, x)), width)
     x = net.convolution("score", x, _ISBI_CLASSES, 1)
     return net.finish(net.view("places", x, (*x.shape[1:], _ISBI_CLASSES)))
 
 
-def _twice(net: NetworkBuilder, name: str, x: Tensor, width: int) -> Tensor:
+def _twice(net: NetworkBuilder, name: str, x: LayerOutput, width: int) -> LayerOutput:
     for number in (1, 2):
         x = net.relu(f"{name}.relu{number}", net.convolution(f"{name}.conv{number}", x, width, 3))
     return x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import Network
 
 TEXT = "text"
@@ -104,13 +104,13 @@ def vit(size: str, input: str) -> Network:
 
 def _post_norm_layer(
     net: NetworkBuilder,
-    x: Tensor,
+    x: LayerOutput,
     size: _Size,
-    activation: Callable[[str, Tensor], Tensor],
+    activation: Callable[[str, LayerOutput], LayerOutput],
     *,
     masked: bool,
     attention_dropout: float,
-) -> Tensor:
+) -> LayerOutput:
     """Attention and feed-forward part, each with dropout, the sum with its input, and normalization after it."""
     branch = net.dropout("attention.drop", _attention(net, x, size, masked=masked, dropout=attention_dropout), 0.1)
     x = net.layer_norm("attention.norm", net.add("attention.add", branch, x))
@@ -119,7 +119,7 @@ def _post_norm_layer(
     return net.layer_norm("norm", net.add("add", branch, x))
 
 
-def _attention(net: NetworkBuilder, x: Tensor, size: _Size, *, masked: bool, dropout: float) -> Tensor:
+def _attention(net: NetworkBuilder, x: LayerOutput, size: _Size, *, masked: bool, dropout: float) -> LayerOutput:
     """Every place attends to every other, in heads (Vaswani et al. 2017, section 3.2)."""
     length = x.shape[0]
     heads = (size.heads, length, size.width // size.heads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simgpu.workloads.builder import NetworkBuilder
 from simgpu.workloads.network import Network
-from simgpu.workloads.networks.images import image_set
+from simgpu.workloads.networks.layer_groups import image_set
 
 SOURCE = "Simonyan and Zisserman, ICLR 2015, table 1"
 

@@ -53,22 +53,22 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         what = "the recording does not tell what kernels read, so nobody can follow the samples through it"
         remedy = "import it with its execution trace, or record it at that batch"
         raise InputError.single(trace.name or trace.info.model, "kernels.reads", what, remedy)
-    prices, told = _model_for(trace, gpu)
+    prices, description = _model_for(trace, gpu)
     rescaler = Rescaler(trace, batch, prices)
-    found = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
-    notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {told}."
+    result = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
+    notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {description}."
     had = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
-    workspaces = {kernel.id: _workspaces(had, kernel, found[kernel.id]) for kernel in trace.kernels}
-    blocks = _blocks(rescaler, {block.id: block for made in workspaces.values() for block in made})
+    workspaces = {kernel.id: _workspaces(had, kernel, result[kernel.id]) for kernel in trace.kernels}
+    blocks = _blocks(rescaler, {block.id: block for created in workspaces.values() for block in created})
     compressibility = rescaled_entries(trace.compressibility, blocks)
     notes = " ".join((notes, *_exceptions(rescaler), *([_ENTRIES] if compressibility else []))).strip()
     info = replace(trace.info, batch=batch, origin=Origin.MODELLED, notes=notes, framework_peak_bytes=None)
     return replace(
         trace,
         info=info,
-        kernels=tuple(_kernel(had, kernel, found[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
+        kernels=tuple(_kernel(had, kernel, result[kernel.id], workspaces[kernel.id]) for kernel in trace.kernels),
         blocks=blocks,
-        algorithms=tuple(choice for rescaled in found.values() for choice in rescaled.choices),
+        algorithms=tuple(choice for rescaled in result.values() for choice in rescaled.choices),
         compressibility=compressibility,
         accesses=tuple(_visited(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
         saved=tuple(_saved(rescaler, tensor, trace.block_by_id[tensor.block]) for tensor in trace.saved),
@@ -94,7 +94,7 @@ def shipped_gpu(device: str) -> GpuSpec | None:
     from simgpu.hardware.nodes import load_node, node_names
 
     shipped = (load_node(name).gpu for name in node_names())
-    return next((found for found in shipped if found.is_called(device) and found.architecture), None)
+    return next((result for result in shipped if result.is_called(device) and result.architecture), None)
 
 
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
@@ -110,25 +110,31 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
         # A trace whose convolutions may need more was made under a higher limit, which holds at the new batch too.
         needed = max((choice.workspace_bytes for choice in trace.algorithms), default=0)
         limit = max(needed, WORKSPACE_LIMIT)
-    told = " ".join((f"durations by the time model of {gpu.name}.", *model_notes(gpu, trace.info.product_formats)))
-    return time_model(gpu, workspace_limit=limit), told.removesuffix(".")
+    description = " ".join(
+        (f"durations by the time model of {gpu.name}.", *model_notes(gpu, trace.info.product_formats))
+    )
+    return time_model(gpu, workspace_limit=limit), description.removesuffix(".")
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:
     """What was not done by shapes, in sentences."""
-    told = []
+    description = []
     if not any(block.kind in (BlockKind.INPUT, BlockKind.LABEL) for block in rescaler.trace.blocks):
-        told.append("Its inputs are not told: feature maps and gradients grow where the batch divides their size.")
+        description.append(
+            "Its inputs are not told: feature maps and gradients grow where the batch divides their size."
+        )
     if unknown := len(rescaler.unknown):
-        told.append(f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}.")
+        description.append(
+            f"Convolutions and matrix products of unknown shape, by operations and bytes alone: {unknown}."
+        )
     if bare := len(rescaler.without_blocks):
-        told.append(f"Kernels whose blocks are not recorded, in proportion to the batch: {bare}.")
-    return told
+        description.append(f"Kernels whose blocks are not recorded, in proportion to the batch: {bare}.")
+    return description
 
 
 def _kernel(had: Mapping[str, Block], kernel: Kernel, rescaled: Rescaled, workspaces: Sequence[Block]) -> Kernel:
-    kept = [name for name in kernel.writes if name not in had]
-    writes = (*kept, *(block.id for block in workspaces))
+    retained = [name for name in kernel.writes if name not in had]
+    writes = (*retained, *(block.id for block in workspaces))
     return replace(
         kernel,
         duration_ns=rescaled.duration_ns,
@@ -161,12 +167,12 @@ def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ..
     """All blocks in the trace's order; a new workspace stands behind that of the last kernel before that had one."""
     trace = rescaler.trace
     recorded = {block.id for block in trace.blocks}
-    kept = [
+    retained = [
         workspaces[block.id] if block.kind is BlockKind.WORKSPACE else _grown(rescaler, block)
         for block in trace.blocks
         if block.kind is not BlockKind.WORKSPACE or block.id in workspaces
     ]
-    first = next((block.id for block in kept if block.kind is BlockKind.WORKSPACE), None)
+    first = next((block.id for block in retained if block.kind is BlockKind.WORKSPACE), None)
     new: defaultdict[str | None, list[Block]] = defaultdict(list)
     before = None
     for block in workspaces.values():
@@ -175,7 +181,7 @@ def _blocks(rescaler: Rescaler, workspaces: dict[str, Block]) -> tuple[Block, ..
         else:
             new[before].append(block)
     placed: list[Block] = []
-    for block in kept:
+    for block in retained:
         placed += new.pop(None, ()) if block.id == first else ()
         placed += (block, *new[block.id])
     return (*placed, *new[None])

@@ -17,7 +17,7 @@ from simgpu.workloads.rescale.products import Rebuilder
 from simgpu.workloads.rescale.samples import Sides, sample_sides
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
-from simgpu.workloads.timemodel.prices import Prices, Way, ways
+from simgpu.workloads.timemodel.prices import AlgorithmCost, Prices, algorithm_costs
 
 _PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
@@ -67,16 +67,16 @@ class Rescaler:
         return cache(self.prices.duration_ns)
 
     @cached_property
-    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[Way]]:
+    def _ways_of(self) -> Callable[[tuple[Operation, ...]], list[AlgorithmCost]]:
         """The model's ways to run a kernel of such operations, asked once."""
-        return cache(lambda work: ways(self.prices, work))
+        return cache(lambda work: algorithm_costs(self.prices, work))
 
     @cached_property
     def _choices(self) -> dict[str, list[AlgorithmChoice]]:
-        found: dict[str, list[AlgorithmChoice]] = {}
+        result: dict[str, list[AlgorithmChoice]] = {}
         for choice in self.trace.algorithms:
-            found.setdefault(choice.kernel, []).append(choice)
-        return found
+            result.setdefault(choice.kernel, []).append(choice)
+        return result
 
     def size(self, block: Block) -> int:
         """Bytes of a block that is no workspace."""
@@ -120,11 +120,11 @@ class Rescaler:
         kind = kind_of(kernel.op)
         if kind in _PRODUCTS:
             reads = [self._blocks[name] for name in kernel.reads]
-            found = self._rebuilder.products_of(kernel, reads, self._written(kernel))
-            if found is not None:
-                old = [each.operation for each in found]
-                new = [each.at(self.batch, self.trace.info.batch) for each in found]
-                if len(found) == 1 and kernel.dram_bytes is not None:
+            result = self._rebuilder.products_of(kernel, reads, self._written(kernel))
+            if result is not None:
+                old = [each.operation for each in result]
+                new = [each.at(self.batch, self.trace.info.batch) for each in result]
+                if len(result) == 1 and kernel.dram_bytes is not None:
                     return [replace(old[0], bytes=kernel.dram_bytes)], [replace(new[0], bytes=self._moved(kernel))]
                 return old, new
             self.unknown.add(kernel.id)
@@ -151,8 +151,8 @@ class Rescaler:
             size = self.size(block) if new else block.bytes
             return size // ITEMSIZE.get(block.dtype or "float32", ITEMSIZE["float32"])
 
-        made = [name for name in kernel.writes if self._blocks[name].kind is not BlockKind.WORKSPACE]
-        return sum(map(count, made)), max(map(count, kernel.reads), default=0)
+        created = [name for name in kernel.writes if self._blocks[name].kind is not BlockKind.WORKSPACE]
+        return sum(map(count, created)), max(map(count, kernel.reads), default=0)
 
     def _flops(self, kernel: Kernel, values: int) -> int:
         """Operations at the new batch: where so many go with each value, as many for each of now `values`."""
@@ -230,7 +230,7 @@ class Rescaler:
             for name, choice in recorded.items()
         )
 
-    def _ways(self, work: Sequence[Operation]) -> list[Way]:
+    def _ways(self, work: Sequence[Operation]) -> list[AlgorithmCost]:
         try:
             return self._ways_of(tuple(work))
         except InputError:
@@ -250,7 +250,7 @@ def _flops(old: Sequence[Operation], new: Sequence[Operation]) -> tuple[int, int
     return sum(each.flops for each in new), sum(each.flops for each in old)
 
 
-def _as_priced(choice: AlgorithmChoice, before: Way, after: Way) -> AlgorithmChoice:
+def _as_priced(choice: AlgorithmChoice, before: AlgorithmCost, after: AlgorithmCost) -> AlgorithmChoice:
     """A recorded choice, changed as the model's is."""
     return AlgorithmChoice(
         choice.kernel,

@@ -1,8 +1,8 @@
-"""Convolutions and matrix products of a trace, rebuilt from its blocks.
+"""Convolutions and matrix products of a trace, with their shapes, rebuilt from its blocks.
 
-Which block is what follows from kinds and shapes: a weight or its gradient tells the channels, or the two sides that
-are not the rows. A kernel that makes both gradients of a convolution is both. Where the recording has operations, what
-is rebuilt must have as many, or it is not used.
+Kinds and shapes identify the blocks: a weight or its gradient has the channels, or the two sides that are not the rows.
+A kernel that makes both gradients of a convolution is both. Where the recording has operation counts, the rebuilt
+product must have the same count, or it is not used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from math import prod
 
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase
 from simgpu.units import ITEMSIZE
-from simgpu.workloads.rescale.geometry import convolution_of
 from simgpu.workloads.rescale.samples import Sides
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 
@@ -139,10 +138,10 @@ class Rebuilder:
     def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
         """What a convolution or matrix product comes down to; None where its blocks do not tell."""
         operands = _Operands(kernel, _known(reads), _known(writes), self.sides)
-        for found in self._candidates(operands):
-            counted = sum(each.operation.flops for each in found if each.operation.kind is not OperationKind.REDUCTION)
-            if found and kernel.flops in (None, counted):
-                return found
+        for result in self._candidates(operands):
+            counted = sum(each.operation.flops for each in result if each.operation.kind is not OperationKind.REDUCTION)
+            if result and kernel.flops in (None, counted):
+                return result
         return None
 
     def _candidates(self, operands: _Operands) -> Iterator[list[Product]]:
@@ -177,8 +176,8 @@ class Rebuilder:
                 return []
             self._scores[block.id] = GemmShape(rows, keys, depth, count)
             return _attention_products(operands, self._scores[block.id])
-        found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
-        return [] if found is None else _attention_products(operands, found)
+        results_found = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if results_found is None else _attention_products(operands, results_found)
 
 
 def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
@@ -215,26 +214,26 @@ def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:
 
 def _direction(operands: _Operands) -> Direction:
     """What a kernel is for: feature maps made again in backward are forward's, as in checkpointing."""
-    made = {block.kind for block, _ in operands.writes}
-    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in made:
+    created = {block.kind for block, _ in operands.writes}
+    if operands.kernel.phase is not Phase.BACKWARD or BlockKind.FEATURE_MAP in created:
         return _FORWARD
-    return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in made else _DATA
+    return _WEIGHTS if BlockKind.WEIGHT_GRADIENT in created else _DATA
 
 
 def _geometries(operands: _Operands, weight: _Shape) -> Iterator[_Geometry]:
     """What the sides of a convolution's blocks allow, the usual first."""
-    read, made = (
+    read, created = (
         [shape for shape in operands.values(blocks) if len(shape) == len(weight)]
         for blocks in (operands.reads, operands.writes)
     )
     # Backward reads the result's gradient first, then the input; the input's own gradient has the input's shape.
     forward = _direction(operands) is _FORWARD
-    inputs, outputs = (read, made) if forward else (made or read[1:], read)
+    inputs, outputs = (read, created) if forward else (created or read[1:], read)
     if not inputs or not outputs:
         return
-    told = "transpose" in operands.kernel.op
+    description = "transpose" in operands.kernel.op
     for far in (False, True):
-        for transposed in (True,) if told else (False, True):
+        for transposed in (True,) if description else (False, True):
             wide, narrow = (outputs[0], inputs[0]) if transposed else (inputs[0], outputs[0])
             shape = convolution_of(wide, weight, narrow, far=far)
             if shape is not None:
@@ -248,9 +247,9 @@ def _convolutions(operands: _Operands, geometry: _Geometry, weight: _Shape) -> l
     data = any(block.kind is not BlockKind.WEIGHT_GRADIENT for block, _ in operands.writes)
     weights = operands.weight_gradient((len(weight),)) is not None
     ways = ((_DATA,) if data else ()) + ((_WEIGHTS,) if weights else ())
-    found = [_convolution(operands, geometry, way, weight) for way in ways]
+    result = [_convolution(operands, geometry, way, weight) for way in ways]
     bias = operands.weight_gradient((1,))
-    return [*found, _summed(operands, geometry.results, bias[0])] if bias else found
+    return [*result, _summed(operands, geometry.results, bias[0])] if bias else result
 
 
 def _convolution(operands: _Operands, geometry: _Geometry, way: Direction, weight: _Shape) -> Product:
@@ -283,10 +282,10 @@ def _summed(operands: _Operands, values: int, results: int) -> Product:
 def _gemm(operands: _Operands) -> list[Product]:
     """A product with a weight, for a weight's gradient, or of two values: rows, as many as there are samples, in m."""
     direction = _direction(operands)
-    made = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
-    if len(operands.writes) != 1 or not made:
+    created = [(block, shape) for block, shape in operands.writes if len(shape) >= 2]
+    if len(operands.writes) != 1 or not created:
         return []
-    ((block, result),) = made
+    ((block, result),) = created
     weight = operands.weight((2,))
     if direction is _WEIGHTS:
         gemm, side = _for_weights(operands, result), "k"
@@ -332,3 +331,59 @@ def _depth(operands: _Operands, results: int, otherwise: int) -> int:
     if flops is None:
         return otherwise
     return flops // (2 * results) if flops % (2 * results) == 0 else 0
+
+
+def convolution_of(wide: _Shape, weight: _Shape, narrow: _Shape, *, far: bool = False) -> ConvolutionShape | None:
+    """The convolution from `wide` (N x C x H x W) to `narrow` (N x K x P x Q), None where sides do not fit one.
+
+    weight: K x C / groups x R x S. Of a transposed convolution, which goes from `narrow` to `wide`, it is the same: its
+    input's channels lead. `narrow` may have more channels than the weight makes, where a kernel sees a part of it. With
+    one side in place of two, the other is 1. far: a padding may be as wide as the filter or wider. Without dilation,
+    which sides do not tell from a larger padding.
+
+    >>> shape = convolution_of((8, 64, 56, 56), (128, 64, 3, 3), (8, 128, 28, 28))
+    >>> shape.stride, shape.padding, shape.groups
+    ((2, 2), (1, 1), 1)
+    """
+    (outputs, inputs), filters = weight[:2], weight[2:]
+    if not len(wide) == len(weight) == len(narrow) or wide[0] != narrow[0] or narrow[1] < outputs:
+        return None
+    groups, rest = divmod(wide[1], inputs)
+    ways = [_way(*sides, far) for sides in zip(wide[2:], filters, narrow[2:], strict=True)]
+    if rest or outputs % groups or None in ways:
+        return None
+    strides, paddings = zip(*(way for way in ways if way is not None), strict=True)
+    return ConvolutionShape(
+        wide[0],
+        wide[1],
+        _pair(wide[2:], 1),
+        outputs,
+        _pair(filters, 1),
+        _pair(strides, 1),
+        _pair(paddings, 0),
+        groups=groups,
+    )
+
+
+def _pair(sides: Sequence[int], missing: int) -> tuple[int, int]:
+    return (sides[0], sides[1]) if len(sides) == 2 else (missing, sides[0])
+
+
+def _way(length: int, kernel: int, result: int, far: bool = False) -> tuple[int, int] | None:
+    """Stride and padding along one side.
+
+    The stride is the one by which the side shrinks, or else 1, and the padding the smallest that gives the result.
+
+    >>> _way(224, 7, 112), _way(224, 11, 55), _way(7, 3, 7), _way(7, 7, 1), _way(5, 3, 9), _way(5, 3, 9, far=True)
+    ((2, 3), (4, 2), (1, 1), (1, 0), None, (1, 3))
+    """
+    if min(length, kernel, result) < 1:
+        return None
+    if result == 1 and kernel == length:
+        return 1, 0
+    for stride in dict.fromkeys((max(1, round(length / result)), length // result or 1, 1)):
+        padding = max(0, -(-((result - 1) * stride + kernel - length) // 2))
+        fits = length + 2 * padding >= kernel and (length + 2 * padding - kernel) // stride + 1 == result
+        if fits and (far or padding < kernel):
+            return stride, padding
+    return None

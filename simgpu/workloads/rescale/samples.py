@@ -72,9 +72,9 @@ class _Flow:
     def run(self) -> Sides:
         """Until nothing more is found: what is made out of nothing is known by its use, which comes later."""
         self._begin()
-        found = -1
-        while found != len(self.sides):
-            found = len(self.sides)
+        result = -1
+        while result != len(self.sides):
+            result = len(self.sides)
             for kernel in self.trace.kernels:
                 self._through(kernel)
         return self.sides
@@ -153,9 +153,9 @@ class _Flow:
             for place, length in enumerate(shape)
             if not strict and self._divides(length) and not runs.isdisjoint(_runs(shape, place))
         ]
-        found = [*exact, *parted]
-        if found:
-            return next((place for place in found if shape[place] == self.batch), found[0])
+        result = [*exact, *parted]
+        if result:
+            return next((place for place in result if shape[place] == self.batch), result[0])
         loose = not strict and len(shape) > 1 and self.batch > 1
         return 0 if loose and self._divides(shape[0]) else None
 

@@ -3,9 +3,10 @@
 Of the kind of 354.cg. Bailey et al., The NAS Parallel Benchmarks, RNR-94-007, section 2.4: the smallest distance of an
 eigenvalue from a shift by inverse iteration, x <- z / |z| with A z = x solved by 25 steps of conjugate gradients from
 z = 0. The matrix A less its shift is definite, if negative: the method is the same. What takes the time is the product
-with the matrix, which gathers values of a vector at random.
+with the matrix, which gathers values of a vector at random. One step of the run is one step of conjugate gradients.
 
-One step of the run is one step of conjugate gradients.
+The matrix (section 2.4.3), in compressed rows: the weighted sum of outer products of random sparse vectors, with
+weights that fall geometrically from 1 to `CONDITION`, plus `CONDITION` and less a shift on the diagonal.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.trace.model import AccessOrder
-from simgpu.workloads.solvers.random_matrix import SparseRows, expected_entries, random_matrix, room_for
+from simgpu.workloads.solvers import nas_random
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, Touch, Work, once
+from simgpu.workloads.solvers.work import ENTRY_BYTES, L2_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
 #: Steps of conjugate gradients for one of inverse iteration, as in NAS.
@@ -69,7 +70,7 @@ class ConjugateGradient(Solver):
 
     def arrays(self) -> dict[str, Array]:
         """The matrix, with the room that NAS keeps for entries that coincide, and five vectors."""
-        room = room_for(self.size, self.nonzeros)
+        room = allocated_entries(self.size, self.nonzeros)
         return {
             "values": Array((room,), "float64"),
             "columns": Array((room,), "int32"),
@@ -98,7 +99,7 @@ class ConjugateGradient(Solver):
         """The estimate that NAS verifies, zeta: of a state at the end of a step of inverse iteration."""
         return self.shift + 1 / dot(state["x"], state["z"])
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """Product, d = p.q, both updates, rho = r.r, the next direction.
 
         In the product a thread works through a row, so that the threads of a warp are rows apart, and each asks for the
@@ -121,11 +122,11 @@ class ConjugateGradient(Solver):
         )
         elementwise, reduction = OperationKind.ELEMENTWISE, OperationKind.REDUCTION
         return (
-            Work("sparse_product", OperationKind.GATHER, 2 * entries, rows, True, product),
-            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "pq")),
-            Work("update_z_r", elementwise, 4 * rows, 2 * rows, True, once(arrays, "pqzr", "zr")),
-            Work("dot", reduction, 2 * rows, 1, True, once(arrays, "r")),
-            Work("direction", elementwise, 2 * rows, rows, True, once(arrays, "rp", "p")),
+            KernelWork("sparse_product", OperationKind.GATHER, 2 * entries, rows, True, product),
+            KernelWork("dot", reduction, 2 * rows, 1, True, once(arrays, "pq")),
+            KernelWork("update_z_r", elementwise, 4 * rows, 2 * rows, True, once(arrays, "pqzr", "zr")),
+            KernelWork("dot", reduction, 2 * rows, 1, True, once(arrays, "r")),
+            KernelWork("direction", elementwise, 2 * rows, rows, True, once(arrays, "rp", "p")),
         )
 
     def reference(self) -> ConjugateGradient:
@@ -153,3 +154,124 @@ def _step(matrix: SparseRows, state: State) -> None:
     r -= alpha * q
     p *= dot(r, r) / rho
     p += r
+
+
+CONDITION = 0.1
+_SEED = 314159265
+_DIAGONAL_VALUE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A square matrix: row i has values[starts[i]:starts[i + 1]], columns in rising order; arrays may be longer."""
+
+    values: NDArray[np.float64]
+    columns: NDArray[np.int32]
+    starts: NDArray[np.int32]
+
+    def times(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The product with a vector; every row has an entry, its diagonal."""
+        used = int(self.starts[-1])
+        products = self.values[:used] * vector[self.columns[:used]]
+        return np.add.reduceat(products, self.starts[:-1])
+
+
+def allocated_entries(rows: int, nonzeros: int) -> int:
+    """Entries that NAS allocates: those of all outer products, as if none coincided.
+
+    >>> allocated_entries(1400, 7)
+    89600
+    """
+    return rows * (nonzeros + 1) ** 2
+
+
+def expected_entries(rows: int, nonzeros: int) -> int:
+    """Entries of a large matrix: outer products coincide on its diagonal, and hardly anywhere else.
+
+    >>> expected_entries(150_000, 15)  # NAS's class C has 36,121,058
+    36150000
+    """
+    return rows * (nonzeros * (nonzeros + 1) + 1)
+
+
+def random_matrix(rows: int, nonzeros: int, shift: float) -> SparseRows:
+    """The matrix of NAS CG with so many rows and nonzeros in a random vector.
+
+    >>> matrix = random_matrix(1400, 7, 10.0)
+    >>> int(matrix.starts[-1]), matrix.values.size, matrix.values.nbytes
+    (78148, 89600, 716800)
+    """
+    places, values = _vectors(rows, nonzeros)
+    held = places >= 0
+    left, right = np.nonzero(held)[0], places[held]
+    retained = values[held]
+    counts = held.sum(axis=1)
+    # Each element of a vector meets all elements of it: the outer product, vector by vector.
+    partners = counts[left]
+    first = np.repeat(np.arange(left.size), partners)
+    offsets = np.arange(partners.sum()) - np.repeat(np.cumsum(partners) - partners, partners)
+    starts = (np.cumsum(counts) - counts)[left[first]]
+    second = starts + offsets
+    weights = (CONDITION ** (1 / rows)) ** np.arange(rows)
+    row, column = right[first], right[second]
+    product = retained[second] * (weights[left[first]] * retained[first])
+    product[(row == column) & (row == left[first])] += CONDITION - shift
+    return _in_rows(rows, allocated_entries(rows, nonzeros), row, column, product)
+
+
+def _in_rows(
+    rows: int, room: int, row: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.float64]
+) -> SparseRows:
+    """Sums what falls on one place, in the order given."""
+    key = row * rows + column
+    order = np.argsort(key, kind="stable")
+    key, value = key[order], value[order]
+    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    values, columns = np.zeros(room), np.zeros(room, np.int32)
+    values[: first.size] = np.add.reduceat(value, first)
+    columns[: first.size] = key[first] % rows
+    starts = np.searchsorted(key[first], np.arange(rows + 1) * rows).astype(np.int32)
+    return SparseRows(values, columns, starts)
+
+
+def _vectors(rows: int, nonzeros: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """For each row a random sparse vector with 0.5 at the row itself: places (-1 for none), and values; NAS's draws.
+
+    A place beyond the last row or drawn before is drawn again, with its value, so where a vector begins in the sequence
+    depends on all vectors before it.
+    """
+    below = 1 << (rows - 1).bit_length()
+    places = np.full((rows, nonzeros + 1), -1, np.int64)
+    values = np.zeros((rows, nonzeros + 1))
+    # NAS draws one number before the matrix.
+    draws = _Draws(below)
+    for row in range(rows):
+        result: dict[int, float] = {}
+        while len(result) < nonzeros:
+            value, place = draws.pair()
+            if place < rows and place not in result:
+                result[place] = value
+        result[row] = _DIAGONAL_VALUE
+        places[row, : len(result)] = list(result)
+        values[row, : len(result)] = list(result.values())
+    return places, values
+
+
+class _Draws:
+    """Pairs of a value and a place below a power of two, made many at a time."""
+
+    _MANY = 2**16
+
+    def __init__(self, below: int) -> None:
+        self._below = below
+        self._seed = int(nas_random.sequence(_SEED, 1)[0])
+        self._left: list[tuple[float, int]] = []
+
+    def pair(self) -> tuple[float, int]:
+        if not self._left:
+            seeds = nas_random.sequence(self._seed, 2 * self._MANY)
+            self._seed = int(seeds[-1])
+            numbers = nas_random.uniform(seeds)
+            places = (numbers[1::2] * self._below).astype(np.int64)
+            self._left = list(zip(numbers[0::2].tolist(), places.tolist(), strict=True))[::-1]
+        return self._left.pop()

@@ -1,8 +1,9 @@
 """Flow through a porous medium by the lattice Boltzmann method, on a list of fluid sites.
 
 Of the kind of 360.ilbdc: D3Q19 in double precision with two relaxation times (Ginzburg, Verhaeghe and d'Humieres
-2008), a constant force, and values of fluid sites alone, pulled through a table of neighbours
-(`simgpu.workloads.solvers.porous`). Two copies of the values take turns: a step reads one and writes the other.
+2008), a constant force, and values of fluid sites alone, one after another. A table has for each site and direction
+where the value comes from. Two copies of the values alternate: a step reads one and writes the other. Sites are listed
+brick by brick, so that neighbours in all directions lie near each other in memory.
 """
 
 from __future__ import annotations
@@ -16,11 +17,120 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.trace.model import AccessOrder
-from simgpu.workloads.solvers import porous
-from simgpu.workloads.solvers.porous import DIRECTIONS, OPPOSITE, Fluid
+from simgpu.workloads.solvers import nas_random
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import Array, Touch, Work, entries_of, once
+from simgpu.workloads.solvers.work import ENTRY_BYTES, SECTOR_BYTES, Array, KernelWork, Touch, entries_of, once
 from simgpu.workloads.timemodel.operation import OperationKind
+
+#: The directions (z, y, x) of D3Q19, rest first, each beside its opposite.
+DIRECTIONS = (
+    (0, 0, 0),
+    *(
+        signed
+        for d in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 1, 1), (0, 1, -1), (1, 0, 1), (1, 0, -1), (1, 1, 0), (1, -1, 0))
+        for signed in (d, tuple(-part for part in d))
+    ),
+)
+#: Of each direction its opposite.
+OPPOSITE = tuple(DIRECTIONS.index(tuple(-part for part in d)) for d in DIRECTIONS)
+#: Sites a side of a brick.
+BRICK = 4
+#: Threads of a block, one for each site; what they ask for of one entry at a time comes from memory once.
+THREADS = 128
+_SEED = 271828183
+
+Fluid = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What thread blocks ask of memory when they pull all values: visits to entries, and sectors asked in them."""
+
+    visits: int
+    sectors: int
+
+
+def spheres(side: int, solid: float) -> Fluid:
+    """A periodic cube with solid spheres placed at random until at least `solid` of it is solid; True where fluid.
+
+    Spheres overlap and have a seventh of the side as diameter, at least four sites.
+
+    >>> round(float(spheres(16, 0.3).mean()), 3)
+    0.696
+    """
+    radius = max(2.0, side / 14)
+    fluid = np.ones((side,) * 3, bool)
+    places = np.arange(side)
+    seed = _SEED
+    while fluid.mean() > 1 - solid:
+        seeds = nas_random.sequence(seed, 3)
+        seed = int(seeds[-1])
+        away = [np.abs(places - centre) for centre in nas_random.uniform(seeds) * side]
+        z, y, x = (np.minimum(one, side - one) ** 2 for one in away)
+        fluid &= z[:, None, None] + y[:, None] + x > radius**2
+    return fluid
+
+
+def listed(fluid: Fluid) -> NDArray[np.int64]:
+    """The number of every site in the list of fluid sites, -1 where solid: brick by brick, in each plane by plane."""
+    sides = fluid.shape
+    z, y, x = (np.arange(side) for side in sides)
+    brick = ((z // BRICK)[:, None, None] * -(-sides[1] // BRICK) + (y // BRICK)[:, None]) * -(-sides[2] // BRICK)
+    brick = brick + x // BRICK
+    within = ((z % BRICK)[:, None, None] * BRICK + (y % BRICK)[:, None]) * BRICK + x % BRICK
+    order = np.argsort((brick * BRICK**3 + within).reshape(-1), kind="stable")
+    order = order[fluid.reshape(-1)[order]]
+    numbers = np.full(fluid.size, -1, np.int64)
+    numbers[order] = np.arange(order.size)
+    return numbers.reshape(sides)
+
+
+def sources(fluid: Fluid) -> NDArray[np.int32]:
+    """Where each value comes from: for each direction but rest and each site, a place in the values of all directions.
+
+    Values are listed direction by direction. One that would come out of a solid is the opposite one of the site itself,
+    thrown back at the wall half a link away. The geometry is periodic. Shape (18, sites).
+    """
+    numbers = listed(fluid)
+    place = np.nonzero(fluid)
+    order = np.argsort(numbers[place])
+    z, y, x = (axis[order] for axis in place)
+    sites = order.size
+    table = np.empty((len(DIRECTIONS) - 1, sites), np.int32)
+    for number, (dz, dy, dx) in enumerate(DIRECTIONS[1:], start=1):
+        sides = fluid.shape
+        origin = numbers[(z - dz) % sides[0], (y - dy) % sides[1], (x - dx) % sides[2]]
+        own = OPPOSITE[number] * sites + np.arange(sites)
+        table[number - 1] = np.where(origin >= 0, number * sites + origin, own)
+    return table
+
+
+def requests(table: NDArray[np.int32], itemsize: int = 8) -> Requests:
+    """What blocks of `THREADS` threads ask for, direction by direction, when each pulls its site's values.
+
+    >>> requests(np.arange(256, dtype=np.int32).reshape(1, 256))
+    Requests(visits=16, sectors=64)
+    """
+    directions, sites = table.shape
+    block = np.arange(directions)[:, None] * sites + np.arange(sites) // THREADS
+    at = table.astype(np.int64) * itemsize
+    result = [
+        np.unique(np.stack([block.reshape(-1), (at // grain).reshape(-1)]), axis=1).shape[1]
+        for grain in (ENTRY_BYTES, SECTOR_BYTES)
+    ]
+    return Requests(*result)
+
+
+def channel(side: int, height: int) -> Fluid:
+    """A flat channel between two walls, periodic along y and x; `height` planes of fluid.
+
+    >>> channel(4, 5).shape, int(channel(4, 5).sum())
+    ((6, 4, 4), 80)
+    """
+    fluid = np.ones((height + 1, side, side), bool)
+    fluid[0] = False
+    return fluid
+
 
 #: Weights of the directions: rest, along an axis, diagonal.
 WEIGHTS = tuple((1 / 3, 1 / 18, 1 / 36)[sum(map(abs, d))] for d in DIRECTIONS)
@@ -62,7 +172,7 @@ class Lattice(Solver):
     geometry: Fluid | None = None
 
     def __post_init__(self) -> None:
-        check_size(type(self), self.size, multiple_of=porous.BRICK)
+        check_size(type(self), self.size, multiple_of=BRICK)
 
     @property
     def scale(self) -> str:
@@ -72,7 +182,7 @@ class Lattice(Solver):
     @cached_property
     def tile(self) -> Fluid:
         """One tile of the geometry."""
-        return porous.spheres(self.size, _SOLID) if self.geometry is None else self.geometry
+        return spheres(self.size, _SOLID) if self.geometry is None else self.geometry
 
     @property
     def sites(self) -> int:
@@ -90,7 +200,7 @@ class Lattice(Solver):
 
     def states(self) -> Iterator[State]:
         """After each step, from rest."""
-        table = porous.sources(np.tile(self.tile, self.tiles))
+        table = sources(np.tile(self.tile, self.tiles))
         values = np.repeat(np.array(WEIGHTS)[:, None], table.shape[1], axis=1)
         state: State = {"values_even": values, "values_odd": np.zeros_like(values), "sources": table}
         for step in range(self.steps):
@@ -103,10 +213,10 @@ class Lattice(Solver):
         along = np.array([direction[2] for direction in DIRECTIONS], np.float64)
         # A step adds the force's whole momentum; the velocity lies in the middle of it.
         momentum: NDArray[Any] = np.add.reduce(along[:, None] * values) - self.force / 2
-        found: NDArray[Any] = momentum / np.add.reduce(values)
-        return found
+        result: NDArray[Any] = momentum / np.add.reduce(values)
+        return result
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """A step from the even values to the odd ones, and one back.
 
         Values are pulled direction by direction: memory sees the directions' parts of the array visited in step. What
@@ -114,18 +224,18 @@ class Lattice(Solver):
         one tile, and the mean number of sectors of a visit is rounded.
         """
         arrays = self.arrays()
-        found = porous.requests(porous.sources(self.tile))
+        result = requests(sources(self.tile))
         tiles = int(np.prod(self.tiles))
         rest = entries_of(8 * self.sites)
-        visits, sectors = found.visits * tiles + rest, found.sectors * tiles + 4 * rest
-        asked = max(1, round(sectors / visits))
-        pull = Touch("", False, round(sectors / asked), AccessOrder.STRIDED, asked, stride=rest)
+        visits, sectors = result.visits * tiles + rest, result.sectors * tiles + 4 * rest
+        requested = max(1, round(sectors / visits))
+        pull = Touch("", False, round(sectors / requested), AccessOrder.STRIDED, requested, stride=rest)
 
-        def step(before: str, after: str) -> Work:
+        def step(before: str, after: str) -> KernelWork:
             own = Touch(before, False, pull.visits, pull.order, pull.sectors, pull.stride)
             touches = (own, *once(arrays, ["sources"], [after]))
             results = len(DIRECTIONS) * self.sites
-            return Work("stream_collide", OperationKind.GATHER, FLOPS * self.sites, results, True, touches)
+            return KernelWork("stream_collide", OperationKind.GATHER, FLOPS * self.sites, results, True, touches)
 
         return step("values_even", "values_odd"), step("values_odd", "values_even")
 
@@ -167,11 +277,11 @@ class Lattice(Solver):
 
 
 def _moment(values: NDArray[Any], axis: int) -> NDArray[Any]:
-    found: NDArray[Any] = np.zeros_like(values[0])
+    result: NDArray[Any] = np.zeros_like(values[0])
     for number, direction in enumerate(DIRECTIONS):
         if direction[axis]:
-            found += direction[axis] * values[number]
-    return found
+            result += direction[axis] * values[number]
+    return result
 
 
 def _along(velocity: list[NDArray[Any]], direction: tuple[int, ...]) -> NDArray[Any]:

@@ -41,12 +41,12 @@ def sequence(seed: int, count: int, step: int = 1) -> Seeds:
     >>> sequence(314159265, 3).tolist() == [314159265 * MULTIPLIER**k % 2**46 for k in (1, 2, 3)]
     True
     """
-    found = np.empty(count, np.uint64)
+    result = np.empty(count, np.uint64)
     if count:
-        found[0] = seed * power(step) % _MODULUS
+        result[0] = seed * power(step) % _MODULUS
     done = 1
     while done < count:
         take = min(done, count - done)
-        found[done : done + take] = further(found[:take], power(step * done))
+        result[done : done + take] = further(result[:take], power(step * done))
         done += take
-    return found
+    return result

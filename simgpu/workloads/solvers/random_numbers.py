@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from simgpu.workloads.solvers import nas_random
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import Array, Work, once
+from simgpu.workloads.solvers.work import Array, KernelWork, once
 from simgpu.workloads.timemodel.operation import OperationKind
 
 #: The seed of NAS EP, and its number of annuli.
@@ -84,7 +84,7 @@ class RandomNumbers(Solver):
             state["seeds"][:] = seeds
             yield state
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """The pairs with their tallies, the jump to the next batch's seeds, and the sums over threads, as a check."""
         arrays, threads = self.arrays(), self.size
         own = ("sum_x", "sum_y", *_TALLIES)
@@ -92,9 +92,11 @@ class RandomNumbers(Solver):
         flops += threads * len(own)
         elementwise, reduction = OperationKind.ELEMENTWISE, OperationKind.REDUCTION
         return (
-            Work("gaussian_pairs", elementwise, flops, threads, True, once(arrays, ("seeds", *own), own)),
-            Work("jump_ahead", elementwise, threads * _UNIFORM, threads, True, once(arrays, ["seeds"], ["seeds"])),
-            Work("sum", reduction, threads * len(own), len(own), True, once(arrays, own)),
+            KernelWork("gaussian_pairs", elementwise, flops, threads, True, once(arrays, ("seeds", *own), own)),
+            KernelWork(
+                "jump_ahead", elementwise, threads * _UNIFORM, threads, True, once(arrays, ["seeds"], ["seeds"])
+            ),
+            KernelWork("sum", reduction, threads * len(own), len(own), True, once(arrays, own)),
         )
 
     def reference(self) -> RandomNumbers:
@@ -113,12 +115,12 @@ def _batch(state: State, seeds: nas_random.Seeds) -> None:
 
 def _tally(state: State, x: NDArray[Any], y: NDArray[Any]) -> None:
     square = x * x + y * y
-    kept = np.flatnonzero(square <= 1.0)
-    x, y, square = x[kept], y[kept], square[kept]
+    retained = np.flatnonzero(square <= 1.0)
+    x, y, square = x[retained], y[retained], square[retained]
     scale = np.sqrt(-2.0 * np.log(square) / square)
     x, y = x * scale, y * scale
-    state["sum_x"][kept] += x
-    state["sum_y"][kept] += y
+    state["sum_x"][retained] += x
+    state["sum_y"][retained] += y
     annulus = np.maximum(np.abs(x), np.abs(y)).astype(np.int64)
     for number, tally in enumerate(_TALLIES):
-        state[tally][kept[annulus == number]] += 1.0
+        state[tally][retained[annulus == number]] += 1.0

@@ -1,8 +1,10 @@
 """Seismic waves from a point source in a layered earth: finite differences in time and space.
 
-Of the kind of 355.seismic: three-dimensional elastic waves in single precision (`simgpu.workloads.solvers.elastic`).
-All fields begin as zeros and fill as the waves spread; the memory variables of the absorbing border stay zero in the
-interior.
+Of the kind of 355.seismic: three-dimensional elastic waves in single precision. Velocities and stresses alternate in
+time and are staggered in space (Virieux 1986; in three dimensions Graves 1996), of second order. Near the border every
+derivative D becomes D + psi with a memory variable psi <- b psi + a D: the convolutional perfectly matched layer
+(Komatitsch and Martin 2007). Outside of that layer a is zero and psi stays so, but psi fills the whole grid, as in
+codes that keep their loops simple. All fields begin as zeros and fill as the waves spread.
 
 The source's time function may round differently in its last bit on another processor, and all fields after it.
 """
@@ -11,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import exp, pi
+from math import exp, log, pi
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.trace.model import AccessOrder
-from simgpu.workloads.solvers import elastic
 from simgpu.workloads.solvers.solver import Solver, State, check_size
-from simgpu.workloads.solvers.work import Array, Touch, Work
+from simgpu.workloads.solvers.work import Array, KernelWork, Touch
 from simgpu.workloads.timemodel.operation import OperationKind
 
 _MODEL = ("lambda", "mu", "buoyancy")
@@ -87,7 +88,7 @@ class Seismic(Solver):
 
     def arrays(self) -> dict[str, Array]:
         """Three fields of the earth, nine of the wave, and 18 memory variables; x runs fastest."""
-        names = (*_MODEL, *elastic.VELOCITIES, *elastic.STRESSES, *elastic.MEMORIES)
+        names = (*_MODEL, *VELOCITIES, *STRESSES, *MEMORIES)
         return {name: Array((self.size,) * 3, "float32") for name in names}
 
     def states(self) -> Iterator[State]:
@@ -95,11 +96,11 @@ class Seismic(Solver):
         state: State = {name: np.zeros(array.shape, array.dtype) for name, array in self.arrays().items()}
         state |= self._earth()
         fastest = max(layer[1] for layer in self.earth)
-        layers = elastic.border_layers(self.size, self.border, _SPACING, self.dt, fastest, self.frequency)
-        step = elastic.Step(np.float32(self.dt / _SPACING), layers)
+        layers = border_layers(self.size, self.border, _SPACING, self.dt, fastest, self.frequency)
+        step = WaveStep(np.float32(self.dt / _SPACING), layers)
         for number in range(self.steps):
-            elastic.advance_stresses(state, step)
-            elastic.advance_velocities(state, step)
+            advance_stresses(state, step)
+            advance_velocities(state, step)
             # A vertical force: changes the velocity by itself times buoyancy and the step.
             state["vz"][self.source] += np.float32(self.pulse(number)) * state["buoyancy"][self.source]
             yield state
@@ -115,32 +116,32 @@ class Seismic(Solver):
 
         Velocities and stresses are half a step apart, so it trembles by what a step changes.
         """
-        wide = {name: state[name].astype(np.float64) for name in (*_MODEL, *elastic.VELOCITIES, *elastic.STRESSES)}
+        wide = {name: state[name].astype(np.float64) for name in (*_MODEL, *VELOCITIES, *STRESSES)}
         stiff, shear = wide["lambda"], wide["mu"]
-        vx, vy, vz, sxx, syy, szz, sxy, sxz, syz = (wide[name] for name in (*elastic.VELOCITIES, *elastic.STRESSES))
+        vx, vy, vz, sxx, syy, szz, sxy, sxz, syz = (wide[name] for name in (*VELOCITIES, *STRESSES))
         kinetic = (vx**2 + vy**2 + vz**2) / wide["buoyancy"]
         trace = sxx + syy + szz
         squares = sxx**2 + syy**2 + szz**2 + 2 * (sxy**2 + sxz**2 + syz**2)
         strained = (squares - stiff / (3 * stiff + 2 * shear) * trace**2) / (2 * shear)
         return float((kinetic + strained).sum() / 2)
 
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """Normal stresses, each shear stress, each velocity: a kernel goes once through all that it uses.
 
         Neighbouring planes come from the L2 cache, which holds several of each array. Thread blocks take whole planes
         and run side by side, so that memory sees all planes visited in step: strides of one plane.
         """
-        kernels = [self._kernel("normal_stresses", elastic.NORMAL, ("lambda", "mu"), 3 + 3 * 5)]
+        kernels = [self._kernel("normal_stresses", NORMAL, ("lambda", "mu"), 3 + 3 * 5)]
         kernels += [self._kernel(f"stress_{name}", (name,), ("mu",), 4) for name in ("sxy", "sxz", "syz")]
-        kernels += [self._kernel(f"velocity_{name}", (name,), ("buoyancy",), 5) for name in elastic.VELOCITIES]
+        kernels += [self._kernel(f"velocity_{name}", (name,), ("buoyancy",), 5) for name in VELOCITIES]
         return tuple(kernels)
 
-    def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> Work:
+    def _kernel(self, op: str, changed: tuple[str, ...], constants: tuple[str, ...], flops: int) -> KernelWork:
         """flops: at a point, besides the derivatives."""
-        terms = elastic.DERIVATIVES[changed[0]]
-        kept = (*(elastic.memory_name(field, axis) for field, axis, _ in terms), *changed)
-        read = (*dict.fromkeys(field for field, _, _ in terms), *constants, *kept)
-        pairs = [*((name, False) for name in read), *((name, True) for name in kept)]
+        terms = DERIVATIVES[changed[0]]
+        retained = (*(memory_name(field, axis) for field, axis, _ in terms), *changed)
+        read = (*dict.fromkeys(field for field, _, _ in terms), *constants, *retained)
+        pairs = [*((name, False) for name in read), *((name, True) for name in retained)]
         arrays = self.arrays()
         plane = max(1, arrays["vx"].entries // self.size)
         touches = tuple(
@@ -148,7 +149,7 @@ class Seismic(Solver):
         )
         points = self.size**3
         per_point = _DERIVATIVE_FLOPS * len(terms) + flops
-        return Work(op, OperationKind.ELEMENTWISE, points * per_point, points * len(changed), False, touches)
+        return KernelWork(op, OperationKind.ELEMENTWISE, points * per_point, points * len(changed), False, touches)
 
     def reference(self) -> Seismic:
         """2.87 GB."""
@@ -163,3 +164,127 @@ class Seismic(Solver):
         planes = {"lambda": density * p**2 - 2 * shear, "mu": shear, "buoyancy": 1 / density}
         shape = (self.size,) * 3
         return {name: np.broadcast_to(plane[:, None, None], shape).astype(np.float32) for name, plane in planes.items()}
+
+
+Floats = NDArray[np.float32]
+
+VELOCITIES = ("vx", "vy", "vz")
+STRESSES = ("sxx", "syy", "szz", "sxy", "sxz", "syz")
+#: Of each field the derivatives that change it: of which field, along which axis, and whether forward on the grid.
+DERIVATIVES: dict[str, tuple[tuple[str, str, bool], ...]] = {
+    "sxx": (("vx", "x", True), ("vy", "y", False), ("vz", "z", False)),
+    "sxy": (("vy", "x", False), ("vx", "y", True)),
+    "sxz": (("vz", "x", False), ("vx", "z", True)),
+    "syz": (("vz", "y", True), ("vy", "z", True)),
+    "vx": (("sxx", "x", False), ("sxy", "y", False), ("sxz", "z", False)),
+    "vy": (("sxy", "x", True), ("syy", "y", True), ("syz", "z", False)),
+    "vz": (("sxz", "x", True), ("syz", "y", False), ("szz", "z", True)),
+}
+#: The three normal stresses take the same derivatives.
+NORMAL = ("sxx", "syy", "szz")
+_AXES = {"z": 0, "y": 1, "x": 2}
+#: Of the wave that the layer is met with, what it reflects in theory (Collino and Tsogka 2001).
+_REFLECTION = 1e-3
+
+
+def memory_name(field: str, axis: str) -> str:
+    """What the memory variable of a derivative is called."""
+    return f"psi_{field}_{axis}"
+
+
+#: Names of all memory variables: one for each derivative.
+MEMORIES = tuple(memory_name(field, axis) for terms in DERIVATIVES.values() for field, axis, _ in terms)
+
+
+@dataclass(frozen=True, slots=True)
+class AbsorbingLayer:
+    """The border layer's coefficients along one axis, at grid points and between them, shaped to multiply a grid."""
+
+    decay: tuple[Floats, Floats]
+    gain: tuple[Floats, Floats]
+
+
+def border_layers(
+    side: int, width: int, spacing: float, dt: float, speed: float, frequency: float
+) -> dict[str, AbsorbingLayer]:
+    """The layers of a cube's three axes; a width of 0 is none, and the cube's walls reflect.
+
+    width: points on either side. speed: the fastest wave's. frequency: of the source.
+    """
+    return {axis: _border_layer(side, width, spacing, dt, speed, frequency, number) for axis, number in _AXES.items()}
+
+
+def _border_layer(
+    side: int, width: int, spacing: float, dt: float, speed: float, frequency: float, axis: int
+) -> AbsorbingLayer:
+    shape = [1, 1, 1]
+    shape[axis] = side
+    decays, gains = [], []
+    for offset in (0.0, 0.5):
+        place = np.arange(side) + offset
+        depth = np.maximum(np.maximum(width - place, place - (side - 1 - width)), 0.0)
+        depth = depth / width if width else np.zeros(side)
+        strength = -3 * speed * log(_REFLECTION) / (2 * max(width, 1) * spacing)
+        damping = strength * depth**2
+        shifted = damping + pi * frequency * (1 - depth)
+        decay = np.exp(-shifted * dt)
+        gain = damping * (decay - 1) / np.where(shifted > 0, shifted, 1.0)
+        decays.append(np.where(depth > 0, decay, 0.0).astype(np.float32).reshape(shape))
+        gains.append(gain.astype(np.float32).reshape(shape))
+    return AbsorbingLayer((decays[0], decays[1]), (gains[0], gains[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class WaveStep:
+    """What a time step needs besides the fields: step over spacing, and the border layers by axis."""
+
+    ratio: np.float32
+    layers: Mapping[str, AbsorbingLayer]
+
+
+def advance_stresses(state: Mapping[str, Floats], step: WaveStep) -> None:
+    """Stresses from velocities: Hooke's law with Lame's constants `lambda` and `mu` of the state."""
+    stiff, shear = state["lambda"], state["mu"]
+    grown = _derivatives(state, "sxx", step)
+    sum_of_all = stiff * (grown[0] + grown[1] + grown[2])
+    for name, own in zip(NORMAL, grown, strict=True):
+        field = state[name]
+        field += step.ratio * (sum_of_all + 2 * shear * own)
+    for name in ("sxy", "sxz", "syz"):
+        one, other = _derivatives(state, name, step)
+        field = state[name]
+        field += step.ratio * (shear * (one + other))
+
+
+def advance_velocities(state: Mapping[str, Floats], step: WaveStep) -> None:
+    """Velocities from stresses: Newton's law with `buoyancy`, one over the density."""
+    for name in VELOCITIES:
+        one, two, three = _derivatives(state, name, step)
+        field = state[name]
+        field += step.ratio * (state["buoyancy"] * (one + two + three))
+
+
+def _derivatives(state: Mapping[str, Floats], changed: str, step: WaveStep) -> list[Floats]:
+    """Differences, not yet over the spacing, with what the border layer adds."""
+    result = []
+    for name, axis, forward in DERIVATIVES[changed]:
+        change = _difference(state[name], _AXES[axis], forward)
+        layer, memory = step.layers[axis], state[memory_name(name, axis)]
+        memory *= layer.decay[forward]
+        memory += layer.gain[forward] * change
+        change += memory
+        result.append(change)
+    return result
+
+
+def _difference(field: Floats, axis: int, forward: bool) -> Floats:
+    """To the next value along an axis, or from the one before; zero beyond the grid, where nothing moves."""
+    change: NDArray[Any] = np.empty_like(field)
+    source, target = np.moveaxis(field, axis, 0), np.moveaxis(change, axis, 0)
+    if forward:
+        np.subtract(source[1:], source[:-1], out=target[:-1])
+        np.negative(source[-1], out=target[-1])
+    else:
+        np.subtract(source[1:], source[:-1], out=target[1:])
+        target[0] = source[0]
+    return change

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from numpy.typing import NDArray
 
 from simgpu.errors import InputError
-from simgpu.workloads.solvers.work import Array, Work
+from simgpu.workloads.solvers.work import Array, KernelWork
 
 #: Snapshots of a run; the paper takes as many of each benchmark (section 3.1).
 SNAPSHOTS = 10
@@ -58,7 +58,7 @@ class Solver(ABC):
         """Runs it: its arrays after every step, the same objects each time, changed in place."""
 
     @abstractmethod
-    def work(self) -> tuple[Work, ...]:
+    def work(self) -> tuple[KernelWork, ...]:
         """The kernels of one step in order, without running."""
 
     @abstractmethod

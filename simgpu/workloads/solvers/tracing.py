@@ -21,7 +21,7 @@ from simgpu.trace.model import (
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 from simgpu.workloads.solvers.solver import Solver
-from simgpu.workloads.solvers.work import Array, Touch, Work
+from simgpu.workloads.solvers.work import Array, KernelWork, Touch
 from simgpu.workloads.timemodel.model import TimeModel, time_model
 from simgpu.workloads.timemodel.operation import Operation
 
@@ -63,7 +63,7 @@ def solver_trace(solver: Solver, profile: Sequence[Mapping[str, Histogram]]) -> 
     )
 
 
-def _kernel(name: str, work: Work, model: TimeModel) -> Kernel:
+def _kernel(name: str, work: KernelWork, model: TimeModel) -> Kernel:
     flops = work.flops * (_DOUBLE if work.double else 1)
     reads = tuple(touch.array for touch in work.touches if not touch.write)
     writes = tuple(touch.array for touch in work.touches if touch.write)
@@ -90,12 +90,12 @@ def _is_usual(touch: Touch, array: Array) -> bool:
 
 
 def _compressibility(arrays: Mapping[str, Array], profile: Sequence[Mapping[str, Histogram]]) -> list[CompressedSize]:
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for epoch, histograms in enumerate(profile):
         for name, histogram in histograms.items():
             parts = apportioned(list(histogram.values()), arrays[name].entries)
-            found += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
-    return found
+            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
+    return result
 
 
 def _info(solver: Solver, reference: Solver, snapshots: int, device: str) -> TraceInfo:

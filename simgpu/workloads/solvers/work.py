@@ -60,7 +60,7 @@ class Touch:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """One kernel: its operation, floating-point operations, how it goes through arrays, and how many values it makes.
 
     kind: at which share of the GPU's bandwidth it runs (`simgpu.workloads.timemodel`). double: whether it computes in

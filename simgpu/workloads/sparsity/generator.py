@@ -19,6 +19,8 @@ lies on the edge between two.
 
 Sources: cDMA (Rhu et al., HPCA 2018) section IV for the shape of curves and what pooling does; CSWAP (Chen et al.,
 CLUSTER 2021) sections II-B and V-B for VGG-16. Curves run from the first to the last epoch asked for.
+
+The parameters are in one checked file a network, with the source of each number. Imports pydantic, so import it lazily.
 """
 
 from __future__ import annotations
@@ -26,12 +28,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
+from pathlib import Path
+from typing import Annotated, Literal
 
-from simgpu.errors import InputError
+from pydantic import Field
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.io.schema import FileModel, validate
+from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, SparsitySample, Trace
 from simgpu.trace.operators import OpClass, op_class
-from simgpu.workloads.sparsity.profile import EMPTIEST, Profile, load_profile, profile_for
 
 _DIGITS = 6
 _RELU = re.compile(r"(^|[^a-z])(relu|relu6|threshold)_?([^a-z_]|$)")
@@ -39,7 +47,7 @@ _KEEPS_ZEROS = re.compile(r"clone|copy|contiguous|permute|transpose|flatten|resh
 _JOINS = re.compile(r"(^|[^a-z])(cat|concat|concatenate)_?([^a-z]|$)")
 
 
-def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = None) -> Trace:
+def with_sparsity(trace: Trace, epochs: int, profile: str | SparsityProfile | None = None) -> Trace:
     """The trace with modelled sparsity for epochs 0 .. epochs - 1 in place of any it had; its notes say so.
 
     profile: name of a shipped profile, or one of your own; by default that of the trace's model, or the general one.
@@ -56,8 +64,8 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = Non
             trace.name or "trace", "epochs", f"{epochs!r} is not a number of epochs", "give 1 or more"
         )
     chosen = profile or profile_for(trace.info.model)
-    name, found = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
-    flow = _Flow.of(trace, found)
+    name, result = (chosen, load_profile(chosen)) if isinstance(chosen, str) else ("its own", chosen)
+    flow = _Flow.of(trace, result)
     if not flow.relus:
         remedy = "only networks with ReLU have sparse feature maps (cDMA section III)"
         raise InputError.single(trace.name or "trace", "kernels", "there is no ReLU in forward", remedy)
@@ -65,9 +73,9 @@ def with_sparsity(trace: Trace, epochs: int, profile: str | Profile | None = Non
     for epoch in range(epochs):
         for block, share in flow.at(epoch / max(1, epochs - 1)).items():
             rows[block].append(SparsitySample(block, epoch, round(share, _DIGITS)))
-    told = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
+    description = f"Sparsity is modelled (profile {name}, {epochs} epochs)."
     modelled = trace.info.modelled if trace.info.origin is Origin.MODELLED else "sparsity"
-    info = replace(trace.info, notes=f"{trace.info.notes} {told}".strip(), modelled=modelled)
+    info = replace(trace.info, notes=f"{trace.info.notes} {description}".strip(), modelled=modelled)
     ordered = [sample for block in trace.blocks for sample in rows[block.id]]
     return replace(trace, info=info, sparsity=tuple(ordered))
 
@@ -93,12 +101,12 @@ class _Flow:
     """
 
     trace: Trace
-    profile: Profile
+    profile: SparsityProfile
     table: dict[str, Block]
     relus: dict[int, tuple[str, bool, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace, profile: Profile) -> _Flow:
+    def of(cls, trace: Trace, profile: SparsityProfile) -> _Flow:
         """Find the ReLUs and what they follow."""
         flow = cls(trace, profile, dict(trace.block_by_id))
         maker: dict[str, OpClass] = {}
@@ -108,27 +116,27 @@ class _Flow:
                 continue
             sort = op_class(kernel.op)
             source = next((maker[name] for name in kernel.reads if name in maker), OpClass.OTHER)
-            made = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
-            maker.update(dict.fromkeys(kernel.writes, made))
+            created = sort if sort in (OpClass.CONVOLUTION, OpClass.LINEAR) else source
+            maker.update(dict.fromkeys(kernel.writes, created))
             if _is_relu(kernel):
-                is_linear = made is OpClass.LINEAR
+                is_linear = created is OpClass.LINEAR
                 flow.relus[k] = (kernel.layer or "", is_linear, convolutions)
                 convolutions += not is_linear
         return flow
 
     def at(self, share: float) -> dict[str, float]:
         """Sparsity of every block that has zeros at the end of forward, after this share of training."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for k, kernel in enumerate(self.trace.kernels):
             if kernel.phase is not Phase.FORWARD:
                 continue
             maps = [name for name in kernel.writes if self.table[name].kind is BlockKind.FEATURE_MAP]
-            sparsity = self._after(k, kernel, maps[0], found, share) if maps else None
+            sparsity = self._after(k, kernel, maps[0], result, share) if maps else None
             for name in maps:
-                found.pop(name, None)
+                result.pop(name, None)
             if sparsity is not None:
-                found[maps[0]] = sparsity
-        return found
+                result[maps[0]] = sparsity
+        return result
 
     def _after(self, k: int, kernel: Kernel, result: str, found: dict[str, float], share: float) -> float | None:
         """Sparsity of a kernel's result, None where it is dense."""
@@ -173,3 +181,105 @@ def _window(kernel: Kernel, source: Block, result: Block) -> float:
 
 def _is_relu(kernel: Kernel) -> bool:
     return _RELU.search(kernel.op.lower()) is not None
+
+
+SCHEMA = "simgpu.sparsity/1"
+FOLDER = Path(__file__).with_name("profiles")
+
+#: The profile of every network that has none of its own.
+GENERAL = "general"
+
+#: No feature map is modelled as emptier than this: the sparsest that cDMA (section IV-B) reports.
+EMPTIEST = 0.93
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class SparsityCurve(FileModel):
+    """Sparsity over training: from `start` to an extreme `turn` at the share `turn_at` of it, then to `end`.
+
+    Both ways the change is fast first and slower later, as activation density falls and climbs in cDMA (section
+    IV-B, figure 7). In density, a `turn` above both ends is the U.
+
+    >>> curve = SparsityCurve(start=0.5, turn=0.8, turn_at=0.25, end=0.6)
+    >>> [round(curve.at(share), 3) for share in (0, 0.125, 0.25, 0.5, 1)]
+    [0.5, 0.725, 0.8, 0.689, 0.6]
+    """
+
+    start: Share
+    turn: Share
+    turn_at: Share
+    end: Share
+
+    def at(self, share: float) -> float:
+        """Sparsity after this share of training, 0 at its begin, 1 at its end."""
+        if share < self.turn_at:
+            return self.start + (self.turn - self.start) * _fast_then_slow(share / self.turn_at)
+        if self.turn_at == 1:
+            return self.turn
+        return self.turn + (self.end - self.turn) * _fast_then_slow((share - self.turn_at) / (1 - self.turn_at))
+
+    def deepened(self, factor: float) -> SparsityCurve:
+        """The curve with its turn and end `factor` times as far from its start, within 0 and `EMPTIEST`."""
+        turn, end = (
+            max(0.0, min(EMPTIEST, self.start + factor * (value - self.start))) for value in (self.turn, self.end)
+        )
+        return SparsityCurve(start=self.start, turn=turn, turn_at=self.turn_at, end=end)
+
+
+def _fast_then_slow(x: float) -> float:
+    return 1 - (1 - x) ** 2
+
+
+class SparsityProfile(FileModel):
+    """What is known of a network's sparsity; see `simgpu.workloads.sparsity.generator` for how it is used."""
+
+    schema_: Literal["simgpu.sparsity/1"] = Field(alias="schema")
+    networks: tuple[Text, ...] = Field(strict=False, description="models that it is for, as the model zoo names them")
+    first: SparsityCurve = Field(description="of the first ReLU")
+    shallow: SparsityCurve = Field(description="of the first ReLU after it; those between follow their depth")
+    deep: SparsityCurve = Field(description="of the last ReLU that follows a convolution")
+    linear: SparsityCurve = Field(description="of ReLUs that follow a linear layer")
+    depths: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="by model: how far shallow and deep move from their starts; fitted to a network-wide mean",
+    )
+    layers: dict[str, SparsityCurve] = Field(default_factory=dict, description="of single ReLUs, by their layer's name")
+    pool_clustering: Share = Field(description="how far zeros lie together; 0: anywhere, 1: a pool sees all or none")
+    dropout: Share = Field(default=0.5, description="share of values that a dropout drops")
+    sources: dict[str, Text]
+
+
+@cache
+def load_profile(name: str, folder: Path = FOLDER) -> SparsityProfile:
+    """A shipped profile by its name; `InputError` where there is none or its file is wrong.
+
+    >>> load_profile("vgg16").first.at(0.5)
+    0.5
+    """
+    path = folder / f"{name}.yaml"
+    if not path.exists():
+        raise InputError.single(
+            "sparsity", "profile", f"there is none for '{name}'", did_you_mean(name, profile_names())
+        )
+    document = read_yaml_mapping(path, SCHEMA)
+    return validate(SparsityProfile, document.values, lambda place: (document.file, document.place(place)))
+
+
+def profile_for(model: str) -> str:
+    """Name of the profile for a model: the one that lists it, else the general one.
+
+    >>> profile_for("vgg16"), profile_for("a model of one's own")
+    ('vgg16', 'general')
+    """
+    return next((name for name in profile_names() if model in load_profile(name).networks), GENERAL)
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the profiles, one file each.
+
+    >>> "vgg16" in profile_names(), GENERAL in profile_names()
+    (True, True)
+    """
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))

@@ -77,7 +77,7 @@ def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
     architecture = _architecture(gpu)
     if architecture is None:
         return []
-    notes = [fitted] if (fitted := _fitted_elsewhere(gpu, architecture)) else []
+    notes = [fitted] if (fitted := _fitted_for_others(gpu, architecture)) else []
     for dtype in sorted(set(dtypes) & {"float16", "bfloat16"}):
         if not matrix_units_take(gpu, architecture, dtype):
             lacks = f"matrix units for {dtype}" if gpu.tensor_rate is not None else "matrix units"
@@ -89,7 +89,7 @@ def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
     return notes
 
 
-def _fitted_elsewhere(gpu: GpuSpec, architecture: Architecture) -> str:
+def _fitted_for_others(gpu: GpuSpec, architecture: Architecture) -> str:
     """Says that the time model was fitted to other GPUs than this one; empty where it was fitted to this one."""
     names = (gpu.name, *gpu.reported_as)
     if any(_is_model(fitted, name) for fitted in architecture.fitted_to for name in names):
@@ -106,4 +106,4 @@ def _architecture(gpu: GpuSpec) -> Architecture | None:
     from simgpu.workloads.timemodel.parameters import load_parameters
 
     known = load_parameters().architectures
-    return next((found for name, found in known.items() if name == gpu.architecture), None)
+    return next((result for name, result in known.items() if name == gpu.architecture), None)

@@ -98,7 +98,7 @@ class TimeModel:
         if shape is None or operation.kind is not OperationKind.CONVOLUTION:
             return ()
         matrix_units = self._uses_matrix_units(operation, Tf32.CONVOLUTIONS, Tf32.ALL)
-        found = [
+        result = [
             Algorithm(
                 work.name,
                 self._product_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
@@ -107,7 +107,7 @@ class TimeModel:
             for work in self._works(shape, operation)
             if work.name not in self.without and work.workspace_bytes <= self.workspace_limit
         ]
-        return tuple(sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
+        return tuple(sorted(result, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
 
     def _works(self, shape: ConvolutionShape, operation: Operation) -> tuple[AlgorithmWork, ...]:
         """The algorithms that the library has for these numbers on this GPU."""
@@ -223,7 +223,7 @@ def time_model(
         raise InputError(problems)
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
-    architecture = next(found for name, found in table.architectures.items() if name == gpu.architecture)
+    architecture = next(result for name, result in table.architectures.items() if name == gpu.architecture)
     return TimeModel(
         gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
     )

@@ -35,7 +35,7 @@ class Prices(Protocol):
         """Ways to run a convolution, fastest first; none for anything else."""
 
 
-class Way(NamedTuple):
+class AlgorithmCost(NamedTuple):
     """One way to run a kernel: names of its convolutions' algorithms joined by a plus, nanoseconds, bytes."""
 
     name: str
@@ -43,20 +43,20 @@ class Way(NamedTuple):
     workspace_bytes: int
 
 
-def ways(prices: Prices, operations: Sequence[Operation]) -> list[Way]:
+def algorithm_costs(prices: Prices, operations: Sequence[Operation]) -> list[AlgorithmCost]:
     """The ways to run a kernel that holds convolutions, fastest first; none where it holds none.
 
     A kernel with several, as the backward of a convolution is, combines their algorithms, one running after another in
     the same workspace: the durations add up, the workspace is the largest. Of the combinations only those stand that
     need less workspace than all faster ones.
     """
-    found = [prices.algorithms(operation) for operation in operations]
-    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, found, strict=True) if not each)
-    convolutions = [each for each in found if each]
+    result = [prices.algorithms(operation) for operation in operations]
+    others = sum(prices.duration_ns(operation) for operation, each in zip(operations, result, strict=True) if not each)
+    convolutions = [each for each in result if each]
     if not convolutions:
         return []
     combined = [
-        Way(
+        AlgorithmCost(
             "+".join(each.name for each in chosen),
             others + sum(each.duration_ns for each in chosen),
             max(each.workspace_bytes for each in chosen),
@@ -67,9 +67,9 @@ def ways(prices: Prices, operations: Sequence[Operation]) -> list[Way]:
     return combined if len(convolutions) == 1 else _unbeaten(combined)
 
 
-def _unbeaten(found: Sequence[Way]) -> list[Way]:
-    kept: list[Way] = []
+def _unbeaten(found: Sequence[AlgorithmCost]) -> list[AlgorithmCost]:
+    retained: list[AlgorithmCost] = []
     for way in found:
-        if not kept or way.workspace_bytes < kept[-1].workspace_bytes:
-            kept.append(way)
-    return kept
+        if not retained or way.workspace_bytes < retained[-1].workspace_bytes:
+            retained.append(way)
+    return retained

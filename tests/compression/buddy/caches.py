@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
-from importlib.util import find_spec
 from operator import xor
 
-import pytest
 from hypothesis import strategies as st
 
-from simgpu.compression.buddy import metadata_cache
-from simgpu.compression.buddy.metadata_cache import Visits
+from simgpu.compression.buddy.metadata_cache import CacheCounts
 from simgpu.hardware.spec import MetadataCacheSpec
 
 PAPERS = MetadataCacheSpec(size=4096, slices=32, ways=4, line=32, entries=64)
-
-both_ways = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("compiled", marks=pytest.mark.skipif(not find_spec("numba"), reason="extra 'fast' not installed")),
-        "plain",
-    ],
-)
-
-
-@contextmanager
-def calculated(way: str) -> Iterator[None]:
-    """Caches made in here count by numba, or without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metadata_cache, "is_compiled", lambda: way == "compiled")
-        yield
 
 
 def spec(sets: int = 1, ways: int = 4, slices: int = 1, entries: int = 64) -> MetadataCacheSpec:
@@ -69,7 +48,7 @@ class Reference:
         self.spec = spec
         self.sets: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
 
-    def visit(self, line: int, write: bool, many: int = 1) -> Visits:
+    def access(self, line: int, write: bool, many: int = 1) -> CacheCounts:
         held = self.sets[place(line, self.spec)]
         there = [each for each in held if each[0] == line]
         changed = there[0][1] if there else 0
@@ -77,12 +56,12 @@ class Reference:
             held.remove(there[0])
         held.append([line, many if write and not changed else changed])
         written_back = held.pop(0)[1] if len(held) > self.spec.ways else 0
-        return Visits(many, 0, 0) if there else Visits(0, many, written_back)
+        return CacheCounts(many, 0, 0) if there else CacheCounts(0, many, written_back)
 
 
-def added(visits: list[Visits]) -> Visits:
-    return Visits(
-        sum(each.hits for each in visits),
-        sum(each.misses for each in visits),
-        sum(each.written_back for each in visits),
+def added(accesses: list[CacheCounts]) -> CacheCounts:
+    return CacheCounts(
+        sum(each.hits for each in accesses),
+        sum(each.misses for each in accesses),
+        sum(each.written_back for each in accesses),
     )

@@ -1,4 +1,4 @@
-"""Traces that tell how their memory-entries compress and how kernels visit them, and nodes with compressed memory."""
+"""Traces that tell how their memory-entries compress and how kernels access them, and nodes with compressed memory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def rows(block: str, counts: Sequence[int], epoch: int = 0) -> list[CompressedSi
 
 def told(trace: Trace, histograms: Mapping[str, Sequence[int]], accesses: Sequence[Access] = ()) -> Trace:
     """A trace that tells these counts of these blocks, and these accesses."""
-    found = [row for block, counts in histograms.items() for row in rows(block, counts)]
-    made = replace(trace, compressibility=tuple(found), accesses=tuple(accesses))
-    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
-    return made
+    result = [row for block, counts in histograms.items() for row in rows(block, counts)]
+    created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
+    assert not check_trace(created), [str(problem) for problem in check_trace(created)]
+    return created
 
 
 def all_of(size: int, trace: Trace) -> Trace:
@@ -47,13 +47,13 @@ def all_of(size: int, trace: Trace) -> Trace:
 
 def pattern(trace: Trace, counts: tuple[int, ...] = (0, 0, 0, 3, 0, 0, 0, 1)) -> Trace:
     """Entries of every block in these shares, as nearly as they divide, the rest of them as small as any."""
-    found = {}
+    result = {}
     for each in trace.blocks:
         if each.bytes:
             whole, rest = divmod(entries(each.bytes), sum(counts))
-            found[each.id] = [whole * n for n in counts]
-            found[each.id][next(place for place, n in enumerate(counts) if n)] += rest
-    return told(trace, found)
+            result[each.id] = [whole * n for n in counts]
+            result[each.id][next(place for place, n in enumerate(counts) if n)] += rest
+    return told(trace, result)
 
 
 def grown(trace: Trace, times: int = 64) -> Trace:
@@ -105,14 +105,14 @@ def histograms(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 
 @st.composite
 def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses: bool = True) -> Trace:
-    """A trace with histograms of most blocks at one or two epochs, and some kernels that visit blocks otherwise."""
+    """A trace with histograms of most blocks at one or two epochs, and some kernels that access blocks otherwise."""
     trace = draw(traces)
-    found: list[CompressedSize] = []
+    result: list[CompressedSize] = []
     for block in trace.blocks:
         if block.bytes and draw(st.integers(0, 3)):
             for epoch in draw(st.sampled_from([(0,), (0,), (0, 3)])):
-                found += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
-    visits = []
+                result += rows(block.id, draw(histograms(entries(block.bytes))), epoch)
+    accesses = []
     sizes = {block.id: block.bytes for block in trace.blocks}
     for kernel in trace.kernels if accesses else ():
         for write, touched in ((False, kernel.reads), (True, kernel.writes)):
@@ -122,10 +122,10 @@ def compressible(draw: st.DrawFn, traces: st.SearchStrategy[Trace], *, accesses:
                     stride = draw(st.integers(2, 5)) if order is AccessOrder.STRIDED else 1
                     first = 0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries(sizes[name]) - 1))
                     count = draw(st.integers(1, 40))
-                    visits.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
-    made = replace(trace, compressibility=tuple(found), accesses=tuple(visits))
-    assert not check_trace(made), [str(problem) for problem in check_trace(made)]
-    return made
+                    accesses.append(Access(kernel.id, name, write, order, sectors, count, stride, first))
+    created = replace(trace, compressibility=tuple(result), accesses=tuple(accesses))
+    assert not check_trace(created), [str(problem) for problem in check_trace(created)]
+    return created
 
 
 @st.composite

@@ -1,6 +1,6 @@
-"""Compressed memory once more, entry by entry: every entry has its size, every visit asks for some of its sectors.
+"""Compressed memory once more, entry by entry: every entry has its size, every access asks for some of its sectors.
 
-It shares no code with the real one. Bytes are whole or, where it is left open which sectors a visit asks for, means
+It shares no code with the real one. Bytes are whole or, where it is left open which sectors an access asks for, means
 over all the choices that it has, as fractions.
 """
 
@@ -18,9 +18,9 @@ SECTOR, ENTRY = 32, 128
 
 @dataclass(frozen=True)
 class Bytes:
-    """decompressed, far: asked by visits that wait for decompression, for buddy memory."""
+    """decompressed, far: asked by accesses that wait for decompression, for buddy memory."""
 
-    asked: Fraction = Fraction()
+    requested: Fraction = Fraction()
     device: Fraction = Fraction()
     read: Fraction = Fraction()
     written: Fraction = Fraction()
@@ -35,10 +35,10 @@ class Bytes:
 
 
 def added(parts: Iterable[Bytes]) -> Bytes:
-    found = Bytes()
+    result = Bytes()
     for part in parts:
-        found = Bytes(*(getattr(found, each.name) + getattr(part, each.name) for each in fields(Bytes)))
-    return found
+        result = Bytes(*(getattr(result, each.name) + getattr(part, each.name) for each in fields(Bytes)))
+    return result
 
 
 def entries_of(counts: Sequence[int]) -> list[int]:
@@ -63,30 +63,30 @@ def lies(size: int, target: int) -> tuple[int, int]:
     return sectors_near, ceil(far / SECTOR) * SECTOR
 
 
-def visit(size: int, target: int, sectors: tuple[int, ...], *, write: bool, alone: bool) -> Bytes:
-    """One visit to an entry for these of its sectors. alone: nobody else wants what shares its sector with others."""
-    asked = Fraction(SECTOR * len(sectors))
+def access(size: int, target: int, sectors: tuple[int, ...], *, write: bool, alone: bool) -> Bytes:
+    """One access to an entry for these of its sectors. alone: nobody else wants what shares its sector with others."""
+    requested = Fraction(SECTOR * len(sectors))
     if target == ENTRY:
-        return Bytes(asked, asked)
+        return Bytes(requested, requested)
     if size == 0:
-        return Bytes(asked)
+        return Bytes(requested)
     if size == ENTRY:
         wanted = [byte for sector in sectors for byte in range(SECTOR * sector, SECTOR * sector + SECTOR)]
         near = sum(byte < target for byte in wanted)
         far = Fraction(len(wanted) - near)
         device = Fraction(_of_device(near, target, alone=alone))
         if write:
-            return Bytes(asked, device, written=far)
-        return Bytes(asked, device, read=far, far=asked * (far > 0))
+            return Bytes(requested, device, written=far)
+        return Bytes(requested, device, read=far, far=requested * (far > 0))
     near, beyond = lies(size, target)
     device, far = Fraction(_of_device(near, target, alone=alone)), Fraction(beyond)
-    reading = Bytes(asked, device, read=far, decompressed=asked, far=asked * (far > 0))
+    reading = Bytes(requested, device, read=far, decompressed=requested, far=requested * (far > 0))
     if not write:
         return reading
     if len(sectors) == 4:
-        return Bytes(asked, device, written=far)
+        return Bytes(requested, device, written=far)
     # What is not written anew has to be known before the entry can be compressed again.
-    return Bytes(asked, 2 * device, read=far, written=far, decompressed=asked, far=reading.far)
+    return Bytes(requested, 2 * device, read=far, written=far, decompressed=requested, far=reading.far)
 
 
 def _of_device(near: int, target: int, *, alone: bool) -> int:
@@ -95,26 +95,33 @@ def _of_device(near: int, target: int, *, alone: bool) -> int:
 
 def visit_in_transfer(size: int, sectors: tuple[int, ...], *, write: bool) -> Bytes:
     """The same where only what passes between device memory and L2 is compressed."""
-    asked = Fraction(SECTOR * len(sectors))
+    requested = Fraction(SECTOR * len(sectors))
     if size == ENTRY:
-        return Bytes(asked, asked)
+        return Bytes(requested, requested)
     packets = max(1, ceil(size / SECTOR))
     whole = Fraction(SECTOR * packets)
     if not write:
-        return Bytes(asked, whole, decompressed=asked)
-    return Bytes(asked, whole) if len(sectors) == 4 else Bytes(asked, 2 * whole, decompressed=asked)
+        return Bytes(requested, whole, decompressed=requested)
+    return Bytes(requested, whole) if len(sectors) == 4 else Bytes(requested, 2 * whole, decompressed=requested)
 
 
 def walked(
-    sizes: Sequence[int], target: int, visits: int, sectors: int, *, write: bool, alone: bool, in_transfer: bool = False
+    sizes: Sequence[int],
+    target: int,
+    accesses: int,
+    sectors: int,
+    *,
+    write: bool,
+    alone: bool,
+    in_transfer: bool = False,
 ) -> Bytes:
-    """`visits` visits spread evenly over all entries, each for any `sectors` of the four, all choices alike."""
+    """`accesses` accesses spread evenly over all entries, each for any `sectors` of the four, all choices alike."""
     choices = list(combinations(range(4), sectors))
     once = added(
         visit_in_transfer(size, choice, write=write)
         if in_transfer
-        else visit(size, target, choice, write=write, alone=alone)
+        else access(size, target, choice, write=write, alone=alone)
         for size in sizes
         for choice in choices
     )
-    return once.times(Fraction(visits, len(sizes) * comb(4, sectors)))
+    return once.times(Fraction(accesses, len(sizes) * comb(4, sectors)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.compression.buddy.drift import Moment, moments_of
+from simgpu.compression.buddy.drift import OccupancySample, moments_of
 from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import RELEASED_AT_END
@@ -22,8 +22,8 @@ def two_kernels() -> TaskGraph:
 def test_moments_are_of_equal_parts_of_time():
     tasks = two_kernels()
     early, late = moments_of(replace(tasks, durations=(100, 100)), parts=2)
-    assert early == Moment(bytes=1280, device=320, entries=10, overflowing=1)
-    assert late == Moment(bytes=2560, device=1600, entries=20, overflowing=1)
+    assert early == OccupancySample(bytes=1280, device=320, entries=10, overflowing=1)
+    assert late == OccupancySample(bytes=2560, device=1600, entries=20, overflowing=1)
     assert moments_of(replace(tasks, durations=(300, 100)), parts=4) == (early, early, early, late)
 
 

@@ -61,19 +61,19 @@ def sizes_in(trace: Trace, block_id: str, size: int, epoch: int = 0) -> list[int
 @many
 @given(st.data(), st.sampled_from([0, 1, 5]))
 def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.DataObject, epoch: int):
-    made = data.draw(compressible(traces()))
-    graph = task_graph(made, data.draw(buddy_nodes()), epoch)
+    created = data.draw(compressible(traces()))
+    graph = task_graph(created, data.draw(buddy_nodes()), epoch)
     memory = memory_of(graph)
-    for b, each in enumerate(made.blocks):
+    for b, each in enumerate(created.blocks):
         target = memory.targets[b]
         assert target in (128, 96, 64, 32, 8)
         if target == 128:
             assert (graph.sizes[b], memory.carved[b], memory.overflow[b]) == (each.bytes, 0, 0)
             continue
-        found = sizes_in(made, each.id, each.bytes, epoch)
-        assert graph.sizes[b] == sum(target for _ in found)
-        assert graph.sizes[b] + memory.carved[b] == 128 * len(found) >= each.bytes
-        assert memory.overflow[b] == sum(lies(size, target)[1] for size in found) <= memory.carved[b]
+        result = sizes_in(created, each.id, each.bytes, epoch)
+        assert graph.sizes[b] == sum(target for _ in result)
+        assert graph.sizes[b] + memory.carved[b] == 128 * len(result) >= each.bytes
+        assert memory.overflow[b] == sum(lies(size, target)[1] for size in result) <= memory.carved[b]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_device_and_buddy_memory_together_hold_every_entry_exactly(data: st.Data
 )
 def test_an_allocation_gets_the_least_target_at_which_few_enough_entries_overflow(counts: tuple[int, ...], target: int):
     """Threshold 30%: three of these ten entries may be larger. Raw data beside it keep the whole ratio below 4."""
-    made = told(
+    created = told(
         trace([kernel("k", 9, "x raw", "y")], [held("x", 1280), held("raw", 9600), block("y", 4)]),
         {"x": counts, "raw": (0,) * 7 + (75,)},
     )
-    graph = task_graph(made, buddy_node())
+    graph = task_graph(created, buddy_node())
     assert memory_of(graph).targets == (target, 128, 128)
     assert graph.sizes == (10 * target, 9600, 4)
     assert memory_of(graph).carved == (10 * (128 - target), 0, 0)
@@ -101,60 +101,61 @@ def test_an_allocation_gets_the_least_target_at_which_few_enough_entries_overflo
 @many
 @given(st.data())
 def test_targets_are_those_of_all_the_epochs_that_a_trace_tells_of(data: st.DataObject):
-    made = data.draw(compressible(traces()))
+    created = data.draw(compressible(traces()))
     node = data.draw(buddy_nodes(mode=BuddyMode.CAPACITY))
     buddy = buddy_of(node)
     expected = choose_targets(
-        trace_allocations(made),
+        trace_allocations(created),
         threshold=buddy.threshold,
         granularity=buddy.granularity.value,
         mostly_zero=buddy.mostly_zero,
         largest_ratio=4,
     )
     smaller = [
-        target if entries(b.bytes) * target < b.bytes else 128 for b, target in zip(made.blocks, expected, strict=True)
+        target if entries(b.bytes) * target < b.bytes else 128
+        for b, target in zip(created.blocks, expected, strict=True)
     ]
     for epoch in (0, 3):
-        assert list(memory_of(task_graph(made, node, epoch)).targets) == smaller
+        assert list(memory_of(task_graph(created, node, epoch)).targets) == smaller
 
 
 def test_no_block_takes_more_room_compressed_than_it_has_bytes():
     """A scalar is smaller than the least part of an entry."""
-    made = all_of(8, trace([kernel("k", 9, "s t", "")], [held("s", 4), held("t", 130)]))
-    assert task_graph(made, buddy_node(mostly_zero=False)).sizes == (4, 64)
-    assert task_graph(made, buddy_node(mostly_zero=False, threshold=0.0)).sizes == (4, 64)
+    created = all_of(8, trace([kernel("k", 9, "s t", "")], [held("s", 4), held("t", 130)]))
+    assert task_graph(created, buddy_node(mostly_zero=False)).sizes == (4, 64)
+    assert task_graph(created, buddy_node(mostly_zero=False, threshold=0.0)).sizes == (4, 64)
 
 
 @many
 @given(st.data(), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_threshold_never_takes_more_device_memory(data: st.DataObject, one: float, other: float):
     """Without the zero case, which the cap on the whole program's ratio may take from one allocation for another."""
-    made = data.draw(compressible(traces()))
+    created = data.draw(compressible(traces()))
     nodes = [buddy_node(threshold=each, mostly_zero=False) for each in sorted((one, other))]
-    taken = [sum(task_graph(made, each).sizes) for each in (without_buddy(nodes[0]), *nodes)]
+    taken = [sum(task_graph(created, each).sizes) for each in (without_buddy(nodes[0]), *nodes)]
     assert taken == sorted(taken, reverse=True)
 
 
 @many
 @given(st.data())
 def test_where_nothing_compresses_the_tasks_are_those_without_compressed_memory(data: st.DataObject):
-    made = data.draw(traces())
+    created = data.draw(traces())
     node = data.draw(buddy_nodes(threshold=0.0))
-    for same in (made, all_of(128, made)):
+    for same in (created, all_of(128, created)):
         graph, plain = task_graph(same, node), task_graph(same, without_buddy(node))
         assert graph.durations == plain.durations
         assert graph.sizes == plain.sizes
-        assert not memory_of(graph).uses_link and memory_of(graph).visits == 0
+        assert not memory_of(graph).uses_link and memory_of(graph).accesses == 0
         assert uncompressed(graph).durations == plain.durations
 
 
 def test_blocks_of_which_nothing_is_known_overflow_where_the_whole_program_has_one_target():
     """The naive choice puts them at the ratio of the others; their entries do not compress to it."""
-    made = told(
+    created = told(
         trace([kernel("k", 10**6, "known unknown", "")], [held("known", 128 * 90), held("unknown", 1280)]),
         {"known": (0, 0, 0, 90, 0, 0, 0, 0)},
     )
-    graph = task_graph(made, buddy_node(granularity=Granularity.PROGRAM, mostly_zero=False))
+    graph = task_graph(created, buddy_node(granularity=Granularity.PROGRAM, mostly_zero=False))
     memory = memory_of(graph)
     assert memory.targets == (64, 64)
     assert memory.overflow == (0, 640)
@@ -189,22 +190,22 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
     for name, write in touched:
         number, each = blocks[name]
         access = told_of.get((name, write)) or Access(k.id, name, write, AccessOrder.SEQUENTIAL, 4, entries(each.bytes))
-        visits = access.entries if told_of else access.entries * traffic // once
-        found = walked(
+        accesses = access.entries if told_of else access.entries * traffic // once
+        result = walked(
             sizes_in(made, name, each.bytes, epoch),
             memory.targets[number],
-            visits,
+            accesses,
             access.sectors,
             write=write,
             alone=access.order is not AccessOrder.SEQUENTIAL,
             in_transfer=in_transfer,
         )
-        parts.append(Bytes(*map(Fraction, found.rounded_up())))
+        parts.append(Bytes(*map(Fraction, result.rounded_up())))
     moved = added(parts)
     dram = node.gpu.dram_bandwidth or 0
-    without = max(ceil(moved.asked * GB / dram), ceil(moved.asked * buddy.memory_latency_ns / buddy.in_flight))
+    without = max(ceil(moved.requested * GB / dram), ceil(moved.requested * buddy.memory_latency_ns / buddy.in_flight))
     link = buddy.link or node.link
-    waits = moved.asked * buddy.memory_latency_ns
+    waits = moved.requested * buddy.memory_latency_ns
     waits += moved.decompressed * buddy.decompression_ns + moved.far * link.latency_ns
     with_it = max(ceil(moved.device * GB / dram), ceil(waits / buddy.in_flight))
     share = min(without, k.duration_ns)
@@ -222,51 +223,51 @@ def expected_ns(made: Trace, node: NodeSpec, memory: CompressedMemory, k: Kernel
 @many
 @given(st.data(), st.sampled_from([0, 1, 5]))
 def test_every_kernel_takes_what_its_visits_take_one_by_one(data: st.DataObject, epoch: int):
-    made = data.draw(compressible(traces()))
+    created = data.draw(compressible(traces()))
     told_bytes = data.draw(st.lists(st.none() | st.integers(0, 5000), min_size=10, max_size=10))
-    kernels = [replace(k, dram_bytes=told_bytes[n]) for n, k in enumerate(made.kernels)]
-    made = replace(made, kernels=tuple(kernels))
+    kernels = [replace(k, dram_bytes=told_bytes[n]) for n, k in enumerate(created.kernels)]
+    created = replace(created, kernels=tuple(kernels))
     node = data.draw(buddy_nodes(cache=ENDLESS))
-    graph = task_graph(made, node, epoch)
+    graph = task_graph(created, node, epoch)
     memory = memory_of(graph)
     assert memory.misses == 0
-    for n, k in enumerate(made.kernels):
-        assert (memory.device_ns[n], graph.durations[n]) == expected_ns(made, node, memory, k, epoch)
+    for n, k in enumerate(created.kernels):
+        assert (memory.device_ns[n], graph.durations[n]) == expected_ns(created, node, memory, k, epoch)
 
 
 def test_metadata_that_miss_cost_memory_their_bytes():
-    """Two blocks of a line each in a cache of one line: each visit in turn misses, and what was written goes back."""
+    """Two blocks of a line each in a cache of one line: each access in turn misses, and what was written goes back."""
     one_line = MetadataCacheSpec(32, slices=1, ways=1, line=32, entries=64)
-    made = told(
+    created = told(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 60, 0, 0, 0)},
     )
-    always, never = (task_graph(made, buddy_node(cache=cache)) for cache in (ENDLESS, one_line))
+    always, never = (task_graph(created, buddy_node(cache=cache)) for cache in (ENDLESS, one_line))
     memory = memory_of(never)
-    assert (memory_of(always).misses, memory.visits, memory.misses) == (0, 120, 2)
+    assert (memory_of(always).misses, memory.accesses, memory.misses) == (0, 120, 2)
     # Two lines read and one written, of 32 bytes at 10 bytes a nanosecond, beside 2 x 60 x 64 bytes of data.
     assert memory_of(always).demands[0].compressed_ns == 768
     assert memory.demands[0].compressed_ns == ceil(Fraction(2 * 60 * 64 + 3 * 32, 10))
 
 
 def test_raw_blocks_have_no_metadata():
-    made = told(
+    created = told(
         trace([kernel("k", 10**6, "x", "y")], [held("x", 128 * 60), block("y", 128 * 60)]),
         {"x": (0, 0, 0, 0, 60, 0, 0, 0), "y": (0, 0, 0, 0, 0, 0, 0, 60)},
     )
-    assert memory_of(task_graph(made, buddy_node())).visits == 60
-    assert memory_of(task_graph(made, buddy_node(mode=BuddyMode.BANDWIDTH_ONLY))).visits == 0
+    assert memory_of(task_graph(created, buddy_node())).accesses == 60
+    assert memory_of(task_graph(created, buddy_node(mode=BuddyMode.BANDWIDTH_ONLY))).accesses == 0
 
 
 def test_workspaces_are_compressed_no_further_than_told_and_walked_by_nobody():
-    made = told(
+    created = told(
         trace(
             [kernel("k", 100, "x", "y ws")],
             [held("x", 1280), block("y", 1280), block("ws", 1280, kind=BlockKind.WORKSPACE)],
         ),
         {"ws": (10, 0, 0, 0, 0, 0, 0, 0)},
     )
-    graph = task_graph(made, buddy_node(mostly_zero=False))
+    graph = task_graph(created, buddy_node(mostly_zero=False))
     assert graph.sizes == (1280, 1280, 320)
     assert graph.durations == (100,)
 
@@ -274,8 +275,8 @@ def test_workspaces_are_compressed_no_further_than_told_and_walked_by_nobody():
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
 def test_bytes_pass_the_link_at_the_end_of_a_kernel_and_what_is_hidden_there_costs_nothing(overlap: float):
     """2560 B at half: 1280 from memory (128 ns at 10 B/ns), 1280 over the link (1280 ns), of 1000 ns in all."""
-    made = told(trace([kernel("k", 1000, "x", "")], [held("x", 2560)]), {"x": (0, 0, 0, 0, 14, 0, 0, 6)})
-    graph = task_graph(made, buddy_node(overlap=overlap))
+    created = told(trace([kernel("k", 1000, "x", "")], [held("x", 2560)]), {"x": (0, 0, 0, 0, 14, 0, 0, 6)})
+    graph = task_graph(created, buddy_node(overlap=overlap))
     memory = memory_of(graph)
     assert memory.targets == (64,)
     assert memory.demands[0][:4] == (256, 128, 6 * 64, 0)
@@ -287,13 +288,13 @@ def test_bytes_pass_the_link_at_the_end_of_a_kernel_and_what_is_hidden_there_cos
 @many
 @given(st.data(), st.floats(0, 1), st.floats(0, 1))
 def test_more_overlap_never_makes_a_kernel_longer(data: st.DataObject, one: float, other: float):
-    made = data.draw(compressible(traces()))
+    created = data.draw(compressible(traces()))
     node = data.draw(buddy_nodes())
-    found = []
+    result = []
     for overlap in sorted((one, other)):
         buddy = replace(buddy_of(node), overlap=overlap)
-        found.append(task_graph(made, replace(node, gpu=replace(node.gpu, buddy=buddy))).durations)
-    assert all(less >= more for less, more in zip(*found, strict=True))
+        result.append(task_graph(created, replace(node, gpu=replace(node.gpu, buddy=buddy))).durations)
+    assert all(less >= more for less, more in zip(*result, strict=True))
 
 
 # --- signs of section 4.2 and modes ---------------------------------------------------------------------------------
@@ -301,12 +302,12 @@ def test_more_overlap_never_makes_a_kernel_longer(data: st.DataObject, one: floa
 
 def reading(sectors: int, order: AccessOrder, size: int = 64) -> Trace:
     """A kernel of 1000 ns, all of it memory, that reads entries of one size."""
-    made = told(
+    created = told(
         trace([kernel("k", 1000, "x", "")], [held("x", 128 * 100)]),
         {"x": [100 * (each == size) for each in SIZES]},
         [Access("k", "x", False, order, sectors, 1000 * 10 // (32 * sectors))],
     )
-    return replace(made, kernels=(replace(made.kernels[0], dram_bytes=10_000),))
+    return replace(created, kernels=(replace(created.kernels[0], dram_bytes=10_000),))
 
 
 @pytest.mark.parametrize("mode", BuddyMode)
@@ -319,20 +320,20 @@ def test_sparse_random_reads_slow_down_and_dense_ones_speed_up(mode: BuddyMode):
 @many
 @given(st.data())
 def test_bandwidth_only_compression_saves_no_room_and_uses_no_link(data: st.DataObject):
-    made = data.draw(compressible(traces()))
+    created = data.draw(compressible(traces()))
     node = data.draw(buddy_nodes(mode=BuddyMode.BANDWIDTH_ONLY))
-    graph = task_graph(made, node)
-    assert graph.sizes == tuple(each.bytes for each in made.blocks)
+    graph = task_graph(created, node)
+    assert graph.sizes == tuple(each.bytes for each in created.blocks)
     assert not memory_of(graph).uses_link
-    assert (memory_of(graph).visits, sum(memory_of(graph).carved), sum(memory_of(graph).overflow)) == (0, 0, 0)
+    assert (memory_of(graph).accesses, sum(memory_of(graph).carved), sum(memory_of(graph).overflow)) == (0, 0, 0)
 
 
 def test_the_decompression_latency_slows_what_waits():
     """Lulesh: regular access, slowed by the latency (section 4.2). One entry in flight, each 100 ns away."""
-    made = reading(4, AccessOrder.SEQUENTIAL)
+    created = reading(4, AccessOrder.SEQUENTIAL)
     for wait, slower in ((0, 1.0), (11, 1.11), (100, 2.0)):
         node = buddy_node(decompression_ns=wait, memory_latency_ns=100, in_flight=128, mode=BuddyMode.BANDWIDTH_ONLY)
-        assert task_graph(made, node).ideal_ns() == ceil(1000 * slower)
+        assert task_graph(created, node).ideal_ns() == ceil(1000 * slower)
 
 
 # --- applying it again, and mistakes ----------------------------------------------------------------------------------
@@ -348,29 +349,29 @@ def test_a_compressed_graph_is_compressed_anew_not_twice(data: st.DataObject):
 
 
 def wrong(found: Sequence[CompressedSize]) -> list[str]:
-    made = replace(chain([5], [7], [256]), compressibility=tuple(found))
+    created = replace(chain([5], [7], [256]), compressibility=tuple(found))
     with pytest.raises(InputError) as caught:
-        task_graph(made, buddy_node())
+        task_graph(created, buddy_node())
     assert all(problem.place and problem.remedy for problem in caught.value.problems)
     return [f"{problem.place}: {problem.what}" for problem in caught.value.problems]
 
 
 def test_histograms_that_do_not_add_up_are_told_all_at_once():
-    found = rows("x1", (0, 0, 0, 3, 0, 0, 0, 0)) + rows("x1", (0, 0, 0, 0, 1, 0, 0, 0), epoch=2)
-    assert wrong(found) == [
+    result = rows("x1", (0, 0, 0, 3, 0, 0, 0, 0)) + rows("x1", (0, 0, 0, 0, 1, 0, 0, 0), epoch=2)
+    assert wrong(result) == [
         "block x1, epoch 0: counts 3 entries, its 256 bytes have 2",
         "block x1, epoch 2: counts 1 entries, its 256 bytes have 2",
     ]
 
 
 def test_sizes_that_no_entry_has_are_told_all_at_once():
-    found = [CompressedSize("x1", epoch, "bpc", "plain", 128, size, 2) for epoch, size in ((0, 24), (1, 65))]
-    assert wrong(found) == [
+    result = [CompressedSize("x1", epoch, "bpc", "plain", 128, size, 2) for epoch, size in ((0, 24), (1, 65))]
+    assert wrong(result) == [
         "block x1, epoch 0: 24 bytes is no size of an entry in bpc",
         "block x1, epoch 1: 65 bytes is no size of an entry in bpc",
     ]
 
 
 def test_rows_of_other_codecs_are_no_histograms_of_entries():
-    made = replace(chain([5], [7], [256]), compressibility=(CompressedSize("x1", 0, "zvc", "plain", 256, 100, 1),))
-    assert task_graph(made, buddy_node()).sizes == task_graph(made, without_buddy(buddy_node())).sizes
+    created = replace(chain([5], [7], [256]), compressibility=(CompressedSize("x1", 0, "zvc", "plain", 256, 100, 1),))
+    assert task_graph(created, buddy_node()).sizes == task_graph(created, without_buddy(buddy_node())).sizes

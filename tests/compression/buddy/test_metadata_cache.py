@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu.compression.buddy.metadata_cache import MetadataCache, Visits, sets_of
+from simgpu.compression.buddy.metadata_cache import CacheCounts, MetadataCache, sets_of
 from simgpu.hardware.spec import MetadataCacheSpec
-from tests.compression.buddy.caches import PAPERS, Reference, added, both_ways, calculated, place, spec, specs
+from tests.compression.buddy.caches import PAPERS, Reference, added, place, spec, specs
 
 many = settings(deadline=None, max_examples=200)
 
-#: Lines that meet often, among them some far away; whether they are written; of how many visits each is a sample.
+#: Lines that meet often, among them some far away; whether they are written; of how many accesses each is a sample.
 line = st.one_of(st.integers(0, 40), st.integers(0, 2**45))
 stream = st.lists(st.tuples(line, st.booleans(), st.integers(1, 9)), max_size=200)
 
@@ -25,26 +25,23 @@ def reads(count: int) -> np.ndarray:
     return np.zeros(count, bool)
 
 
-@both_ways
 @many
 @given(spec=specs, streams=st.lists(stream, max_size=3))
 def test_counts_are_those_of_the_plain_reference_from_call_to_call(
-    way: str, spec: MetadataCacheSpec, streams: list[list[tuple[int, bool, int]]]
+    spec: MetadataCacheSpec, streams: list[list[tuple[int, bool, int]]]
 ):
     reference = Reference(spec)
-    with calculated(way):
-        cache = MetadataCache(spec)
-        for visits in streams:
-            lines, writes, stand_for = (np.array([visit[c] for visit in visits], np.int64) for c in range(3))
-            expected = added([reference.visit(*visit) for visit in visits])
-            assert cache.visit(lines, writes.astype(bool), stand_for) == expected
+    cache = MetadataCache(spec)
+    for accesses in streams:
+        lines, writes, stand_for = (np.array([access[c] for access in accesses], np.int64) for c in range(3))
+        expected = added([reference.access(*access) for access in accesses])
+        assert cache.access(lines, writes.astype(bool), stand_for) == expected
 
 
-@both_ways
 @many
 @given(spec=specs, lines=st.lists(line, max_size=200))
 def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came_since_the_last(
-    way: str, spec: MetadataCacheSpec, lines: list[int]
+    spec: MetadataCacheSpec, lines: list[int]
 ):
     misses = 0
     for at, line in enumerate(lines):
@@ -55,20 +52,17 @@ def test_a_visit_misses_where_as_many_other_lines_of_its_set_as_it_has_ways_came
             else None
         )
         misses += others is None or len(others) >= spec.ways
-    with calculated(way):
-        found = MetadataCache(spec).visit(np.array(lines, np.int64), reads(len(lines)))
-    assert found == Visits(len(lines) - misses, misses, 0)
+    result = MetadataCache(spec).access(np.array(lines, np.int64), reads(len(lines)))
+    assert result == CacheCounts(len(lines) - misses, misses, 0)
 
 
-@both_ways
 @many
 @given(spec=specs, entries=st.lists(st.integers(0, 300), max_size=100))
-def test_an_entry_is_looked_up_in_the_line_that_tells_of_it(way: str, spec: MetadataCacheSpec, entries: list[int]):
-    with calculated(way):
-        by_entry = MetadataCache(spec).visit_entries(np.array(entries, np.int64), reads(len(entries)))
-        by_line = MetadataCache(spec).visit(
-            np.array([entry // spec.entries for entry in entries], np.int64), reads(len(entries))
-        )
+def test_an_entry_is_looked_up_in_the_line_that_tells_of_it(spec: MetadataCacheSpec, entries: list[int]):
+    by_entry = MetadataCache(spec).access_entries(np.array(entries, np.int64), reads(len(entries)))
+    by_line = MetadataCache(spec).access(
+        np.array([entry // spec.entries for entry in entries], np.int64), reads(len(entries))
+    )
     assert by_entry == by_line
 
 
@@ -92,36 +86,34 @@ def test_a_stride_of_a_power_of_two_uses_all_slices_of_the_papers_cache(shift: i
     assert len(set((sets_of(np.arange(32) << shift, PAPERS) // PAPERS.sets).tolist())) == 32
 
 
-@both_ways
 class TestClosedForms:
-    def test_a_sequential_walk_misses_once_a_line(self, way: str):
-        with calculated(way):
-            cache = MetadataCache(PAPERS)
-        assert cache.visit_entries(np.arange(64 * 1000), reads(64 * 1000)) == Visits(63_000, 1000, 0)
+    def test_a_sequential_walk_misses_once_a_line(self):
+        cache = MetadataCache(PAPERS)
+        assert cache.access_entries(np.arange(64 * 1000), reads(64 * 1000)) == CacheCounts(63_000, 1000, 0)
 
-    def test_what_fits_misses_no_more(self, way: str):
+    def test_what_fits_misses_no_more(self):
         lines = PAPERS.total // PAPERS.line
-        with calculated(way):
-            cache = MetadataCache(PAPERS)
-        assert cache.visit(np.arange(lines), ~reads(lines)) == Visits(0, lines, 0)
-        assert cache.visit(np.arange(lines), reads(lines)) == Visits(lines, 0, 0)
+        cache = MetadataCache(PAPERS)
+        assert cache.access(np.arange(lines), ~reads(lines)) == CacheCounts(0, lines, 0)
+        assert cache.access(np.arange(lines), reads(lines)) == CacheCounts(lines, 0, 0)
 
     @pytest.mark.parametrize("ways", [1, 2, 4])
-    def test_a_line_more_than_a_set_has_ways_in_turn_never_hits(self, way: str, ways: int):
-        with calculated(way):
-            cache = MetadataCache(spec(sets=8, ways=ways))
+    def test_a_line_more_than_a_set_has_ways_in_turn_never_hits(self, ways: int):
+        cache = MetadataCache(spec(sets=8, ways=ways))
         lines = np.tile(np.arange(ways + 1) * 8, 5)
-        assert cache.visit(lines, reads(lines.size)) == Visits(0, lines.size, 0)
+        assert cache.access(lines, reads(lines.size)) == CacheCounts(0, lines.size, 0)
 
-    def test_a_changed_line_is_written_back_once_however_often_it_was_changed(self, way: str):
-        with calculated(way):
-            cache = MetadataCache(spec(ways=1))
-        assert cache.visit(np.array([0, 0, 0, 1, 0]), np.array([True, True, False, False, False])) == Visits(2, 3, 1)
+    def test_a_changed_line_is_written_back_once_however_often_it_was_changed(self):
+        cache = MetadataCache(spec(ways=1))
+        assert cache.access(np.array([0, 0, 0, 1, 0]), np.array([True, True, False, False, False])) == CacheCounts(
+            2, 3, 1
+        )
 
-    def test_a_read_does_not_unmake_a_change(self, way: str):
-        with calculated(way):
-            cache = MetadataCache(spec(ways=2))
-        assert cache.visit(np.array([0, 1, 0, 2, 3]), np.array([True, False, False, False, False])) == Visits(1, 4, 1)
+    def test_a_read_does_not_unmake_a_change(self):
+        cache = MetadataCache(spec(ways=2))
+        assert cache.access(np.array([0, 1, 0, 2, 3]), np.array([True, False, False, False, False])) == CacheCounts(
+            1, 4, 1
+        )
 
 
 def test_numba_is_loaded_by_the_first_visits_alone():

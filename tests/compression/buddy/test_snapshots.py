@@ -57,9 +57,9 @@ def problems(*paths: Path) -> list[str]:
 
 
 def test_each_mapping_is_a_snapshot_and_allocations_come_and_go() -> None:
-    found = take_snapshots([{"a": ZEROS}, {"a": COUNT, "b": NOISE}])
-    assert told(found) == {"1": {"a": sizes(ZEROS)}, "2": {"a": sizes(COUNT), "b": sizes(NOISE)}}
-    assert (found.bytes, found.entries) == (2560, 20)
+    result = take_snapshots([{"a": ZEROS}, {"a": COUNT, "b": NOISE}])
+    assert told(result) == {"1": {"a": sizes(ZEROS)}, "2": {"a": sizes(COUNT), "b": sizes(NOISE)}}
+    assert (result.bytes, result.entries) == (2560, 20)
     assert told(take_snapshots({"a": COUNT})) == {"1": {"a": sizes(COUNT)}}
 
 
@@ -123,9 +123,9 @@ def test_a_folder_of_files_is_one_snapshot(tmp_path: Path) -> None:
     for name in ("b10", "b9", "a"):
         save(tmp_path / "dump" / f"{name}.npy", COUNT)
     (tmp_path / "dump/README.md").write_text("about these")
-    found = read_snapshots([tmp_path / "dump"])
-    assert found.labels == ("dump",)
-    assert [each.name for each in found.allocations] == ["a", "b9", "b10"]
+    result = read_snapshots([tmp_path / "dump"])
+    assert result.labels == ("dump",)
+    assert [each.name for each in result.allocations] == ["a", "b9", "b10"]
 
 
 def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_a_folder_of_folders_is_a_snapshot_each_in_the_order_people_expect(tmp_p
         save(tmp_path / "run" / f"epoch-{epoch}" / "w.npy", COUNT)
     save(tmp_path / "run/epoch-9/grad.npy", ZEROS)
     (tmp_path / "run/.cache").mkdir()
-    found = read_snapshots([tmp_path / "run"])
-    assert told(found) == {
+    result = read_snapshots([tmp_path / "run"])
+    assert told(result) == {
         "epoch-0": {"w": sizes(COUNT)},
         "epoch-9": {"w": sizes(COUNT), "grad": sizes(ZEROS)},
         "epoch-10": {"w": sizes(COUNT)},
     }
-    assert found.name == "run"
+    assert result.name == "run"
 
 
 def test_folders_given_one_by_one_are_snapshots_in_that_order(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_an_archive_is_a_snapshot_and_joins_one_that_has_none_of_its_allocations
     np.savez(tmp_path / "weights.npz", w=COUNT)
     np.savez_compressed(tmp_path / "maps.npz", **{"layer1/out": ZEROS, "scalar": np.float64(3)})
     np.savez(tmp_path / "later.npz", w=NOISE)
-    found = read_snapshots([tmp_path / f"{name}.npz" for name in ("weights", "maps", "later")])
+    result = read_snapshots([tmp_path / f"{name}.npz" for name in ("weights", "maps", "later")])
     together = {"w": sizes(COUNT), "layer1/out": sizes(ZEROS), "scalar": sizes(np.float64(3))}
-    assert told(found) == {"weights": together, "later": {"w": sizes(NOISE)}}
+    assert told(result) == {"weights": together, "later": {"w": sizes(NOISE)}}
 
 
 def test_files_without_the_usual_ending_are_known_by_what_is_in_them(tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_damaged_archives_end_in_a_plain_error(data: st.DataObject, tmp_path_fac
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(raw[: data.draw(st.sampled_from([len(raw), at]))]))
     try:
-        found = read_snapshots([path])
+        result = read_snapshots([path])
     except InputError as error:
         assert str(path) in str(error)
     else:
-        assert found.labels == ("a",)
+        assert result.labels == ("a",)
 
 
 # --- stored entries -----------------------------------------------------------------------------------------
@@ -270,10 +270,10 @@ def programs(draw: st.DrawFn) -> Snapshots:
 def test_stored_entries_come_back_as_they_were(program: Snapshots, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("stored") / "kept.npz"
     save_entries(program, file)
-    for found in (load_entries(file), read_snapshots([file])):
-        assert found.name == "kept"
-        assert (found.labels, found.about, found.allocations) == (program.labels, program.about, program.allocations)
-        for each, before in zip(found.observed, program.observed, strict=True):
+    for result in (load_entries(file), read_snapshots([file])):
+        assert result.name == "kept"
+        assert (result.labels, result.about, result.allocations) == (program.labels, program.about, program.allocations)
+        for each, before in zip(result.observed, program.observed, strict=True):
             assert each.at == before.at
             assert each.classes is not None and before.classes is not None
             assert [row.tolist() for row in each.classes] == [row.tolist() for row in before.classes]
@@ -298,8 +298,8 @@ def test_stored_entries_are_small(tmp_path: Path) -> None:
 def test_a_folder_with_stored_entries_is_those(tmp_path: Path) -> None:
     (tmp_path / "recording").mkdir()
     save_entries(take_snapshots([{"a": COUNT}]), tmp_path / "recording/entries.npz")
-    found = read_snapshots([tmp_path / "recording"])
-    assert (found.name, told(found)) == ("recording", {"1": {"a": sizes(COUNT)}})
+    result = read_snapshots([tmp_path / "recording"])
+    assert (result.name, told(result)) == ("recording", {"1": {"a": sizes(COUNT)}})
 
 
 def test_what_holds_all_of_a_program_is_profiled_by_itself(tmp_path: Path) -> None:
@@ -350,10 +350,10 @@ def test_stored_entries_that_are_missing_or_damaged_are_told(tmp_path: Path) -> 
 
 def traced(*rows: tuple[str, int, int, int], **other: Any) -> Trace:
     """A chain of blocks x1 of 300 and x2 of 128 bytes; rows: block, epoch, bytes of an entry, entries."""
-    found = tuple(
+    result = tuple(
         CompressedSize(block, epoch, "bpc", "plain", 128, size, entries) for block, epoch, size, entries in rows
     )
-    return replace(chain([5, 5], [7, 7], [300, 128]), compressibility=found, **other)
+    return replace(chain([5, 5], [7, 7], [300, 128]), compressibility=result, **other)
 
 
 ROWS = (("x1", 0, 0, 2), ("x1", 0, 128, 1), ("x1", 7, 32, 3), ("x2", 7, 16, 1))
@@ -364,29 +364,29 @@ def test_the_epochs_of_a_trace_are_snapshots_of_its_blocks(tmp_path: Path) -> No
     trace = traced(*ROWS)
     trace = replace(trace, compressibility=(sheet, *trace.compressibility))
     write_trace(trace, tmp_path / "recorded")
-    found = read_snapshots([tmp_path / "recorded"])
-    assert told(found) == {
+    result = read_snapshots([tmp_path / "recorded"])
+    assert told(result) == {
         "epoch 0": {"x1": (2, 0, 0, 0, 0, 0, 0, 1)},
         "epoch 7": {"x1": (0, 0, 0, 3, 0, 0, 0, 0), "x2": (0, 0, 1, 0, 0, 0, 0, 0)},
     }
-    assert (found.name, found.about, found.notes) == ("recorded", trace.info.provenance, ())
-    assert all(each.classes is None for each in found.observed)
+    assert (result.name, result.about, result.notes) == ("recorded", trace.info.provenance, ())
+    assert all(each.classes is None for each in result.observed)
 
 
 def test_blocks_of_which_nothing_is_recorded_are_counted() -> None:
-    found = trace_snapshots(traced(*ROWS[:2]))
-    assert found.notes == ("1 of the trace's 5 blocks are not measured (128 B)",)
+    result = trace_snapshots(traced(*ROWS[:2]))
+    assert result.notes == ("1 of the trace's 5 blocks are not measured (128 B)",)
     assert trace_allocations(traced(*ROWS[:2]))[1].snapshots == ()
 
 
 def test_entries_kept_beside_a_trace_tell_where_they_lie(tmp_path: Path) -> None:
     write_trace(traced(*ROWS), tmp_path / "recorded")
-    kept = take_snapshots([{"x1": np.zeros(75, np.float32)}, {"x1": np.ones(75, np.float32)}])
-    save_entries(kept, tmp_path / "recorded/entries.npz")
-    found = read_snapshots([tmp_path / "recorded"])
-    assert (found.name, found.labels, found.observed[0].at) == ("recorded", ("1", "2"), (0, 1))
-    assert found.observed[0].classes is not None
-    assert found.about == traced().info.provenance
+    retained = take_snapshots([{"x1": np.zeros(75, np.float32)}, {"x1": np.ones(75, np.float32)}])
+    save_entries(retained, tmp_path / "recorded/entries.npz")
+    result = read_snapshots([tmp_path / "recorded"])
+    assert (result.name, result.labels, result.observed[0].at) == ("recorded", ("1", "2"), (0, 1))
+    assert result.observed[0].classes is not None
+    assert result.about == traced().info.provenance
 
 
 def test_entries_of_other_blocks_than_the_trace_has_are_refused(tmp_path: Path) -> None:

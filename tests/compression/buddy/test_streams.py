@@ -1,4 +1,4 @@
-"""Walks of kernels through blocks become visits to the metadata cache, tile by tile, and nothing is lost by it."""
+"""Walks of kernels through blocks become accesses to the metadata cache, tile by tile, and nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simgpu.compression.buddy import streams
 from simgpu.compression.buddy.streams import (
     Counts,
-    Walk,
+    EntryAccesses,
     hit_rates,
     misses_of,
     seed_of,
@@ -26,22 +26,22 @@ from simgpu.compression.buddy.streams import (
 from simgpu.errors import InputError
 from simgpu.hardware.spec import MetadataCacheSpec
 from simgpu.trace.model import Access, AccessOrder, Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-from tests.compression.buddy.caches import PAPERS, Reference, added, both_ways, calculated, spec, specs
+from tests.compression.buddy.caches import PAPERS, Reference, added, spec, specs
 
 many = settings(deadline=None, max_examples=200)
 SEQUENTIAL, STRIDED, RANDOM = AccessOrder.SEQUENTIAL, AccessOrder.STRIDED, AccessOrder.RANDOM
 
 
 @st.composite
-def any_walk(draw: st.DrawFn) -> Walk:
+def any_walk(draw: st.DrawFn) -> EntryAccesses:
     entries, order = draw(st.integers(1, 40)), draw(st.sampled_from(AccessOrder))
-    return Walk(
+    return EntryAccesses(
         first_entry=draw(st.integers(0, 60)),
         entries=entries,
         write=draw(st.booleans()),
         order=order,
         sectors=draw(st.integers(1, 4)),
-        visits=draw(st.integers(0, 90)),
+        accesses=draw(st.integers(0, 90)),
         stride=draw(st.integers(1, 50)),
         seed=draw(st.integers(0, 3)),
         begin=0 if order is AccessOrder.RANDOM else draw(st.integers(0, entries - 1)),
@@ -52,28 +52,28 @@ walks = any_walk()
 kernels_of_walks = st.lists(st.lists(walks, max_size=4), max_size=4)
 
 
-def sequential(entries: int, first: int = 0, write: bool = False, visits: int | None = None) -> Walk:
-    return Walk(first, entries, write, SEQUENTIAL, 4, entries if visits is None else visits)
+def sequential(entries: int, first: int = 0, write: bool = False, accesses: int | None = None) -> EntryAccesses:
+    return EntryAccesses(first, entries, write, SEQUENTIAL, 4, entries if accesses is None else accesses)
 
 
-def random(entries: int, visits: int, seed: int = 0, write: bool = False) -> Walk:
-    return Walk(0, entries, write, RANDOM, 1, visits, seed=seed)
+def random(entries: int, accesses: int, seed: int = 0, write: bool = False) -> EntryAccesses:
+    return EntryAccesses(0, entries, write, RANDOM, 1, accesses, seed=seed)
 
 
-def entries_visited(walk: Walk) -> list[int]:
+def entries_accessed(walk: EntryAccesses) -> list[int]:
     """Entry by entry, from what the orders mean."""
     if walk.order is RANDOM:
-        drawn = np.random.Philox(key=walk.seed).random_raw(walk.visits).tolist()
+        drawn = np.random.Philox(key=walk.seed).random_raw(walk.accesses).tolist()
         return [walk.first_entry + number % walk.entries for number in drawn]
     stride = walk.stride if walk.order is STRIDED else 1
     once = [at for column in range(stride) for at in range(column, walk.entries, stride)]
-    return [walk.first_entry + (walk.begin + at) % walk.entries for at in islice(cycle(once), walk.visits)]
+    return [walk.first_entry + (walk.begin + at) % walk.entries for at in islice(cycle(once), walk.accesses)]
 
 
-def tiles_visited(walk: Walk, entries_per_line: int) -> list[list[int]]:
+def tiles_visited(walk: EntryAccesses, entries_per_line: int) -> list[list[int]]:
     """Visits that come one right after the other, whatever else the kernel does."""
     tiles: list[list[int]] = []
-    for entry in entries_visited(walk):
+    for entry in entries_accessed(walk):
         same = walk.order is SEQUENTIAL and tiles and tiles[-1][-1] // entries_per_line == entry // entries_per_line
         if same and entry != walk.first_entry:
             tiles[-1].append(entry)
@@ -82,7 +82,7 @@ def tiles_visited(walk: Walk, entries_per_line: int) -> list[list[int]]:
     return tiles
 
 
-def interleaved(walks: list[Walk], entries_per_line: int) -> list[tuple[Walk, list[int]]]:
+def interleaved(walks: list[EntryAccesses], entries_per_line: int) -> list[tuple[EntryAccesses, list[int]]]:
     """Tiles of all walks, each walk in step with the longest."""
     tiles = [tiles_visited(walk, entries_per_line) for walk in walks]
     longest = max(map(len, tiles), default=0)
@@ -97,39 +97,37 @@ def interleaved(walks: list[Walk], entries_per_line: int) -> list[tuple[Walk, li
 class TestOrder:
     @many
     @given(walks=st.lists(walks, max_size=4), entries_per_line=st.integers(1, 9))
-    def test_tiles_come_in_proportion(self, walks: list[Walk], entries_per_line: int):
+    def test_tiles_come_in_proportion(self, walks: list[EntryAccesses], entries_per_line: int):
         stream = stream_of(walks, entries_per_line)
         expected = interleaved(walks, entries_per_line)
         assert stream.lines.tolist() == [tile[0] // entries_per_line for _, tile in expected]
         assert stream.writes.tolist() == [walk.write for walk, _ in expected]
         assert stream.stand_for.tolist() == [1] * len(expected)
 
-    @both_ways
     @many
     @given(spec=specs, kernels=kernels_of_walks)
-    def test_tile_by_tile_counts_as_entry_by_entry(self, way: str, spec: MetadataCacheSpec, kernels: list[list[Walk]]):
+    def test_tile_by_tile_counts_as_entry_by_entry(self, spec: MetadataCacheSpec, kernels: list[list[EntryAccesses]]):
         reference = Reference(spec)
         for _ in range(2):
             expected = []
             for of_kernel in kernels:
-                visits = [
-                    reference.visit(entry // spec.entries, walk.write)
+                accesses = [
+                    reference.access(entry // spec.entries, walk.write)
                     for walk, tile in interleaved(of_kernel, spec.entries)
                     for entry in tile
                 ]
-                found = added(visits)
-                assert len(visits) == found.hits + found.misses
-                expected.append(Counts(len(visits), found.misses, found.written_back))
-        with calculated(way):
-            assert misses_of(kernels, spec) == expected
+                result = added(accesses)
+                assert len(accesses) == result.hits + result.misses
+                expected.append(Counts(len(accesses), result.misses, result.written_back))
+        assert misses_of(kernels, spec) == expected
 
     def test_a_strided_walk_goes_through_all_entries_once_before_it_begins_again(self):
-        walk = Walk(100, 10, False, STRIDED, 1, visits=23, stride=4)
+        walk = EntryAccesses(100, 10, False, STRIDED, 1, accesses=23, stride=4)
         once = [100, 104, 108, 101, 105, 109, 102, 106, 103, 107]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once, *once[:3]]
 
     def test_a_walk_may_begin_within_its_block_and_comes_around_its_end(self):
-        walk = Walk(100, 10, False, STRIDED, 1, visits=12, stride=4, begin=5)
+        walk = EntryAccesses(100, 10, False, STRIDED, 1, accesses=12, stride=4, begin=5)
         once = [105, 109, 103, 106, 100, 104, 107, 101, 108, 102]
         assert stream_of([walk], 1).lines.tolist() == [*once, *once[:2]]
         assert stream_of([replace(walk, order=SEQUENTIAL)], 1).lines.tolist() == [
@@ -138,12 +136,12 @@ class TestOrder:
         ]
 
     def test_a_line_is_come_to_once_by_what_begins_in_its_middle(self):
-        walk = Walk(64, 256, False, SEQUENTIAL, 4, visits=256, begin=100)
+        walk = EntryAccesses(64, 256, False, SEQUENTIAL, 4, accesses=256, begin=100)
         assert stream_of([walk], 64).lines.tolist() == [2, 3, 4, 1, 2]
 
     def test_no_walks_are_no_visits(self):
         assert stream_of([], 64).lines.tolist() == []
-        assert stream_of([sequential(10, visits=0)], 64).lines.tolist() == []
+        assert stream_of([sequential(10, accesses=0)], 64).lines.tolist() == []
         assert misses_of([[]], PAPERS) == [Counts(0, 0, 0)]
         assert misses_of([], PAPERS) == []
 
@@ -158,10 +156,10 @@ class TestRandomWalks:
         assert len(seeds) == 12
 
     def test_hit_as_often_as_a_set_holds_its_lines(self):
-        """Of n lines in a set all are as likely to be among the last used, so a visit hits in `ways` of n cases."""
-        cache, lines, visits = spec(sets=4, ways=4, slices=4), 16 * 10, 100_000
-        [counts] = misses_of([[random(64 * lines, visits)]], cache)
-        expected, deviation = 4 / 10, sqrt(0.4 * 0.6 / visits)
+        """Of n lines in a set all are as likely to be among the last used, so an access hits in `ways` of n cases."""
+        cache, lines, accesses = spec(sets=4, ways=4, slices=4), 16 * 10, 100_000
+        [counts] = misses_of([[random(64 * lines, accesses)]], cache)
+        expected, deviation = 4 / 10, sqrt(0.4 * 0.6 / accesses)
         assert abs(counts.hit_rate - expected) < 4 * deviation
 
 
@@ -172,18 +170,18 @@ class TestSample:
 
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("order", [STRIDED, RANDOM])
-    @pytest.mark.parametrize("visits", [*range(1, 70), 999, 10**12 + 7])
-    def test_is_the_walks_first_visits_and_stands_for_all(self, order: AccessOrder, visits: int):
-        walk = Walk(5, 1000, False, order, 1, visits, stride=7, begin=0 if order is RANDOM else 990)
+    @pytest.mark.parametrize("accesses", [*range(1, 70), 999, 10**12 + 7])
+    def test_is_the_walks_first_visits_and_stands_for_all(self, order: AccessOrder, accesses: int):
+        walk = EntryAccesses(5, 1000, False, order, 1, accesses, stride=7, begin=0 if order is RANDOM else 990)
         sample = stream_of([walk], 4)
-        assert sample.stand_for.sum() == visits
-        assert min(visits, 12) <= sample.lines.size <= 16
-        assert sample.stand_for[:8].tolist() == [1] * min(8, visits)
+        assert sample.stand_for.sum() == accesses
+        assert min(accesses, 12) <= sample.lines.size <= 16
+        assert sample.stand_for[:8].tolist() == [1] * min(8, accesses)
         assert len(set(sample.stand_for[8:-1].tolist())) <= 1
-        first = entries_visited(replace(walk, visits=sample.lines.size))
+        first = entries_accessed(replace(walk, accesses=sample.lines.size))
         assert sample.lines.tolist() == [entry // 4 for entry in first]
-        if visits <= 16:
-            assert sample.lines.size == visits
+        if accesses <= 16:
+            assert sample.lines.size == accesses
 
     @pytest.mark.usefixtures("short")
     def test_is_never_of_a_sequential_walk(self):
@@ -191,18 +189,16 @@ class TestSample:
 
     @pytest.mark.usefixtures("short")
     def test_scales_what_misses_and_what_is_written_back(self):
-        """Entries a line and more apart in a block far larger than the cache: no visit hits, each line is written."""
-        [counts] = misses_of([[Walk(0, 64 * 1000, True, STRIDED, 1, visits=700, stride=64)]], spec(ways=2))
+        """Entries a line and more apart in a block far larger than the cache: no access hits, each line is written."""
+        [counts] = misses_of([[EntryAccesses(0, 64 * 1000, True, STRIDED, 1, accesses=700, stride=64)]], spec(ways=2))
         assert counts == Counts(700, 700, 700)
 
-    @both_ways
-    def test_does_not_multiply_what_a_cache_lacks_at_first(self, way: str):
+    def test_does_not_multiply_what_a_cache_lacks_at_first(self):
         """Other kernels have filled the cache. A block that fits misses once for each line, however long the walk."""
-        lines, visits = PAPERS.total // PAPERS.line, 10**8
+        lines, accesses = PAPERS.total // PAPERS.line, 10**8
         other = sequential(64 * lines, first=64 * lines)
-        with calculated(way):
-            _, counts = misses_of([[other], [random(64 * 100, visits)]], PAPERS)
-        assert counts == Counts(visits, 100, 0)
+        _, counts = misses_of([[other], [random(64 * 100, accesses)]], PAPERS)
+        assert counts == Counts(accesses, 100, 0)
 
 
 class TestClosedForms:
@@ -211,7 +207,7 @@ class TestClosedForms:
         copy = [sequential(640_000), sequential(640_000, first=640_000, write=True)]
         look = [sequential(640_000)]
         copied, looked = misses_of([copy, look], PAPERS)
-        assert (copied.visits, copied.misses, looked.visits, looked.misses) == (1_280_000, 20_000, 640_000, 10_000)
+        assert (copied.accesses, copied.misses, looked.accesses, looked.misses) == (1_280_000, 20_000, 640_000, 10_000)
         assert copied.written_back + looked.written_back == 10_000
         assert copied.hit_rate == 63 / 64
 
@@ -232,14 +228,16 @@ class TestClosedForms:
     def test_a_block_that_begins_within_a_line_shares_it(self):
         assert stream_of([sequential(100, first=40)], 64).lines.tolist() == [0, 1, 2]
         assert stream_of([sequential(24, first=40)], 64).lines.tolist() == [0]
-        assert stream_of([sequential(100, first=40, visits=124)], 64).lines.tolist() == [0, 1, 2, 0]
+        assert stream_of([sequential(100, first=40, accesses=124)], 64).lines.tolist() == [0, 1, 2, 0]
 
 
 class TestSizes:
     @many
     @given(kernels=kernels_of_walks, ways=st.integers(1, 4), slices=st.integers(1, 4))
-    def test_a_cache_of_twice_the_sets_never_hits_less(self, kernels: list[list[Walk]], ways: int, slices: int):
-        assume(any(walk.visits for of_kernel in kernels for walk in of_kernel))
+    def test_a_cache_of_twice_the_sets_never_hits_less(
+        self, kernels: list[list[EntryAccesses]], ways: int, slices: int
+    ):
+        assume(any(walk.accesses for of_kernel in kernels for walk in of_kernel))
         base = spec(ways=ways, slices=slices, entries=4)
         sizes = [base.total * 2**doubled for doubled in range(5)]
         rates = hit_rates(kernels, base, sizes)
@@ -252,7 +250,7 @@ class TestSizes:
         together = hit_rates(kernels, PAPERS, sizes)
         for size, rate in zip(sizes, together, strict=True):
             counts = misses_of(kernels, replace(PAPERS, size=size // PAPERS.slices))
-            assert rate == 1 - sum(each.misses for each in counts) / sum(each.visits for each in counts)
+            assert rate == 1 - sum(each.misses for each in counts) / sum(each.accesses for each in counts)
             assert hit_rates(kernels, PAPERS, [size]) == (rate,)
         assert hit_rates(kernels, PAPERS, []) == ()
 
@@ -290,16 +288,16 @@ class TestTraces:
         places = side_by_side(self.BLOCKS, PAPERS)
         conv, relu = walks_of(self.TRACE, places)
         assert conv == (
-            Walk(0, 65, False, RANDOM, 1, visits=500, seed=seed_of("conv", "x")),
-            Walk(128, 10, False, SEQUENTIAL, 4, visits=10),
-            Walk(192, 3, True, SEQUENTIAL, 4, visits=3),
+            EntryAccesses(0, 65, False, RANDOM, 1, accesses=500, seed=seed_of("conv", "x")),
+            EntryAccesses(128, 10, False, SEQUENTIAL, 4, accesses=10),
+            EntryAccesses(192, 3, True, SEQUENTIAL, 4, accesses=3),
         )
         assert relu == (
-            Walk(192, 3, False, SEQUENTIAL, 4, visits=3),
-            Walk(192, 3, True, STRIDED, 2, visits=2, stride=2, begin=1),
+            EntryAccesses(192, 3, False, SEQUENTIAL, 4, accesses=3),
+            EntryAccesses(192, 3, True, STRIDED, 2, accesses=2, stride=2, begin=1),
         )
 
     def test_blocks_without_metadata_are_not_visited(self):
         conv, relu = walks_of(self.TRACE, {"w": 7})
-        assert conv == (Walk(7, 10, False, SEQUENTIAL, 4, visits=10),)
+        assert conv == (EntryAccesses(7, 10, False, SEQUENTIAL, 4, accesses=10),)
         assert relu == ()

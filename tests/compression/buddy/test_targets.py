@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu.compression.buddy.targets import (
     TARGETS,
-    Allocation,
+    ProfiledAllocation,
     choose_targets,
     compression_ratio,
     device_bytes,
@@ -45,10 +45,10 @@ def entry_sizes(draw: st.DrawFn) -> Sizes:
 PROGRAMS = st.lists(entry_sizes(), min_size=1, max_size=6)
 
 
-def allocations(program: Sequence[Sizes]) -> list[Allocation]:
+def allocations(program: Sequence[Sizes]) -> list[ProfiledAllocation]:
     """The program's allocations, called a, b, c and so on."""
     return [
-        Allocation(chr(ord("a") + at), 128 * len(sizes[0]), tuple(counts(row) for row in sizes))
+        ProfiledAllocation(chr(ord("a") + at), 128 * len(sizes[0]), tuple(counts(row) for row in sizes))
         for at, sizes in enumerate(program)
     ]
 
@@ -57,9 +57,9 @@ def counts(row: Sequence[int]) -> tuple[int, ...]:
     return tuple(row.count(size) for size in ENTRY_SIZES)
 
 
-def one(entries: dict[int, int], name: str = "a") -> Allocation:
+def one(entries: dict[int, int], name: str = "a") -> ProfiledAllocation:
     """An allocation of so many entries of each size, in one snapshot."""
-    return Allocation(name, 128 * sum(entries.values()), (tuple(entries.get(size, 0) for size in ENTRY_SIZES),))
+    return ProfiledAllocation(name, 128 * sum(entries.values()), (tuple(entries.get(size, 0) for size in ENTRY_SIZES),))
 
 
 # --- an independent derivation, entry by entry ---------------------------------------------------------------
@@ -72,27 +72,27 @@ def brute_share(sizes: Sizes, target: int) -> Fraction:
 
 
 def brute_targets(program: Sequence[Sizes], threshold: Fraction, largest: Fraction, mostly_zero: bool) -> list[int]:
-    found = []
+    result = []
     for sizes in program:
         target = 128
         for smaller in (96, 64, 32):
             if Fraction(128, smaller) <= largest and brute_share(sizes, smaller) <= threshold:
                 target = smaller
-        found.append(target)
+        result.append(target)
     if not mostly_zero:
-        return found
+        return result
     zeros = [
         at
         for at, sizes in enumerate(program)
         if all(Fraction(sum(size <= 8 for size in row), len(row)) >= 1 - threshold for row in sizes)
     ]
     while zeros:
-        best = max(zeros, key=lambda at: ((found[at] - 8) * len(program[at][0]), -at))
+        best = max(zeros, key=lambda at: ((result[at] - 8) * len(program[at][0]), -at))
         zeros.remove(best)
-        tried = [8 if at == best else target for at, target in enumerate(found)]
+        tried = [8 if at == best else target for at, target in enumerate(result)]
         if brute_ratio(program, tried) <= largest:
-            found = tried
-    return found
+            result = tried
+    return result
 
 
 def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
@@ -103,8 +103,8 @@ def brute_ratio(program: Sequence[Sizes], targets: Sequence[int]) -> Fraction:
 @settings(deadline=None, max_examples=300)
 @given(program=PROGRAMS, percent=st.integers(0, 100), largest=st.sampled_from([1, 2, 3, 4, 8]), zero=st.booleans())
 def test_targets_are_those_of_the_definition(program: list[Sizes], percent: int, largest: int, zero: bool) -> None:
-    found = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)
-    assert list(found) == brute_targets(program, Fraction(percent, 100), Fraction(largest), zero)
+    result = choose_targets(allocations(program), threshold=percent / 100, mostly_zero=zero, largest_ratio=largest)
+    assert list(result) == brute_targets(program, Fraction(percent, 100), Fraction(largest), zero)
 
 
 @settings(deadline=None)
@@ -113,8 +113,8 @@ def test_the_naive_target_is_the_largest_ratio_that_the_program_reaches_in_secto
     sectors = sum(Fraction(sum(SECTORS_OF[size] for row in sizes for size in row), len(sizes)) for sizes in program)
     everything = 4 * sum(len(sizes[0]) for sizes in program)
     reached = [target for target in TARGETS if Fraction(128, target) * sectors <= everything]
-    found = choose_targets(allocations(program), granularity="program")
-    assert found == (min(reached),) * len(program)
+    result = choose_targets(allocations(program), granularity="program")
+    assert result == (min(reached),) * len(program)
 
 
 # --- what always holds --------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_share_equal_to_the_threshold_is_still_allowed(percent: int) -> None:
 def test_memory_that_fills_up_gets_the_ratio_it_settles_at() -> None:
     """355.seismic begins with zeros and settles at 2x: its target is 2x, not 6x or 7x, and it is not mostly zero."""
     zeros, settled = counts([0] * 100), counts([64] * 100)
-    seismic = Allocation("wave field", 12_800, (zeros, zeros, *(settled,) * 8))
+    seismic = ProfiledAllocation("wave field", 12_800, (zeros, zeros, *(settled,) * 8))
     assert optimistic_ratio([seismic]) == 2.5
     assert choose_targets([seismic]) == (64,)
 
@@ -235,15 +235,15 @@ def test_the_largest_mostly_zero_allocations_come_first_and_ties_go_by_name() ->
 def test_zeros_that_do_not_last_are_not_mostly_zero() -> None:
     lasting, passing = counts([0] * 9 + [128]), counts([0] * 6 + [32] * 4)
     dense = one({128: 100}, "dense")
-    assert choose_targets([Allocation("a", 1280, (lasting, lasting)), dense]) == (8, 128)
-    assert choose_targets([Allocation("a", 1280, (lasting, passing)), dense]) == (32, 128)
+    assert choose_targets([ProfiledAllocation("a", 1280, (lasting, lasting)), dense]) == (8, 128)
+    assert choose_targets([ProfiledAllocation("a", 1280, (lasting, passing)), dense]) == (32, 128)
 
 
 # --- ends of the scale, and mistakes ------------------------------------------------------------------------
 
 
 def test_what_is_not_known_counts_as_incompressible() -> None:
-    unknown, empty = Allocation("unknown", 1000, ()), Allocation("empty", 0, ())
+    unknown, empty = ProfiledAllocation("unknown", 1000, ()), ProfiledAllocation("empty", 0, ())
     assert choose_targets([unknown, empty])[0] == 128
     assert mean_overflow([unknown], [32]) == 1.0
     assert choose_targets([]) == ()
@@ -253,7 +253,7 @@ def test_what_is_not_known_counts_as_incompressible() -> None:
 
 def test_wrong_histograms_are_told_together() -> None:
     with pytest.raises(InputError) as caught:
-        Allocation("a", 300, ((1, 0, 0, 0, 0, 0, 0, 0), (3, 0), (4, 0, 0, 0, 0, 0, 0, -1)))
+        ProfiledAllocation("a", 300, ((1, 0, 0, 0, 0, 0, 0, 0), (3, 0), (4, 0, 0, 0, 0, 0, 0, -1)))
     assert [str(problem) for problem in caught.value.problems] == [
         "allocation a, snapshot 1: counts 1 entries, 300 bytes have 3; count each entry of 128 bytes once",
         "allocation a, snapshot 2: has counts of 2 sizes, there are 8; count each entry of 128 bytes once",

@@ -12,7 +12,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu.compression.buddy.streams import Walk
+from simgpu.compression.buddy.streams import EntryAccesses
 from simgpu.compression.buddy.traffic import Moved, demand_of, link_ns, moved_by
 from simgpu.graph.compressed import Demand
 from simgpu.hardware.nodes import load_node
@@ -33,8 +33,10 @@ orders = st.sampled_from(AccessOrder)
 many = settings(deadline=None, max_examples=400)
 
 
-def walk(entries: int, visits: int, *, write: bool = False, order: AccessOrder = SEQUENTIAL, sectors: int = 4) -> Walk:
-    return Walk(0, entries, write, order, sectors, visits)
+def walk(
+    entries: int, accesses: int, *, write: bool = False, order: AccessOrder = SEQUENTIAL, sectors: int = 4
+) -> EntryAccesses:
+    return EntryAccesses(0, entries, write, order, sectors, accesses)
 
 
 def only(size: int, count: int = 1) -> tuple[int, ...]:
@@ -48,53 +50,53 @@ def only(size: int, count: int = 1) -> tuple[int, ...]:
 @many
 @given(histograms, st.sampled_from(TARGETS), st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
 def test_a_walk_moves_what_its_visits_move_one_by_one(
-    counts: list[int], target: int, visits: int, sectors: int, order: AccessOrder, write: bool
+    counts: list[int], target: int, accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
-    found = moved_by(walk(sum(counts), visits, write=write, order=order, sectors=sectors), counts, target)
+    result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
     alone = order is not SEQUENTIAL
-    expected = walked(entries_of(counts), target, visits, sectors, write=write, alone=alone)
-    assert found == expected.rounded_up()
+    expected = walked(entries_of(counts), target, accesses, sectors, write=write, alone=alone)
+    assert result == expected.rounded_up()
 
 
 @many
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
 def test_compression_in_transfer_moves_what_its_visits_move_one_by_one(
-    counts: list[int], visits: int, sectors: int, order: AccessOrder, write: bool
+    counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
-    steps = walk(sum(counts), visits, write=write, order=order, sectors=sectors)
-    found = moved_by(steps, counts, 128, IN_TRANSFER)
-    expected = walked(entries_of(counts), 128, visits, sectors, write=write, alone=False, in_transfer=True)
-    assert found == expected.rounded_up()
+    steps = walk(sum(counts), accesses, write=write, order=order, sectors=sectors)
+    result = moved_by(steps, counts, 128, IN_TRANSFER)
+    expected = walked(entries_of(counts), 128, accesses, sectors, write=write, alone=False, in_transfer=True)
+    assert result == expected.rounded_up()
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(1, 3))
 def test_reading_all_of_a_block_reads_all_that_is_kept_of_it(counts: list[int], target: int, passes: int):
     entries = sum(counts)
-    found = moved_by(walk(entries, passes * entries), counts, target)
-    kept = [lies(size, target) for size in entries_of(counts)]
-    assert found.device == passes * sum(near for near, _ in kept)
-    assert found.read == passes * sum(far for _, far in kept)
-    assert found.far == passes * sum(128 * (far > 0) for _, far in kept)
-    assert found.decompressed == passes * sum(128 * (0 < size < 128) for size in entries_of(counts))
+    result = moved_by(walk(entries, passes * entries), counts, target)
+    retained = [lies(size, target) for size in entries_of(counts)]
+    assert result.device == passes * sum(near for near, _ in retained)
+    assert result.read == passes * sum(far for _, far in retained)
+    assert result.far == passes * sum(128 * (far > 0) for _, far in retained)
+    assert result.decompressed == passes * sum(128 * (0 < size < 128) for size in entries_of(counts))
 
 
 @given(histograms, st.sampled_from(SHRINKING), st.integers(0, 300), orders)
 def test_writing_all_of_a_block_puts_what_reading_it_finds(
-    counts: list[int], target: int, visits: int, order: AccessOrder
+    counts: list[int], target: int, accesses: int, order: AccessOrder
 ):
     entries = sum(counts)
-    there = moved_by(walk(entries, visits, order=order), counts, target)
-    back = moved_by(walk(entries, visits, order=order, write=True), counts, target)
+    there = moved_by(walk(entries, accesses, order=order), counts, target)
+    back = moved_by(walk(entries, accesses, order=order, write=True), counts, target)
     assert (back.device, back.written, back.read) == (there.device, there.read, 0)
     assert back.decompressed == back.far == 0, "nobody waits for a write"
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
 def test_what_is_not_known_is_incompressible(
-    counts: list[int], visits: int, sectors: int, order: AccessOrder, write: bool
+    counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
     entries = sum(counts)
-    steps = walk(entries, visits, write=write, order=order, sectors=sectors)
+    steps = walk(entries, accesses, write=write, order=order, sectors=sectors)
     for target in TARGETS:
         assert moved_by(steps, None, target) == moved_by(steps, only(128, entries), target)
     assert moved_by(steps, None, 128, IN_TRANSFER) == moved_by(steps, only(128, entries), 128, IN_TRANSFER)
@@ -102,15 +104,15 @@ def test_what_is_not_known_is_incompressible(
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), orders, st.booleans())
 def test_memory_at_its_own_size_moves_what_is_asked(
-    counts: list[int], visits: int, sectors: int, order: AccessOrder, write: bool
+    counts: list[int], accesses: int, sectors: int, order: AccessOrder, write: bool
 ):
-    found = moved_by(walk(sum(counts), visits, write=write, order=order, sectors=sectors), counts, 128)
-    assert found == Moved(32 * sectors * visits, 32 * sectors * visits)
+    result = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, 128)
+    assert result == Moved(32 * sectors * accesses, 32 * sectors * accesses)
 
 
 @given(histograms, st.integers(0, 300), st.integers(1, 4), st.booleans())
-def test_more_device_memory_never_moves_more_over_the_link(counts: list[int], visits: int, sectors: int, write: bool):
-    steps = walk(sum(counts), visits, write=write, sectors=sectors)
+def test_more_device_memory_never_moves_more_over_the_link(counts: list[int], accesses: int, sectors: int, write: bool):
+    steps = walk(sum(counts), accesses, write=write, sectors=sectors)
     far = [moved_by(steps, counts, target) for target in TARGETS]
     for more, less in pairwise(far):
         assert more.read <= less.read and more.written <= less.written and more.far <= less.far
@@ -125,8 +127,8 @@ def test_an_entry_reads_buddy_memory_if_it_is_larger_than_its_target(target: int
 
 def test_an_incompressible_entry_at_twice_is_half_here_and_half_there():
     """Figure 4: the first two sectors in device memory, the last two in buddy memory."""
-    assert moved_by(walk(1, 1), only(128), 64) == Moved(asked=128, device=64, read=64, far=128)
-    assert moved_by(walk(1, 1, write=True), only(128), 64) == Moved(asked=128, device=64, written=64)
+    assert moved_by(walk(1, 1), only(128), 64) == Moved(requested=128, device=64, read=64, far=128)
+    assert moved_by(walk(1, 1, write=True), only(128), 64) == Moved(requested=128, device=64, written=64)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,8 @@ def test_some_sectors_of_an_incompressible_entry_lie_in_buddy_memory_by_chance(
     target: int, sectors: int, chance: Fraction
 ):
     """Of 6 pairs of sectors, 5 have one that is not among the first two."""
-    found = moved_by(walk(1, 1200, order=RANDOM, sectors=sectors), only(128), target)
-    assert found.far == 1200 * 32 * sectors * chance
+    result = moved_by(walk(1, 1200, order=RANDOM, sectors=sectors), only(128), target)
+    assert result.far == 1200 * 32 * sectors * chance
 
 
 def test_a_sixteenth_in_device_memory_is_read_once_from_end_to_end_and_sector_by_sector_otherwise():
@@ -166,7 +168,7 @@ def test_a_sector_beyond_a_sixteenth_does_not_touch_device_memory():
 def test_zeros_are_told_by_their_metadata():
     for target in SHRINKING:
         for write in (False, True):
-            assert moved_by(walk(9, 9, write=write), only(0, 9), target) == Moved(asked=9 * 128)
+            assert moved_by(walk(9, 9, write=write), only(0, 9), target) == Moved(requested=9 * 128)
     assert moved_by(walk(9, 9), only(0, 9), 128, IN_TRANSFER) == Moved(9 * 128, 9 * 32, decompressed=9 * 128)
 
 
@@ -179,9 +181,9 @@ def test_over_fetch_makes_sparse_access_move_more_and_dense_access_less(size: in
     for mode, target in ((IN_TRANSFER, 128), (CAPACITY, 96)):
         sparse = moved_by(walk(100, 100, order=RANDOM, sectors=1), only(size, 100), target, mode)
         dense = moved_by(walk(100, 100), only(size, 100), target, mode)
-        assert sparse.device >= sparse.asked
-        assert (sparse.device > sparse.asked) is (size > 32)
-        assert dense.device < dense.asked
+        assert sparse.device >= sparse.requested
+        assert (sparse.device > sparse.requested) is (size > 32)
+        assert dense.device < dense.requested
 
 
 def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int = 128, write: bool = False) -> float:
@@ -193,7 +195,7 @@ def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int 
         walk(entries, 100 * entries, order=order, sectors=sectors, write=write), counts, target, buddy.mode
     )
     link, dram = LinkSpec("free", 10**18, 10**18), node.gpu.dram_bandwidth or 0
-    demand = demand_of(moved, moved.asked // (32 * sectors), 0, 0, buddy, link, dram)
+    demand = demand_of(moved, moved.requested // (32 * sectors), 0, 0, buddy, link, dram)
     return demand.device_ns(demand.memory_ns) / demand.memory_ns
 
 
@@ -224,11 +226,11 @@ def spec(**changed: object) -> BuddySpec:
     return replace(BuddySpec(None, 3, PAPERS, decompression_ns=13, memory_latency_ns=288, in_flight=458752), **changed)  # type: ignore[arg-type]
 
 
-def waited(moved: Moved, visits: int, misses: int, buddy: BuddySpec, latency: int) -> int:
+def waited(moved: Moved, accesses: int, misses: int, buddy: BuddySpec, latency: int) -> int:
     """Little's law: bytes in flight are bytes per time times the time each is under way; so time is waits by flight."""
-    waits = Fraction(moved.asked * buddy.memory_latency_ns)
+    waits = Fraction(moved.requested * buddy.memory_latency_ns)
     waits += moved.decompressed * buddy.decompression_ns
-    after = latency + (Fraction(misses, visits) * buddy.memory_latency_ns if visits else 0)
+    after = latency + (Fraction(misses, accesses) * buddy.memory_latency_ns if accesses else 0)
     waits += moved.far * after
     return ceil(waits / buddy.in_flight)
 
@@ -248,7 +250,7 @@ def waited(moved: Moved, visits: int, misses: int, buddy: BuddySpec, latency: in
 def test_memory_takes_what_its_bandwidth_or_waiting_takes(
     counts: list[int],
     target: int,
-    visits: int,
+    accesses: int,
     sectors: int,
     order: AccessOrder,
     write: bool,
@@ -258,16 +260,16 @@ def test_memory_takes_what_its_bandwidth_or_waiting_takes(
 ):
     decompression, memory, in_flight, far = times
     buddy = spec(decompression_ns=decompression, memory_latency_ns=memory, in_flight=in_flight)
-    moved = moved_by(walk(sum(counts), visits, write=write, order=order, sectors=sectors), counts, target)
-    misses, back = min(cache[0], visits), cache[1]
+    moved = moved_by(walk(sum(counts), accesses, write=write, order=order, sectors=sectors), counts, target)
+    misses, back = min(cache[0], accesses), cache[1]
     link = LinkSpec("wire", 3 * GB, 7 * GB, far)
-    found = demand_of(moved, visits, misses, misses + back, buddy, link, dram)
-    without = Moved(moved.asked, moved.asked)
-    assert found.memory_ns == max(ceil(Fraction(moved.asked * GB, dram)), waited(without, 0, 0, buddy, 0))
+    result = demand_of(moved, accesses, misses, misses + back, buddy, link, dram)
+    without = Moved(moved.requested, moved.requested)
+    assert result.memory_ns == max(ceil(Fraction(moved.requested * GB, dram)), waited(without, 0, 0, buddy, 0))
     through = Fraction((moved.device + 32 * (misses + back)) * GB, dram)
-    assert found.compressed_ns == max(ceil(through), waited(moved, visits, misses, buddy, far))
-    assert (found.read, found.written) == (moved.read, moved.written)
-    assert found.link_ns == max(ceil(Fraction(moved.read, 7)), ceil(Fraction(moved.written, 3)))
+    assert result.compressed_ns == max(ceil(through), waited(moved, accesses, misses, buddy, far))
+    assert (result.read, result.written) == (moved.read, moved.written)
+    assert result.link_ns == max(ceil(Fraction(moved.read, 7)), ceil(Fraction(moved.written, 3)))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**12), st.integers(1, 10**12))
@@ -290,10 +292,10 @@ def as_flows(read: int, written: int, capacity: int) -> int:
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_only_the_part_of_a_kernel_that_memory_takes_changes(memory: int, compressed: int, duration: int):
-    found = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
+    result = Demand(memory, compressed, 0, 0, 0).device_ns(duration)
     share = min(memory, duration)
     expected = duration - share + (Fraction(share * compressed, memory) if memory else share)
-    assert found == ceil(expected)
+    assert result == ceil(expected)
     assert Demand(memory, memory, 0, 0, 0).device_ns(duration) == duration
 
 
@@ -301,9 +303,9 @@ def test_only_the_part_of_a_kernel_that_memory_takes_changes(memory: int, compre
 def test_more_metadata_misses_never_make_a_kernel_faster(moved: int, read: int, misses: int, more: int):
     """They slow palm and seismic (section 4.2)."""
     node = load_node("buddy-gpu")
-    visits = max(misses + more, 1)
-    what = Moved(128 * moved, 64 * moved, read, 0, moved, min(read, visits))
+    accesses = max(misses + more, 1)
+    what = Moved(128 * moved, 64 * moved, read, 0, moved, min(read, accesses))
     times = [
-        demand_of(what, visits, each, each, spec(), node.link, 900 * GB).compressed_ns for each in (misses, visits)
+        demand_of(what, accesses, each, each, spec(), node.link, 900 * GB).compressed_ns for each in (misses, accesses)
     ]
     assert times[0] <= times[1]

@@ -24,8 +24,8 @@ SPECIAL |= {"uint16": SPECIAL["bfloat16"], "uint8": SPECIAL["int8"]}
 
 def bits(array: NDArray[Any]) -> list[int]:
     """The elements as whole numbers, in C order."""
-    found: list[int] = np.frombuffer(array.tobytes(), f"u{array.itemsize}").tolist()
-    return found
+    result: list[int] = np.frombuffer(array.tobytes(), f"u{array.itemsize}").tolist()
+    return result
 
 
 def feature_map(elements: int, sparsity: float, dtype: Any = np.float32, seed: int = 0) -> NDArray[Any]:

@@ -13,13 +13,13 @@ def planes(entry: bytes) -> list[tuple[str, str]]:
     """From the 33rd bit of the differences down: the plane, and what it changes in the one above; first bit last."""
     words = struct.unpack("<32i", entry)
     deltas = [after - before for before, after in pairwise(words)]
-    found, above = [], "0" * 31
+    result, above = [], "0" * 31
     for bit in range(32, -1, -1):
         plane = "".join(str(delta >> bit & 1) for delta in reversed(deltas))
         change = "".join("1" if one != other else "0" for one, other in zip(plane, above, strict=True))
-        found.append((plane, change))
+        result.append((plane, change))
         above = plane
-    return found
+    return result
 
 
 def first_word(word: int) -> str:
@@ -86,12 +86,12 @@ def entry(code: str) -> bytes:
         width = (0, 4, 8, 16)[int(take(2), 2)]
         word = signed(width) if width else 0
     above = 0
-    found: list[int] = []
-    while len(found) < 33:
+    result: list[int] = []
+    while len(result) < 33:
         if take(1) == "1":
             above ^= int(take(31), 2)
         elif take(1) == "1":
-            found += [above] * (int(take(5), 2) + 1)
+            result += [above] * (int(take(5), 2) + 1)
         elif take(1) == "0":
             kind = take(2)
             if kind == "00":
@@ -100,10 +100,10 @@ def entry(code: str) -> bytes:
                 above = 0
             else:
                 above ^= (3 if kind == "10" else 1) << int(take(5), 2)
-        found.append(above)
+        result.append(above)
     words = [word]
     for place in range(31):
-        delta = sum((plane >> place & 1) << bit for plane, bit in zip(found, range(32, -1, -1), strict=True))
+        delta = sum((plane >> place & 1) << bit for plane, bit in zip(result, range(32, -1, -1), strict=True))
         words.append(words[-1] + (delta - 2**33 if delta >= 2**32 else delta))
     return struct.pack("<32i", *words)
 

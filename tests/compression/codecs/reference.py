@@ -51,8 +51,8 @@ def csr(elements: list[int], width: int, window: int) -> bytes:
     row = min(window // width, 256**width)
     counts, columns, values = b"", b"", b""
     for begin in range(0, len(elements), row):
-        found = [(column, element) for column, element in enumerate(elements[begin : begin + row]) if element != 0]
-        counts += len(found).to_bytes(4, "little")
-        columns += b"".join(column.to_bytes(width, "little") for column, _ in found)
-        values += b"".join(element.to_bytes(width, "little") for _, element in found)
+        result = [(column, element) for column, element in enumerate(elements[begin : begin + row]) if element != 0]
+        counts += len(result).to_bytes(4, "little")
+        columns += b"".join(column.to_bytes(width, "little") for column, _ in result)
+        values += b"".join(element.to_bytes(width, "little") for _, element in result)
     return counts + columns + values

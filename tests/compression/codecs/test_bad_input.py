@@ -44,16 +44,16 @@ def test_a_window_that_cannot_be(name: str, window: Any) -> None:
 
 
 def test_names_and_numbers_are_told_apart() -> None:
-    found = [codec_class(name) for name in codec_names()]
-    assert [codec.name for codec in found] == list(codec_names())
-    assert len({codec.number for codec in found}) == len(found)
+    result = [codec_class(name) for name in codec_names()]
+    assert [codec.name for codec in result] == list(codec_names())
+    assert len({codec.number for codec in result}) == len(result)
 
 
-@pytest.mark.parametrize("name", ["zvc", "bpc"])
-def test_neither_libraries_nor_compilers_load_for_a_size(name: str) -> None:
+def test_making_codecs_and_sizing_in_zvc_load_neither_libraries_nor_numba() -> None:
     program = (
         "import sys, numpy as np; from simgpu.compression.codecs.registry import make_codec;"
-        f"make_codec('{name}').compressed_size(np.zeros(100, np.float32));"
+        "make_codec('bpc');"
+        "make_codec('zvc').compressed_size(np.zeros(100, np.float32));"
         "print(sorted({'numba', 'lz4', 'rich', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,36 +12,30 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs import bpc, bpc_numpy, bpc_sizes, frame
+from simgpu.compression import codecs
+from simgpu.compression.codecs import bpc_code, frame
 from simgpu.compression.codecs.bpc import Bpc
-from simgpu.compression.codecs.bpc_sizes import entry_bits
-from simgpu.compression.codecs.entries import ENTRY_SIZES, size_classes
+from simgpu.compression.codecs.entries import ENTRY_SIZES, ZERO_BITS, entry_bits, size_classes
 from simgpu.compression.codecs.frame import HEADER_BYTES, CorruptStreamError, Header
-from tests.compression.codecs import bpc_reference
+from tests.compression.codecs import bpc_numpy, bpc_reference
 
 #: The codes of a change that is all ones, and of one that makes a plane zero.
 ALL_ONES, NONE = "00000", "00001"
 
 
-@pytest.fixture(params=["numpy", "numba"])
+@pytest.fixture(params=[bpc_numpy, bpc_code], ids=["numpy", "compiled"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """One of the two implementations, which then writes, reads and counts all."""
-    found = bpc_numpy
-    if request.param == "numba":
-        pytest.importorskip("numba", exc_type=ImportError, reason="the extra 'fast' is not installed")
-        from simgpu.compression.codecs import bpc_numba as found  # type: ignore[no-redef]
-    for module in (bpc, bpc_sizes):
-        monkeypatch.setattr(module, "implementation", lambda: found)
-    monkeypatch.setattr(bpc_sizes, "WORTH_COMPILING", 0)
-    return found
+    """The compiled functions or their oracle, which then writes, reads and counts all."""
+    monkeypatch.setattr(codecs, "bpc_code", request.param)
+    return request.param
 
 
 def words(first: int, deltas: dict[int, int]) -> list[int]:
     """Words with these differences at these places, none elsewhere."""
-    found = [first]
+    result = [first]
     for place in range(31):
-        found.append(found[-1] + deltas.get(place, 0))
-    return found
+        result.append(result[-1] + deltas.get(place, 0))
+    return result
 
 
 #: What an entry is, its words, and its code, part by part: the first word, then planes from the highest down.
@@ -104,9 +98,9 @@ class TestByHand:
     def test_every_form_writes_reads_and_counts_it(self, form: ModuleType, entry: list[int], code: str) -> None:
         array = np.array(entry, "<i4")
         bits = code.replace(".", "").replace(" ", "")
-        found = np.empty(1, np.uint16)
-        form.count_bits(array.reshape(1, 32), found)
-        assert found.tolist() == [len(bits)]
+        result = np.empty(1, np.uint16)
+        form.count_bits(array.reshape(1, 32), result)
+        assert result.tolist() == [len(bits)]
         size = np.array([-(-len(bits) // 64) * 8], np.uint8)
         out = np.full(size[0], 0xFF, np.uint8)
         form.write(array.reshape(1, 32), size, out)
@@ -159,17 +153,17 @@ def test_an_entry_comes_back_from_its_code(entry: bytes) -> None:
 @settings(deadline=None, max_examples=300)
 @given(entries())
 def test_only_zeros_have_a_code_of_ten_bits(entry: bytes) -> None:
-    assert (len(bpc_reference.code(entry)) == bpc_sizes.ZERO_BITS) == (entry == bytes(128))
-    assert len(bpc_reference.code(entry)) >= bpc_sizes.ZERO_BITS
+    assert (len(bpc_reference.code(entry)) == ZERO_BITS) == (entry == bytes(128))
+    assert len(bpc_reference.code(entry)) >= ZERO_BITS
 
 
 @settings(deadline=None, max_examples=300)
 @given(entries())
 def test_an_entry_takes_the_smallest_size_that_holds_its_code(entry: bytes) -> None:
-    found = int(size_classes(np.frombuffer(entry, np.uint8))[0])
+    result = int(size_classes(np.frombuffer(entry, np.uint8))[0])
     bits = len(bpc_reference.code(entry))
-    assert ENTRY_SIZES[found] == 128 or bits <= 8 * ENTRY_SIZES[found] or entry == bytes(128)
-    assert found == 0 or bits > 8 * ENTRY_SIZES[found - 1]
+    assert ENTRY_SIZES[result] == 128 or bits <= 8 * ENTRY_SIZES[result] or entry == bytes(128)
+    assert result == 0 or bits > 8 * ENTRY_SIZES[result - 1]
 
 
 class TestForms:
@@ -210,9 +204,9 @@ class TestForms:
 
 def _numpy_bits(array: NDArray[np.generic]) -> list[int]:
     raw = array.tobytes()
-    found = np.empty(-(-len(raw) // 128), np.uint16)
-    bpc_numpy.count_bits(np.frombuffer(raw.ljust(128 * found.size, b"\0"), "<i4").reshape(-1, 32), found)
-    return found.tolist()
+    result = np.empty(-(-len(raw) // 128), np.uint16)
+    bpc_numpy.count_bits(np.frombuffer(raw.ljust(128 * result.size, b"\0"), "<i4").reshape(-1, 32), result)
+    return result.tolist()
 
 
 def _varied(bytes: int) -> NDArray[np.uint8]:
@@ -255,16 +249,6 @@ class TestSizes:
 def _entries_by_width() -> list[bytes]:
     random = np.random.default_rng(0)
     return [random.integers(0, 2**width, 32).astype("<u4").tobytes() for width in range(20, 33)]
-
-
-def test_small_arrays_are_counted_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loaded() -> ModuleType:
-        raise AssertionError("the compiled form was asked for")
-
-    monkeypatch.setattr(bpc_sizes, "implementation", loaded)
-    entry_bits(np.zeros(2**26 - 1, np.uint8))
-    with pytest.raises(AssertionError, match="was asked for"):
-        entry_bits(np.zeros(2**26, np.uint8))
 
 
 class TestDamage:
@@ -346,11 +330,8 @@ class TestDamage:
         self.read_by_both(changed.to_bytes(size, "big"))
 
     def read_by_both(self, code: bytes) -> None:
-        pytest.importorskip("numba", exc_type=ImportError, reason="the extra 'fast' is not installed")
-        from simgpu.compression.codecs import bpc_numba
-
         codes, sizes = np.frombuffer(code, np.uint8), np.array([len(code)], np.uint8)
         plain, compiled = np.zeros((2, 1, 32), "<i4")
         fault = bpc_numpy.read(codes, sizes, plain)
-        assert bpc_numba.read(codes, sizes, compiled) == fault
+        assert bpc_code.read(codes, sizes, compiled) == fault
         assert fault == 0 or plain.tolist() == compiled.tolist()

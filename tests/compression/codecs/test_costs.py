@@ -40,10 +40,10 @@ def test_sizes_are_modelled_where_sparsity_is(codec: str, layout: str, origin: O
     trace = with_zeros(origin, modelled)
     assert x1(trace, codec, 0, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.5, layout)
     assert x1(trace, codec, 3, layout) == modelled_bytes(4096, 4, SHAPE, codec, 0.7, layout)
-    found = costs(trace, 0, layout)
-    assert found.is_known(trace.block_by_id["x1"], codec)
-    assert found.is_modelled(trace.block_by_id["x1"], codec)
-    assert found.modelled_codecs == ("rle", "lz4", "zlib")
+    result = costs(trace, 0, layout)
+    assert result.is_known(trace.block_by_id["x1"], codec)
+    assert result.is_modelled(trace.block_by_id["x1"], codec)
+    assert result.modelled_codecs == ("rle", "lz4", "zlib")
 
 
 @pytest.mark.parametrize("codec", ["rle", "lz4", "zlib"])

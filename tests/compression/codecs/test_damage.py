@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu.compression.codecs import frame, zvc, zvc_numpy
+from simgpu.compression.codecs import frame, zvc
 from simgpu.compression.codecs.frame import HEADER_BYTES, CorruptStreamError, Header
 from simgpu.compression.codecs.registry import codec_class, codec_names, make_codec
 from simgpu.errors import InputError
+from tests.compression.codecs import zvc_numpy
 
 by_codec = pytest.mark.parametrize("name", codec_names())
 
@@ -81,12 +82,10 @@ def test_noise_behind_a_good_checksum_is_no_array(name: str, elements: int) -> N
         make_codec(name).decode(sealed(name, noise, elements), np.float32, (elements,))
 
 
-@pytest.fixture(params=["numpy", "numba"])
+@pytest.fixture(params=["numpy", "compiled"])
 def _implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "numpy":
-        monkeypatch.setattr(zvc, "_implementation", lambda: zvc_numpy)
-    else:
-        pytest.importorskip("numba", exc_type=ImportError, reason="the extra 'fast' is not installed")
+        monkeypatch.setattr(zvc, "_compiled", lambda: (zvc_numpy.write, zvc_numpy.read))
 
 
 @pytest.mark.usefixtures("_implementation")

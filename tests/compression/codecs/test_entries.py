@@ -11,14 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.bpc_sizes import entry_bits
-from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, SECTORS, histogram, size_classes
+from simgpu.compression.codecs.entries import (
+    ENTRY_BYTES,
+    ENTRY_SIZES,
+    SECTOR_BYTES,
+    SECTORS,
+    entry_bits,
+    histogram,
+    size_classes,
+)
 from simgpu.errors import InputError
 from tests.compression.codecs import bpc_reference
 
 
 def sizes(array: NDArray[Any]) -> list[int]:
-    return [ENTRY_SIZES[found] for found in size_classes(array)]
+    return [ENTRY_SIZES[result] for result in size_classes(array)]
 
 
 class TestSizes:

@@ -8,8 +8,14 @@ from itertools import pairwise
 import pytest
 
 import simgpu
-from simgpu.compression.codecs.entry_pattern_table import SIDES, SPARSITY, shares_of_side
-from simgpu.compression.codecs.entry_patterns import entry_shares, load_entry_patterns, with_sparse_entries
+from simgpu.compression.codecs.entry_patterns import (
+    SIDES,
+    SPARSITY,
+    entry_shares,
+    load_entry_patterns,
+    shares_of_side,
+    with_sparse_entries,
+)
 from simgpu.trace.check import check_trace
 from simgpu.trace.entries import entries_of, histograms
 from simgpu.trace.model import BlockKind, SparsitySample, Trace
@@ -57,16 +63,16 @@ def test_more_zeros_leave_fewer_entries_that_do_not_compress(shape: tuple[int, .
 def test_a_trace_gets_valid_histograms_for_what_is_sparse(alexnet: Trace) -> None:
     assert check_trace(alexnet) == []
     blocks = alexnet.block_by_id
-    found = histograms(alexnet.compressibility)
+    result = histograms(alexnet.compressibility)
     for sample in alexnet.sparsity:
-        histogram = found[sample.block, sample.epoch]
+        histogram = result[sample.block, sample.epoch]
         assert sum(histogram.values()) == entries_of(blocks[sample.block])
         zeros = entry_shares(sample.sparsity, blocks[sample.block].shape)[0]
         assert histogram.get(0, 0) == pytest.approx(zeros * entries_of(blocks[sample.block]), rel=1e-3, abs=1)
 
 
 def test_gradients_through_a_relu_have_the_zeros_of_its_result(alexnet: Trace) -> None:
-    roles, found = roles_of(alexnet), histograms(alexnet.compressibility)
+    roles, result = roles_of(alexnet), histograms(alexnet.compressibility)
     masked = [
         block
         for block in alexnet.blocks
@@ -76,11 +82,11 @@ def test_gradients_through_a_relu_have_the_zeros_of_its_result(alexnet: Trace) -
     for block in masked:
         writer = next(kernel for kernel in reversed(alexnet.kernels) if block.id in kernel.writes)
         (saved,) = [
-            name for name in writer.reads if (name, 0) in found and name != block.id and name in sparse(alexnet)
+            name for name in writer.reads if (name, 0) in result and name != block.id and name in sparse(alexnet)
         ]
-        zeros, whole = found[block.id, 2].get(0, 0), entries_of(block)
+        zeros, whole = result[block.id, 2].get(0, 0), entries_of(block)
         assert zeros / whole == pytest.approx(
-            found[saved, 2].get(0, 0) / entries_of(alexnet.block_by_id[saved]), abs=1e-2
+            result[saved, 2].get(0, 0) / entries_of(alexnet.block_by_id[saved]), abs=1e-2
         )
 
 
@@ -90,13 +96,15 @@ def sparse(trace: Trace) -> set[str]:
 
 def test_other_blocks_keep_what_they_had(alexnet: Trace) -> None:
     before = with_compressibility(replace(alexnet, compressibility=()))
-    kept = [row for row in before.compressibility if alexnet.block_by_id[row.block].kind is BlockKind.WEIGHT]
-    assert set(kept) <= set(alexnet.compressibility)
+    retained = [row for row in before.compressibility if alexnet.block_by_id[row.block].kind is BlockKind.WEIGHT]
+    assert set(retained) <= set(alexnet.compressibility)
 
 
 def test_a_trace_without_sparsity_stays_as_it_is() -> None:
     trace = with_compressibility(build_trace("alexnet", batch=2, gpu=simgpu.load_node("buddy-gpu").gpu))
     assert with_sparse_entries(trace).compressibility == trace.compressibility
-    told = replace(trace, sparsity=(SparsitySample(trace.kernels[0].writes[0], 4, 1.0),))
-    rows = [row for row in with_sparse_entries(told).compressibility if row.block == told.sparsity[0].block]
+    description = replace(trace, sparsity=(SparsitySample(trace.kernels[0].writes[0], 4, 1.0),))
+    rows = [
+        row for row in with_sparse_entries(description).compressibility if row.block == description.sparsity[0].block
+    ]
     assert [(row.epoch, row.bytes) for row in rows] == [(4, 0)]

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simgpu.compression.codecs.layouts import LAYOUTS, in_layout
-from simgpu.compression.codecs.measure import measure
+from simgpu.compression.codecs.measure import LAYOUTS, in_layout, measure
 from simgpu.errors import InputError
 
 DATA = Path(__file__).parent / "data"
@@ -32,9 +31,9 @@ def feature_maps() -> dict[str, np.ndarray]:
 def sizes_by_window(feature_maps: dict[str, np.ndarray]) -> dict[int, Sizes]:
     return {
         window: {
-            (layer, found.codec, found.layout): found.compressed
+            (layer, result.codec, result.layout): result.compressed
             for layer, array in feature_maps.items()
-            for found in measure(array, window=window)
+            for result in measure(array, window=window)
         }
         for window in (4096, 65536)
     }

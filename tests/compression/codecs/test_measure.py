@@ -26,11 +26,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_every_codec_in_every_layout() -> None:
-    found = measure(IMAGES)
-    assert [(row.codec, row.layout) for row in found] == [
+    result = measure(IMAGES)
+    assert [(row.codec, row.layout) for row in result] == [
         (codec, layout) for codec in codec_names() for layout in ("nchw", "nhwc", "chwn")
     ]
-    for row in found:
+    for row in result:
         order = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1), "chwn": (1, 2, 3, 0)}[row.layout]
         lying = np.ascontiguousarray(IMAGES.transpose(order))
         assert row.compressed == make_codec(row.codec).compressed_size(lying)
@@ -38,15 +38,15 @@ def test_every_codec_in_every_layout() -> None:
 
 
 def test_only_what_is_asked_for_and_once() -> None:
-    found = measure(IMAGES, ["rle", "zvc", "rle"], ["chwn", "chwn"], window=65536)
-    assert [(row.codec, row.layout, row.window) for row in found] == [("rle", "chwn", 65536), ("zvc", "chwn", 65536)]
-    assert found[0].compressed == make_codec("rle", 65536).compressed_size(IMAGES.transpose(1, 2, 3, 0))
+    result = measure(IMAGES, ["rle", "zvc", "rle"], ["chwn", "chwn"], window=65536)
+    assert [(row.codec, row.layout, row.window) for row in result] == [("rle", "chwn", 65536), ("zvc", "chwn", 65536)]
+    assert result[0].compressed == make_codec("rle", 65536).compressed_size(IMAGES.transpose(1, 2, 3, 0))
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 9), (2, 2, 2, 2, 2)])
 def test_other_than_four_axes_are_measured_as_they_lie(shape: tuple[int, ...]) -> None:
-    found = measure(np.ones(shape, np.float16), ["zvc"])
-    assert [row.layout for row in found] == [AS_GIVEN]
+    result = measure(np.ones(shape, np.float16), ["zvc"])
+    assert [row.layout for row in result] == [AS_GIVEN]
     with pytest.raises(InputError, match="a layout orders four"):
         measure(np.ones(shape, np.float16), ["zvc"], ["nchw"])
 
@@ -56,9 +56,9 @@ def test_nothing_has_no_ratio() -> None:
 
 
 def test_progress_is_told() -> None:
-    told: list[str] = []
-    measure(IMAGES, ["zvc", "csr"], ["nhwc"], progress=told.append)
-    assert told == ["zvc, nhwc", "csr, nhwc"]
+    description: list[str] = []
+    measure(IMAGES, ["zvc", "csr"], ["nhwc"], progress=description.append)
+    assert description == ["zvc, nhwc", "csr, nhwc"]
 
 
 class TestFiles:
@@ -128,10 +128,16 @@ class TestCommand:
         assert done.exit_code == 0
         lines = done.stdout.splitlines()
         assert max(map(len, lines)) <= 80
-        told = " ".join(done.stdout.split())
-        assert "2x8x16x16, float32, 16 KiB" in told and "zeros 50.0%" in told and "window 4 KiB" in told
-        assert "codec layout size ratio zvc nchw 8.5 KiB 1.882x nhwc 8.5 KiB 1.882x chwn 8.5 KiB 1.882x rle" in told
-        assert told.count("nchw") == len(codec_names())
+        description = " ".join(done.stdout.split())
+        assert (
+            "2x8x16x16, float32, 16 KiB" in description
+            and "zeros 50.0%" in description
+            and "window 4 KiB" in description
+        )
+        assert (
+            "codec layout size ratio zvc nchw 8.5 KiB 1.882x nhwc 8.5 KiB 1.882x chwn 8.5 KiB 1.882x rle" in description
+        )
+        assert description.count("nchw") == len(codec_names())
 
     def test_json_has_the_same(self, file: Path) -> None:
         done = simgpu(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu.compression.codecs.layouts import LAYOUTS
+from simgpu.compression.codecs.measure import LAYOUTS
 from simgpu.compression.codecs.pattern_fit import (
     SIDES,
     SPARSITY,
@@ -93,8 +93,8 @@ class TestMadeUpMaps:
     def test_zvc_makes_of_them_what_its_closed_form_tells(self) -> None:
         for sparsity in SPARSITY:
             maps = field_of(shipped(), (4, 8, 13, 13), 13, seed=2).maps(sparsity)
-            told = compressed_bytes(maps.nbytes, 4, "zvc", sparsity)
-            assert make_codec("zvc").compressed_size(maps) == told
+            description = compressed_bytes(maps.nbytes, 4, "zvc", sparsity)
+            assert make_codec("zvc").compressed_size(maps) == description
 
     def test_more_zeros_leave_the_others_where_they_are(self) -> None:
         field = field_of(shipped(), (2, 8, 14, 14), 14, seed=3)
@@ -116,15 +116,15 @@ class TestMadeUpMaps:
 
     def test_mantissas_use_all_their_bits_and_magnitudes_spread_as_real_ones_do(self) -> None:
         """The gain is chosen for the latter: logarithms of the values of all layers."""
-        made = {
+        created = {
             name: field_of(shipped(), array.shape, array.shape[3], 0).maps(float(np.mean(array == 0)))
             for name, array in recorded().items()
         }
-        for name, array in made.items():
+        for name, array in created.items():
             values = array[array > 0].view(np.uint32)
             assert np.bitwise_or.reduce(values) & 0x7FFFFF == 0x7FFFFF, name
         real, modelled = (
-            np.mean([np.log(array[array > 0]).std() for array in maps.values()]) for maps in (recorded(), made)
+            np.mean([np.log(array[array > 0]).std() for array in maps.values()]) for maps in (recorded(), created)
         )
         assert modelled == pytest.approx(real, rel=0.05)
 
@@ -134,25 +134,25 @@ class TestFit:
 
     @pytest.mark.usefixtures("same_libraries")
     def test_the_residuals_are_those_that_are_told(self, found: dict[tuple[str, str, str], float]) -> None:
-        told = load_patterns().residuals
+        description = load_patterns().residuals
         assert set(found) == {
             (layer, codec, layout) for layer in recorded() for codec in MODELLED for layout in LAYOUTS
         }
         for (layer, codec, layout), residual in found.items():
-            assert told[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
+            assert description[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
 
     def test_it_is_as_good_as_it_is_told(self) -> None:
-        told = [
+        description = [
             (layout, residual)
             for layer in load_patterns().residuals.values()
             for codec in layer.values()
             for layout, residual in codec.items()
         ]
-        in_nchw = [residual for layout, residual in told if layout == "nchw"]
+        in_nchw = [residual for layout, residual in description if layout == "nchw"]
         assert sqrt(sum(residual**2 for residual in in_nchw) / len(in_nchw)) < 0.02
-        assert sqrt(sum(residual**2 for _, residual in told) / len(told)) < 0.04
+        assert sqrt(sum(residual**2 for _, residual in description) / len(description)) < 0.04
         assert max(map(abs, in_nchw)) < 0.05
-        assert max(abs(residual) for _, residual in told) < 0.16
+        assert max(abs(residual) for _, residual in description) < 0.16
 
     @pytest.mark.parametrize("number", ["channels", "length"])
     def test_no_number_is_better_a_fifth_away(self, number: str, found: dict[tuple[str, str, str], float]) -> None:
@@ -245,9 +245,9 @@ class TestLookUp:
     @by_codec
     @by_layout
     def test_at_its_points_it_is_what_the_table_tells(self, codec: str, layout: str) -> None:
-        for side, told in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
+        for side, description in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
             found = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
-            assert found == [ceil(10 * size) for size in told]
+            assert found == [ceil(10 * size) for size in description]
 
     @pytest.mark.parametrize(
         ("changed", "message"),

@@ -31,8 +31,8 @@ def test_it_is_to_the_byte_what_the_codec_makes(codec: str, dtype: Any, window: 
     share = zeros / elements if elements else 0.0
     array = feature_map(elements, share, dtype)
     assert np.count_nonzero(array == 0) == zeros
-    told = compressed_bytes(array.nbytes, array.itemsize, codec, share, window=window)
-    assert told == make_codec(codec, window).compressed_size(array)
+    description = compressed_bytes(array.nbytes, array.itemsize, codec, share, window=window)
+    assert description == make_codec(codec, window).compressed_size(array)
 
 
 @given(elements=st.integers(1, 10**11), data=st.data())

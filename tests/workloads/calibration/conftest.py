@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simgpu.workloads.calibration.validation import Validation, validate
+from simgpu.workloads.calibration.validation import TimeModelValidation, validate
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def recordings() -> Path:
 
 
 @pytest.fixture(scope="session")
-def compared(recordings: Path) -> Validation:
+def compared(recordings: Path) -> TimeModelValidation:
     """The time model beside the published figures and the recordings."""
     return validate(recordings)

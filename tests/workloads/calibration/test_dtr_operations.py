@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase
-from simgpu.workloads.calibration.dtr_operations import dtr_operations
+from simgpu.workloads.calibration.recorded_samples import dtr_operations
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ def test_a_logged_convolutions_shape_follows_from_its_sizes(
 ) -> None:
     blocks = {name: Block(name, 4 * size, BlockKind.OTHER) for name, size in zip("xwy", sizes, strict=True)}
     call = Kernel("1", "cudnn_convolution", Phase.FORWARD, 1000, ("x", "w"), ("y",))
-    found = dtr_operations(call, blocks, 56 if kernel == 3 else 84)
-    assert found is not None
-    shape = found[0].convolution
+    result = dtr_operations(call, blocks, 56 if kernel == 3 else 84)
+    assert result is not None
+    shape = result[0].convolution
     assert shape is not None
     assert (shape.kernel, shape.stride, shape.in_size) == ((kernel, kernel), (stride, stride), (224, 224))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simgpu.hardware.nodes import load_node
-from simgpu.workloads.calibration.fit import START, Problem, calibrate, written
-from simgpu.workloads.calibration.samples import Use
-from simgpu.workloads.calibration.validation import Validation
+from simgpu.workloads.calibration.fit import START, FitProblem, calibrate, written
+from simgpu.workloads.calibration.samples import SampleUse
+from simgpu.workloads.calibration.validation import TimeModelValidation
 from simgpu.workloads.timemodel.parameters import PARAMETERS, load_parameters
 from tests.workloads.calibration.made_up import product_sample
 
@@ -21,9 +21,9 @@ def test_the_table_before_the_fit_is_a_table() -> None:
     assert load_parameters(START).architectures.keys() == load_parameters().architectures.keys()
 
 
-def test_the_parameters_are_those_that_the_fit_finds(compared: Validation) -> None:
+def test_the_parameters_are_those_that_the_fit_finds(compared: TimeModelValidation) -> None:
     """From the shipped values a step of least squares has nothing left to gain, and from the first guesses much."""
-    problem = Problem([row.sample for row in compared.rows if row.sample.fitted], load_parameters(START))
+    problem = FitProblem([row.sample for row in compared.rows if row.sample.fitted], load_parameters(START))
 
     def cost_and_gain(logs: np.ndarray) -> tuple[float, float]:
         residuals, free = problem.residuals(logs), logs < problem.bounds[1] - 2e-3
@@ -44,7 +44,7 @@ def test_a_fit_finds_the_share_that_made_the_measurement() -> None:
     volta = truth.architectures["volta"].model_copy(update={"compute": 0.6})
     changed = truth.model_copy(update={"architectures": {**truth.architectures, "volta": volta}})
     measured = product_sample(gpu, 1).modelled_ns(changed)
-    slower = product_sample(gpu, 100 * measured, Use.HELD_OUT)
-    found = calibrate([product_sample(gpu, measured)] * 20 + [slower])
-    assert product_sample(gpu, measured).modelled_ns(found) == pytest.approx(measured, rel=0.01)
-    assert found.architectures["hopper"] == truth.architectures["hopper"]
+    slower = product_sample(gpu, 100 * measured, SampleUse.HELD_OUT)
+    result = calibrate([product_sample(gpu, measured)] * 20 + [slower])
+    assert product_sample(gpu, measured).modelled_ns(result) == pytest.approx(measured, rel=0.01)
+    assert result.architectures["hopper"] == truth.architectures["hopper"]

@@ -9,14 +9,13 @@ import pytest
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.calibration.memory import MemoryRow, compare_memory
-from simgpu.workloads.calibration.recordings import Recording
-from simgpu.workloads.calibration.samples import Skipped, Use
-from simgpu.workloads.calibration.validation import Validation
+from simgpu.workloads.calibration.recordings import CalibrationRecording
+from simgpu.workloads.calibration.samples import SampleUse, Skipped
+from simgpu.workloads.calibration.validation import MemoryRow, TimeModelValidation, compare_memory
 from simgpu.workloads.modelled import build_trace
 
-RECORDING = Recording(
-    path="a", gpu="v100", network="resnet20", batch=8, use=Use.HELD_OUT, operators="dtr", source="none",
+RECORDING = CalibrationRecording(
+    path="a", gpu="v100", network="resnet20", batch=8, use=SampleUse.HELD_OUT, operators="dtr", source="none",
     input="imagenet", optimizer="adam",
 )  # fmt: skip
 
@@ -29,17 +28,17 @@ def modelled() -> Trace:
 def test_a_recording_that_is_as_the_zoo_models_it_is_met_to_the_byte(modelled: Trace) -> None:
     peak = trace_stats(modelled).peak_recorded
     assert peak is not None
-    found = compare_memory(RECORDING, modelled)
-    assert found == MemoryRow(RECORDING, peak.bytes, peak.bytes, "lifetimes")
-    assert found.error == 0
+    result = compare_memory(RECORDING, modelled)
+    assert result == MemoryRow(RECORDING, peak.bytes, peak.bytes, "lifetimes")
+    assert result.error == 0
 
 
 def test_what_the_framework_counted_comes_before_lifetimes(modelled: Trace) -> None:
     counted = replace(modelled, info=replace(modelled.info, framework_peak_bytes=10**9))
-    found = compare_memory(RECORDING, counted)
-    assert isinstance(found, MemoryRow)
-    assert (found.recorded, found.counted) == (10**9, "framework")
-    assert found.error == found.modelled / 10**9 - 1
+    result = compare_memory(RECORDING, counted)
+    assert isinstance(result, MemoryRow)
+    assert (result.recorded, result.counted) == (10**9, "framework")
+    assert result.error == result.modelled / 10**9 - 1
 
 
 def test_what_cannot_be_compared_says_why(modelled: Trace) -> None:
@@ -50,10 +49,10 @@ def test_what_cannot_be_compared_says_why(modelled: Trace) -> None:
     assert compare_memory(other, modelled) == Skipped("v100 mine b8: memory", "the zoo has no network of that name")
 
 
-def test_recordings_are_compared_as_they_were_published(compared: Validation) -> None:
+def test_recordings_are_compared_as_they_were_published(compared: TimeModelValidation) -> None:
     """The peaks of the logs are those that the data's own description states; the profiler counted the other."""
-    found = {row.recording.network: row for row in compared.memory}
-    recorded = {network: row.recorded for network, row in found.items()}
+    result = {row.recording.network: row for row in compared.memory}
+    recorded = {network: row.recorded for network, row in result.items()}
     assert recorded == {
         "vgg13": 39343881216,
         "densenet121": 11020749360,
@@ -61,7 +60,7 @@ def test_recordings_are_compared_as_they_were_published(compared: Validation) ->
         "unet": 8415764640,
     }
     # Of these two the form is the zoo's own; the other two are known to be other networks, and say so.
-    assert abs(found["vgg13"].error) < 0.10
-    assert abs(found["densenet121"].error) < 0.10
-    assert "ReLU" in found["resnet32"].recording.differs
-    assert "another U-Net" in found["unet"].recording.differs
+    assert abs(result["vgg13"].error) < 0.10
+    assert abs(result["densenet121"].error) < 0.10
+    assert "ReLU" in result["resnet32"].recording.differs
+    assert "another U-Net" in result["unet"].recording.differs

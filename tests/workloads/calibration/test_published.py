@@ -9,7 +9,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.workloads.calibration.published import PUBLISHED, load_published
 from simgpu.workloads.calibration.published_samples import published_samples
-from simgpu.workloads.calibration.samples import Sample, Use
+from simgpu.workloads.calibration.samples import Sample, SampleUse
 from simgpu.workloads.timemodel.operation import Direction
 
 
@@ -36,7 +36,7 @@ def test_the_rule_that_holds_figures_out_is_by_network_alone() -> None:
     assert len(networks - set(published.fitted_networks)) >= 5
     samples = [sample for sample in published_samples(published) if isinstance(sample, Sample)]
     assert {sample.network for sample in samples if sample.fitted} == set(published.fitted_networks)
-    assert {sample.use for sample in samples} == {Use.FIT, Use.HELD_OUT}
+    assert {sample.use for sample in samples} == {SampleUse.FIT, SampleUse.HELD_OUT}
 
 
 @pytest.mark.parametrize("source", ["johnson", "johnson-k40", "cloud", "sako", "nvidia", "lambda", "tensorflow"])

@@ -11,22 +11,22 @@ from simgpu.hardware.nodes import node_names
 from simgpu.workloads.calibration.__main__ import main
 from simgpu.workloads.calibration.published import load_published
 from simgpu.workloads.calibration.recordings import RECORDINGS, load_recordings
-from simgpu.workloads.calibration.samples import Skipped, Use
+from simgpu.workloads.calibration.samples import SampleUse, Skipped
 from simgpu.workloads.calibration.validation import validate
 
 FITTED = ("h100-triosim/vgg13", "titanv-dtr/densenet121-b84.log", "a100-g10/bert-256")
 
 
 def test_every_recording_has_a_node_a_source_and_one_use_by_network() -> None:
-    found = load_recordings()
-    assert {recording.gpu for recording in found.recordings} <= set(node_names())
-    assert {recording.source for recording in found.recordings} == set(found.sources)
-    fitted = {recording.network for recording in found.fitted} | set(load_published().fitted_networks)
+    result = load_recordings()
+    assert {recording.gpu for recording in result.recordings} <= set(node_names())
+    assert {recording.source for recording in result.recordings} == set(result.sources)
+    fitted = {recording.network for recording in result.fitted} | set(load_published().fitted_networks)
     figures = {figure.network for figure in load_published().figures} - set(load_published().fitted_networks)
-    held_out = {recording.network for recording in found.recordings if recording.use is Use.HELD_OUT} | figures
+    held_out = {recording.network for recording in result.recordings if recording.use is SampleUse.HELD_OUT} | figures
     assert not fitted & held_out
-    assert {recording.network for recording in found.recordings if recording.use is Use.SEEN_NETWORK} < fitted
-    assert tuple(recording.path for recording in found.fitted) == FITTED
+    assert {recording.network for recording in result.recordings if recording.use is SampleUse.SEEN_NETWORK} < fitted
+    assert tuple(recording.path for recording in result.fitted) == FITTED
 
 
 def test_a_recording_of_an_unknown_source_is_refused(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_the_fit_refuses_to_do_with_fewer_recordings(
     (folder / FITTED[0]).symlink_to(recordings / FITTED[0])
     table.write_text("as before")
     assert main([str(folder), "-o", str(table)]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in told] == [str(folder / path) for path in FITTED[1:]]
+    description = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in description] == [str(folder / path) for path in FITTED[1:]]
     assert table.read_text() == "as before"
 
 

@@ -8,35 +8,38 @@ from click.testing import CliRunner
 
 from simgpu.cli.zoo import zoo
 from simgpu.hardware.nodes import load_node
-from simgpu.workloads.calibration.samples import Use
-from simgpu.workloads.calibration.validation import Row, Validation, validate
+from simgpu.workloads.calibration.samples import SampleUse
+from simgpu.workloads.calibration.validation import TimeModelValidation, ValidationRow, validate
 from tests.workloads.calibration.made_up import product_sample
 
 
 def test_published_figures_held_out_are_met_within_a_tenth_in_the_mean() -> None:
-    found = validate()
-    held_out, fitted = found.summary(Use.HELD_OUT), found.summary(Use.FIT)
+    result = validate()
+    held_out, fitted = result.summary(SampleUse.HELD_OUT), result.summary(SampleUse.FIT)
     assert held_out is not None
     assert fitted is not None
     assert (held_out.count > 50) and (fitted.count > 50)
     assert held_out.mean < 0.10
     assert fitted.mean < 0.10
-    assert not found.skipped
+    assert not result.skipped
 
 
-def test_recordings_held_out_are_met(compared: Validation) -> None:
+def test_recordings_held_out_are_met(compared: TimeModelValidation) -> None:
     rows = {(row.sample.network, row.sample.batch): row for row in compared.rows if row.sample.measures == "iteration"}
     h100, titan = rows["vgg13", 512], rows["resnet32", 56]
-    assert h100.sample.use is Use.SEEN_NETWORK
-    assert titan.sample.use is Use.HELD_OUT
+    assert h100.sample.use is SampleUse.SEEN_NETWORK
+    assert titan.sample.use is SampleUse.HELD_OUT
     assert h100.sample.measured_ns == 346_344_000
     assert abs(h100.error) < 0.10
     assert abs(titan.error) < 0.10
 
 
-def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told(compared: Validation) -> None:
+def test_no_network_is_on_both_sides_and_recordings_without_an_iteration_are_told(
+    compared: TimeModelValidation,
+) -> None:
     fitted, held_out = (
-        {row.sample.network for row in compared.rows if row.sample.use is use} for use in (Use.FIT, Use.HELD_OUT)
+        {row.sample.network for row in compared.rows if row.sample.use is use}
+        for use in (SampleUse.FIT, SampleUse.HELD_OUT)
     )
     assert not fitted & held_out
     assert {"densenet121", "vgg13", "bert"} < fitted
@@ -48,15 +51,15 @@ def test_a_summary_tells_sizes_and_the_mean_with_sign() -> None:
     gpu = load_node("v100").gpu
     exact = product_sample(gpu, 1).modelled_ns()
     rows = (
-        Row(product_sample(gpu, 4, Use.HELD_OUT), 5),
-        Row(product_sample(gpu, 2, Use.HELD_OUT), 1),
-        Row(product_sample(gpu, exact), exact),
+        ValidationRow(product_sample(gpu, 4, SampleUse.HELD_OUT), 5),
+        ValidationRow(product_sample(gpu, 2, SampleUse.HELD_OUT), 1),
+        ValidationRow(product_sample(gpu, exact), exact),
     )
-    found = Validation(rows, ())
-    held_out = found.summary(Use.HELD_OUT, gpu="v100", network="product")
+    result = TimeModelValidation(rows, ())
+    held_out = result.summary(SampleUse.HELD_OUT, gpu="v100", network="product")
     assert held_out is not None
     assert (held_out.count, held_out.mean, held_out.bias, held_out.worst) == (2, 0.375, -0.125, rows[1])
-    assert found.summary(Use.HELD_OUT, network="another") is None
+    assert result.summary(SampleUse.HELD_OUT, network="another") is None
 
 
 def test_the_command_prints_every_gpu_and_both_means() -> None:
@@ -67,21 +70,21 @@ def test_the_command_prints_every_gpu_and_both_means() -> None:
     assert any(line.startswith("all ") and line.count("%") == 6 for line in lines)
     assert any(line.startswith("resnet101 ") and line.count("%") == 3 for line in lines)
     assert max(map(len, lines)) <= 80
-    told = result.output.partition("not compared")[2]
-    assert "no measurement" in told
-    assert "biglstm" in told
-    assert "resnet101" not in told
+    description = result.output.partition("not compared")[2]
+    assert "no measurement" in description
+    assert "biglstm" in description
+    assert "resnet101" not in description
     assert "peak memory" not in result.output, "published figures tell none"
 
 
 def test_the_command_tells_what_was_not_compared(recordings: Path) -> None:
     result = CliRunner().invoke(zoo, ["validate", "--recordings", str(recordings), "--parts"])
     assert result.exit_code == 0
-    shown, _, told = result.output.partition("not compared")
+    shown, _, description = result.output.partition("not compared")
     assert "titan-v" in shown.splitlines()
     assert "seen network, in neither" in shown
-    assert "transformer-b10.log" in told
-    assert "titan-v unet b6: iteration" in told
+    assert "transformer-b10.log" in description
+    assert "titan-v unet b6: iteration" in description
     memory = shown.partition("peak memory")[2].splitlines()
     assert [line.split()[:3] for line in memory if line.endswith(("framework", "lifetimes"))] == [
         ["vgg13", "h100", "512"],

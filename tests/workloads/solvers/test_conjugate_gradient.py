@@ -9,17 +9,24 @@ import pytest
 from numpy.typing import NDArray
 
 from simgpu.workloads.solvers import nas_random
-from simgpu.workloads.solvers.conjugate_gradient import INNER, ConjugateGradient
-from simgpu.workloads.solvers.random_matrix import CONDITION, SparseRows, expected_entries, random_matrix, room_for
+from simgpu.workloads.solvers.conjugate_gradient import (
+    CONDITION,
+    INNER,
+    ConjugateGradient,
+    SparseRows,
+    allocated_entries,
+    expected_entries,
+    random_matrix,
+)
 
 
 def dense(matrix: SparseRows) -> NDArray[np.float64]:
     rows = matrix.starts.size - 1
-    found = np.zeros((rows, rows))
+    result = np.zeros((rows, rows))
     for row in range(rows):
         part = slice(matrix.starts[row], matrix.starts[row + 1])
-        found[row, matrix.columns[part]] = matrix.values[part]
-    return found
+        result[row, matrix.columns[part]] = matrix.values[part]
+    return result
 
 
 def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.float64]:
@@ -28,7 +35,7 @@ def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.floa
     below = 1
     while below < rows:
         below *= 2
-    found, weight = np.zeros((rows, rows)), 1.0
+    result, weight = np.zeros((rows, rows)), 1.0
     for row in range(rows):
         vector: dict[int, float] = {}
         while len(vector) < nonzeros:
@@ -38,9 +45,9 @@ def by_outer_products(rows: int, nonzeros: int, shift: float) -> NDArray[np.floa
         vector[row] = 0.5
         full = np.zeros(rows)
         full[list(vector)] = list(vector.values())
-        found += weight * np.outer(full, full)
+        result += weight * np.outer(full, full)
         weight *= CONDITION ** (1 / rows)
-    return found + np.diag(np.full(rows, CONDITION - shift))
+    return result + np.diag(np.full(rows, CONDITION - shift))
 
 
 @pytest.mark.parametrize(("rows", "nonzeros"), [(40, 3), (64, 5), (100, 2)])
@@ -68,7 +75,7 @@ def test_the_product_is_that_of_the_full_matrix() -> None:
 def test_entries_beyond_the_last_are_room_that_is_not_used() -> None:
     matrix = random_matrix(1400, 7, shift=10.0)
     used = int(matrix.starts[-1])
-    assert matrix.values.size == room_for(1400, 7) == 1400 * 64
+    assert matrix.values.size == allocated_entries(1400, 7) == 1400 * 64
     assert not matrix.values[used:].any()
     assert not matrix.columns[used:].any()
     assert used == pytest.approx(expected_entries(1400, 7), rel=0.03)

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from simgpu.workloads.solvers import porous
-from simgpu.workloads.solvers.lattice import WEIGHTS, Lattice
-from simgpu.workloads.solvers.porous import DIRECTIONS, OPPOSITE
+from simgpu.workloads.solvers import lattice
+from simgpu.workloads.solvers.lattice import DIRECTIONS, OPPOSITE, WEIGHTS, Lattice
 
 
 def test_directions_and_weights_are_those_of_d3q19() -> None:
@@ -25,30 +24,30 @@ def test_directions_and_weights_are_those_of_d3q19() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(arrays(bool, st.tuples(*[st.integers(3, 9)] * 3)).filter(lambda fluid: fluid.any()))
-def test_pulling_moves_every_value_to_one_place(fluid: porous.Fluid) -> None:
+def test_pulling_moves_every_value_to_one_place(fluid: lattice.Fluid) -> None:
     """Whatever the geometry: nothing is lost and nothing doubled, so mass is kept."""
-    table = porous.sources(fluid)
+    table = lattice.sources(fluid)
     sites = int(fluid.sum())
     assert sorted(table.reshape(-1).tolist()) == list(range(sites, 19 * sites))
 
 
 @settings(deadline=None, max_examples=30)
 @given(arrays(bool, st.tuples(*[st.integers(3, 9)] * 3)).filter(lambda fluid: fluid.any()))
-def test_sites_are_listed_once_each(fluid: porous.Fluid) -> None:
-    numbers = porous.listed(fluid)
+def test_sites_are_listed_once_each(fluid: lattice.Fluid) -> None:
+    numbers = lattice.listed(fluid)
     assert (numbers[~fluid] == -1).all()
     assert sorted(numbers[fluid].tolist()) == list(range(int(fluid.sum())))
 
 
 def test_requests_are_counted_as_a_plain_loop_counts_them() -> None:
-    table = porous.sources(porous.spheres(8, 0.3))
+    table = lattice.sources(lattice.spheres(8, 0.3))
     entries, sectors = set(), set()
     for direction, row in enumerate(table.tolist()):
         for site, place in enumerate(row):
-            block = (direction, site // porous.THREADS)
+            block = (direction, site // lattice.THREADS)
             entries.add((block, place * 8 // 128))
             sectors.add((block, place * 8 // 32))
-    assert porous.requests(table) == porous.Requests(len(entries), len(sectors))
+    assert lattice.requests(table) == lattice.Requests(len(entries), len(sectors))
 
 
 def test_mass_stays_and_momentum_comes_from_the_force() -> None:
@@ -77,13 +76,13 @@ def test_the_flow_between_plates_is_poiseuilles(height: int, viscosity: float) -
     """With these two relaxation times the parabola is exact, walls half a link beyond the last sites."""
     steps = int(6 * height**2 / viscosity)
     solver = Lattice(
-        size=8, steps=steps + steps % 2, viscosity=viscosity, force=1e-6, geometry=porous.channel(4, height)
+        size=8, steps=steps + steps % 2, viscosity=viscosity, force=1e-6, geometry=lattice.channel(4, height)
     )
     *_, last = solver.states()
-    numbers = porous.listed(solver.tile)
-    found = solver.velocity(last["values_even"])[numbers[1:, 2, 2]]
+    numbers = lattice.listed(solver.tile)
+    result = solver.velocity(last["values_even"])[numbers[1:, 2, 2]]
     z = np.arange(height) + 0.5
-    np.testing.assert_allclose(found, 1e-6 / (2 * viscosity) * z * (height - z), rtol=1e-6)
+    np.testing.assert_allclose(result, 1e-6 / (2 * viscosity) * z * (height - z), rtol=1e-6)
 
 
 def test_tiles_are_the_same_flow_side_by_side() -> None:

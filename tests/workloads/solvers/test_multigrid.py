@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.workloads.solvers.boxes import FIELDS, Level, Shape
-from simgpu.workloads.solvers.multigrid import Multigrid, _interpolated, _mean_of_eight
+from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _interpolated, _mean_of_eight
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])
@@ -30,22 +29,22 @@ def test_the_solution_is_of_second_order() -> None:
 
 
 def test_boxes_change_no_bit_of_the_solution() -> None:
-    found = []
+    result = []
     for box in (4, 8, 32):
         solver = Multigrid(size=32, box=box, steps=3)
         *_, last = solver.states()
         level = Level(Shape(32 // box, box))
         level.data[:] = last["level0"]
-        found.append(level.whole("u"))
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+        result.append(level.as_cube("u"))
+    assert np.array_equal(result[0], result[1])
+    assert np.array_equal(result[0], result[2])
 
 
 def test_a_cube_goes_into_boxes_and_back() -> None:
     level = Level(Shape(2, 4))
     cube = np.arange(512.0).reshape(8, 8, 8)
     level.put("rhs", cube)
-    assert np.array_equal(level.whole("rhs"), cube)
+    assert np.array_equal(level.as_cube("rhs"), cube)
 
 
 def test_ghosts_are_the_neighbours_cells_and_make_faces_zero() -> None:
@@ -66,11 +65,11 @@ def test_the_operator_is_symmetric_and_its_diagonal_is_what_dinv_inverts() -> No
         level.put("u", unit.reshape((cells,) * 3))
         level.exchange()
         level.apply()
-        columns.append(level.whole("temp").reshape(-1))
+        columns.append(level.as_cube("temp").reshape(-1))
     full = np.array(columns).T
     np.testing.assert_allclose(full, full.T, atol=1e-10)
     assert np.linalg.eigvalsh(full).min() > 0
-    np.testing.assert_allclose(np.diag(full), 1 / level.whole("dinv").reshape(-1), rtol=1e-12)
+    np.testing.assert_allclose(np.diag(full), 1 / level.as_cube("dinv").reshape(-1), rtol=1e-12)
 
 
 def test_valid_marks_the_cells_of_the_domain() -> None:

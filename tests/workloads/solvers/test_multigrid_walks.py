@@ -8,11 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from simgpu.compression.buddy.streams import Walk, stream_of
+from simgpu.compression.buddy.streams import EntryAccesses, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES, SECTOR_BYTES
 from simgpu.machine.visits import pages_of
-from simgpu.workloads.solvers.boxes import FIELDS, Level, Shape
-from simgpu.workloads.solvers.multigrid import Multigrid, _cycle
+from simgpu.workloads.solvers.multigrid import FIELDS, Level, Multigrid, Shape, _cycle
 from simgpu.workloads.solvers.work import Touch
 
 #: Levels of eight boxes, eight smaller ones, one, and one that is smaller still.
@@ -45,9 +44,11 @@ def entries_at(shape: Shape, places: Iterable[Place]) -> set[int]:
     }
 
 
-def walk_of(touch: Touch) -> Walk:
+def walk_of(touch: Touch) -> EntryAccesses:
     entries = SOLVER.arrays()[touch.array].entries
-    return Walk(0, entries, touch.write, touch.order, touch.sectors, touch.visits, touch.stride, begin=touch.first)
+    return EntryAccesses(
+        0, entries, touch.write, touch.order, touch.sectors, touch.visits, touch.stride, begin=touch.first
+    )
 
 
 def check(touches: Iterable[Touch], entries: set[int]) -> None:
@@ -66,7 +67,7 @@ def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) ->
     if work.op in ("restrict", "interpolate"):
         here, below = {min(here)}, {max(here)}
     reads, writes, reads_below, writes_below = USED[work.op]
-    found = {(touch.array, touch.write): touch for touch in work.touches}
+    result = {(touch.array, touch.write): touch for touch in work.touches}
     expected = {
         (array, write): names
         for arrays, both in ((here, (reads, writes)), (below, (reads_below, writes_below)))
@@ -74,9 +75,9 @@ def test_a_kernel_visits_the_fields_that_it_uses_each_entry_once(number: int) ->
         for write, names in zip((False, True), both, strict=True)
         if names
     }
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for (array, write), names in expected.items():
-        shape, touch = SHAPES[array], found[array, write]
+        shape, touch = SHAPES[array], result[array, write]
         entries = entries_at(shape, product(range(shape.boxes**3), names))
         check([touch], entries)
         assert touch.visits == len(entries)

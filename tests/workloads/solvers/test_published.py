@@ -36,8 +36,8 @@ def test_the_readme_tells_what_the_profiler_finds(name: str) -> None:
     row = re.search(rf"^\| `hpc-{name}` \| (.*) \|$", text, re.MULTILINE)
     assert row is not None
     designs = profile(name).designs
-    told = [f"{ratio_text(designs[key].ratio)}, {share_text(designs[key].overflow)}" for key in designs]
-    assert row[1].split(" | ") == [ratio_text(profile(name).optimistic_ratio), *told]
+    description = [f"{ratio_text(designs[key].ratio)}, {share_text(designs[key].overflow)}" for key in designs]
+    assert row[1].split(" | ") == [ratio_text(profile(name).optimistic_ratio), *description]
 
 
 def test_cg_is_compressed_by_a_tenth_and_only_allocation_by_allocation() -> None:

@@ -19,8 +19,8 @@ def tallies(solver: RandomNumbers) -> list[int]:
 @settings(deadline=None)
 @given(st.integers(1, 2**46 - 1), st.integers(1, 60), st.integers(1, 1000))
 def test_the_sequence_is_that_of_whole_numbers(seed: int, count: int, step: int) -> None:
-    found, expected = nas_random.sequence(seed, count, step).tolist(), seed
-    for number in found:
+    result, expected = nas_random.sequence(seed, count, step).tolist(), seed
+    for number in result:
         expected = expected * pow(5**13, step, 2**46) % 2**46
         assert number == expected
 

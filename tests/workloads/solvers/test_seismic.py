@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simgpu.workloads.solvers.elastic import DERIVATIVES, MEMORIES, memory_name
-from simgpu.workloads.solvers.seismic import Seismic
+from simgpu.workloads.solvers.seismic import DERIVATIVES, MEMORIES, Seismic, memory_name
 
 P, S = 3000.0, 1700.0
 ONE_LAYER = ((1.0, P, S, 2200.0),)
@@ -67,7 +66,7 @@ def test_memory_variables_are_zero_inside_the_border() -> None:
 
 
 def test_each_derivative_has_its_own_memory() -> None:
-    terms = [(field, axis) for found in DERIVATIVES.values() for field, axis, _ in found]
+    terms = [(field, axis) for result in DERIVATIVES.values() for field, axis, _ in result]
     assert len(set(terms)) == len(terms) == 18
     assert sorted(memory_name(*term) for term in terms) == sorted(MEMORIES)
 

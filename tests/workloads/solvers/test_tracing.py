@@ -24,11 +24,11 @@ def bare(name: str) -> Trace:
 
 def moved(trace: Trace, kernel: str) -> int:
     """Bytes of a kernel as its blocks and accesses tell them."""
-    told = {(each.kernel, each.block, each.write): each.entries * each.sectors * 32 for each in trace.accesses}
+    description = {(each.kernel, each.block, each.write): each.entries * each.sectors * 32 for each in trace.accesses}
     usual = {block.id: -(-block.bytes // 128) * 128 for block in trace.blocks}
-    found = next(each for each in trace.kernels if each.id == kernel)
-    pairs = [*((block, False) for block in found.reads), *((block, True) for block in found.writes)]
-    return sum(told.get((kernel, block, write), usual[block]) for block, write in pairs)
+    result = next(each for each in trace.kernels if each.id == kernel)
+    pairs = [*((block, False) for block in result.reads), *((block, True) for block in result.writes)]
+    return sum(description.get((kernel, block, write), usual[block]) for block, write in pairs)
 
 
 @each
@@ -36,13 +36,13 @@ def test_it_is_valid_and_says_that_it_is_modelled(name: str) -> None:
     trace = bare(name)
     assert check_trace(trace) == []
     assert trace.info.origin is Origin.MODELLED
-    for told in (
+    for description in (
         SOLVERS[name].like,
         "none of whose code is here",
         "Durations are modelled",
         "Compressibility is measured",
     ):
-        assert told in trace.info.notes
+        assert description in trace.info.notes
 
 
 @each
@@ -100,7 +100,7 @@ def test_its_compressibility_is_what_the_run_has(name: str) -> None:
     for epoch, state in enumerate(solver_of(name).snapshots()):
         for array, values in state.items():
             counts = histogram(size_classes(values))
-            told = Counter(shipped[array, epoch])
+            description = Counter(shipped[array, epoch])
             for size, count in zip(ENTRY_SIZES, counts, strict=True):
                 share = count / sum(counts)
-                assert told[size] / sum(told.values()) == pytest.approx(share, abs=0.01)
+                assert description[size] / sum(description.values()) == pytest.approx(share, abs=0.01)

@@ -9,8 +9,7 @@ import pytest
 import simgpu
 from simgpu.trace.model import Trace
 from simgpu.workloads.modelled import build_trace
-from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
-from simgpu.workloads.sparsity.profile import load_profile
+from simgpu.workloads.sparsity.generator import load_profile, mean_sparsity, with_sparsity
 
 #: The networks of cDMA and the batches of its table II.
 CDMA = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}
@@ -28,10 +27,10 @@ def curves(name: str, epochs: int = EPOCHS) -> dict[str, list[float]]:
     """Sparsity over the epochs by layer, in forward order."""
     trace = trained(name, epochs)
     table = trace.block_by_id
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for sample in trace.sparsity:
-        found.setdefault(table[sample.block].layer or sample.block, []).append(sample.sparsity)
-    return found
+        result.setdefault(table[sample.block].layer or sample.block, []).append(sample.sparsity)
+    return result
 
 
 @pytest.mark.parametrize("name", CDMA)
@@ -57,13 +56,13 @@ def test_density_falls_fast_then_climbs_slowly_in_every_other_layer(name: str) -
 
 @pytest.mark.parametrize("name", CDMA)
 def test_pooling_is_denser_than_its_input(name: str) -> None:
-    found = curves(name)
-    layers = list(found)
+    result = curves(name)
+    layers = list(result)
     pools = [layer for layer in layers if "pool" in layer]
     assert pools
     for pool in pools:
-        before = found[layers[layers.index(pool) - 1]]
-        assert all(after < given for after, given in zip(found[pool], before, strict=True)), pool
+        before = result[layers[layers.index(pool) - 1]]
+        assert all(after < given for after, given in zip(result[pool], before, strict=True)), pool
 
 
 @pytest.mark.parametrize("name", ["alexnet", "overfeat", "vgg16"])

@@ -11,8 +11,14 @@ from simgpu.errors import InputError
 from simgpu.trace.chain import chain
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
-from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
-from simgpu.workloads.sparsity.profile import EMPTIEST, Curve, load_profile, profile_names
+from simgpu.workloads.sparsity.generator import (
+    EMPTIEST,
+    SparsityCurve,
+    load_profile,
+    mean_sparsity,
+    profile_names,
+    with_sparsity,
+)
 
 
 def network(*steps: tuple[str, str, str, int]) -> Trace:
@@ -27,14 +33,14 @@ def network(*steps: tuple[str, str, str, int]) -> Trace:
 
 
 def last_epoch(trace: Trace, epochs: int = 2) -> dict[str, float]:
-    made = with_sparsity(trace, epochs)
-    assert check_trace(made) == []
-    return {sample.block: sample.sparsity for sample in made.sparsity if sample.epoch == epochs - 1}
+    created = with_sparsity(trace, epochs)
+    assert check_trace(created) == []
+    return {sample.block: sample.sparsity for sample in created.sparsity if sample.epoch == epochs - 1}
 
 
 def test_only_a_relu_makes_zeros() -> None:
-    found = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 64)))
-    assert found == {"b": 0.5}
+    result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 64)))
+    assert result == {"b": 0.5}
 
 
 def test_an_in_place_relu_leaves_its_zeros_in_the_block_of_the_convolution() -> None:
@@ -49,14 +55,14 @@ def test_other_activations_are_dense(op: str) -> None:
 
 @pytest.mark.parametrize(("size", "values"), [(16, 4), (64, 1), (8, 8)])
 def test_a_pool_is_zero_where_its_whole_window_is(size: int, values: int) -> None:
-    found = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
+    result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
     clustered = load_profile("general").pool_clustering
-    assert found["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
-    assert found["p"] <= found["b"], "pooling never makes a map sparser"
+    assert result["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
+    assert result["p"] <= result["b"], "pooling never makes a map sparser"
 
 
 def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> None:
-    found = last_epoch(
+    result = last_epoch(
         network(
             ("conv2d", "x", "a", 64),
             ("relu", "a", "b", 64),
@@ -65,45 +71,45 @@ def test_dropout_adds_zeros_and_copies_and_local_normalization_keep_them() -> No
             ("local_response_norm", "e", "n", 64),
         )
     )
-    assert (found["d"], found["e"], found["n"]) == (0.75, 0.75, 0.75)
+    assert (result["d"], result["e"], result["n"]) == (0.75, 0.75, 0.75)
 
 
 def test_a_concatenation_has_the_mean_of_its_parts_by_size() -> None:
-    found = last_epoch(
+    result = last_epoch(
         network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("conv2d", "b", "c", 192), ("cat", "b c", "d", 256))
     )
-    assert found["d"] == 0.125
+    assert result["d"] == 0.125
 
 
 def test_a_normalization_and_a_sum_are_dense() -> None:
-    found = last_epoch(
+    result = last_epoch(
         network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("batch_norm", "b", "c", 64), ("add", "b c", "d", 64))
     )
-    assert found == {"b": 0.5}
+    assert result == {"b": 0.5}
 
 
 def test_a_relu_behind_a_linear_layer_is_the_sparsest() -> None:
-    found = last_epoch(
+    result = last_epoch(
         network(
             ("conv2d", "x", "a", 64), ("relu_", "a", "a", 64), ("conv2d", "a", "b", 64), ("relu_", "b", "b", 64),
             ("linear", "b", "c", 64), ("relu_", "c", "c", 64),
         )
     )  # fmt: skip
-    assert found["a"] < found["b"] < found["c"]
+    assert result["a"] < result["b"] < result["c"]
 
 
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_says_where_its_numbers_come_from(name: str) -> None:
     profile = load_profile(name)
-    told = {key for key, _ in profile if key not in ("schema_", "networks", "sources", "layers", "depths")}
-    told |= {f"layers.{layer}" for layer in profile.layers} | {f"depths.{model}" for model in profile.depths}
-    assert told <= set(profile.sources)
-    assert set(profile.sources) <= told
+    description = {key for key, _ in profile if key not in ("schema_", "networks", "sources", "layers", "depths")}
+    description |= {f"layers.{layer}" for layer in profile.layers} | {f"depths.{model}" for model in profile.depths}
+    assert description <= set(profile.sources)
+    assert set(profile.sources) <= description
 
 
 @pytest.mark.parametrize("turn_at", [0.0, 0.2, 1.0])
 def test_a_curve_starts_turns_and_ends_where_it_says(turn_at: float) -> None:
-    curve = Curve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
+    curve = SparsityCurve(start=0.5, turn=0.8, turn_at=turn_at, end=0.6)
     assert curve.at(turn_at) == 0.8
     if turn_at > 0:
         assert curve.at(0) == 0.5
@@ -114,26 +120,26 @@ def test_a_curve_starts_turns_and_ends_where_it_says(turn_at: float) -> None:
 
 
 def test_one_epoch_is_the_begin_of_training() -> None:
-    made = with_sparsity(simgpu.load_trace("vgg11-cifar-cpu"), 1)
-    assert {sample.epoch for sample in made.sparsity} == {0}
-    assert all(0 <= sample.sparsity <= EMPTIEST for sample in made.sparsity)
+    created = with_sparsity(simgpu.load_trace("vgg11-cifar-cpu"), 1)
+    assert {sample.epoch for sample in created.sparsity} == {0}
+    assert all(0 <= sample.sparsity <= EMPTIEST for sample in created.sparsity)
 
 
 def test_modelled_rows_replace_measured_ones_and_the_notes_say_so() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     assert trace.sparsity
-    made = with_sparsity(trace, 4)
-    assert made.info.notes.endswith("Sparsity is modelled (profile general, 4 epochs).")
-    assert made.info.provenance == f"{trace.info.provenance}, its sparsity modelled", "every result shows it"
-    assert {sample.epoch for sample in made.sparsity} == {0, 1, 2, 3}
-    assert replace(made, sparsity=(), info=trace.info) == replace(trace, sparsity=())
+    created = with_sparsity(trace, 4)
+    assert created.info.notes.endswith("Sparsity is modelled (profile general, 4 epochs).")
+    assert created.info.provenance == f"{trace.info.provenance}, its sparsity modelled", "every result shows it"
+    assert {sample.epoch for sample in created.sparsity} == {0, 1, 2, 3}
+    assert replace(created, sparsity=(), info=trace.info) == replace(trace, sparsity=())
 
 
 def test_the_mean_weighs_by_bytes() -> None:
     trace = network(("conv2d", "x", "a", 300), ("relu_", "a", "a", 300), ("max_pool2d", "a", "p", 100))
-    made = with_sparsity(trace, 1)
-    shares = {sample.block: sample.sparsity for sample in made.sparsity}
-    assert mean_sparsity(made) == pytest.approx((300 * shares["a"] + 100 * shares["p"]) / 400)
+    created = with_sparsity(trace, 1)
+    shares = {sample.block: sample.sparsity for sample in created.sparsity}
+    assert mean_sparsity(created) == pytest.approx((300 * shares["a"] + 100 * shares["p"]) / 400)
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 1.5])

@@ -98,10 +98,10 @@ def test_algorithms_come_fastest_first_and_only_for_convolutions() -> None:
     model = time_model(load_node("v100").gpu)
     moved = 4 * (8 * 16 * 196 + 8 * 32 * 196 + 16 * 32 * 9)
     operation = Operation(OperationKind.CONVOLUTION, 2 * LAYER.macs, moved, 8 * 32 * 196, convolution=LAYER)
-    found = model.algorithms(operation)
-    assert {each.name for each in found} == names(LAYER)
-    assert list(found) == sorted(found, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name))
-    assert model.duration_ns(operation) == found[0].duration_ns
+    result = model.algorithms(operation)
+    assert {each.name for each in result} == names(LAYER)
+    assert list(result) == sorted(result, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name))
+    assert model.duration_ns(operation) == result[0].duration_ns
     assert model.algorithms(Operation(OperationKind.COPY, 0, 8, 1)) == ()
 
 

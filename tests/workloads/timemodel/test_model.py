@@ -12,7 +12,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node, node_names
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Phase
-from simgpu.workloads.calibration.zoo_operations import operations_by_phase
+from simgpu.workloads.calibration.recorded_samples import operations_by_phase
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
@@ -202,9 +202,9 @@ def test_bfloat16_products_before_volta_are_refused(name: str) -> None:
     ],
 )
 def test_what_is_priced_otherwise_than_it_looks_is_noted(name: str, dtypes: list[str], notes: list[str]) -> None:
-    found = model_notes(load_node(name).gpu, dtypes)
-    assert len(found) == len(notes)
-    assert all(note.startswith(start) for note, start in zip(found, notes, strict=True))
+    result = model_notes(load_node(name).gpu, dtypes)
+    assert len(result) == len(notes)
+    assert all(note.startswith(start) for note, start in zip(result, notes, strict=True))
 
 
 def test_the_same_question_has_the_same_answer_in_whole_nanoseconds() -> None:
@@ -227,16 +227,16 @@ def test_every_shipped_gpu_that_states_its_rates_has_a_model(name: str) -> None:
 def test_everything_that_a_gpu_lacks_is_told_at_once() -> None:
     with pytest.raises(InputError) as caught:
         time_model(GpuSpec("bare", memory=1, architecture="voltta"), without=["winogrd", "implicit_gemm"])
-    told = [str(problem) for problem in caught.value.problems]
-    assert [text.split(": ")[1] for text in told[:4]] == [
+    description = [str(problem) for problem in caught.value.problems]
+    assert [text.split(": ")[1] for text in description[:4]] == [
         "gpu.multiprocessors",
         "gpu.fp32_rate",
         "gpu.dram_bandwidth",
         "gpu.architecture",
     ]
-    assert "did you mean 'volta'?" in told[3]
-    assert "did you mean 'winograd'?" in told[4]
-    assert "always applies" in told[5]
+    assert "did you mean 'volta'?" in description[3]
+    assert "did you mean 'winograd'?" in description[4]
+    assert "always applies" in description[5]
 
 
 @pytest.mark.parametrize("operation", [gemm(2, 2, 2, dtype="float64"), replace(convolution(1), dtype="int8")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simgpu.workloads.builder import NetworkBuilder, Tensor
+from simgpu.workloads.builder import LayerOutput, NetworkBuilder
 from simgpu.workloads.network import LayerKind, Weight
 from simgpu.workloads.shapes import concatenated, matmul_shape, transposed_window_sides, window_sides
 
@@ -15,12 +15,12 @@ def net() -> NetworkBuilder:
 
 
 @pytest.fixture
-def image(net: NetworkBuilder) -> Tensor:
+def image(net: NetworkBuilder) -> LayerOutput:
     return net.input("image", (6, 10, 12))
 
 
 def test_a_convolution_has_one_weight_for_each_filter_and_multiplies_it_at_each_place(
-    net: NetworkBuilder, image: Tensor
+    net: NetworkBuilder, image: LayerOutput
 ) -> None:
     x = net.convolution("conv", image, 8, (3, 5), stride=(2, 1), padding=(1, 2), groups=2)
     layer = net.finish(x).layers[0]
@@ -37,7 +37,7 @@ def test_a_convolution_has_one_weight_for_each_filter_and_multiplies_it_at_each_
     }
 
 
-def test_a_transposed_convolution_undoes_the_sides_of_a_convolution(net: NetworkBuilder, image: Tensor) -> None:
+def test_a_transposed_convolution_undoes_the_sides_of_a_convolution(net: NetworkBuilder, image: LayerOutput) -> None:
     small = net.convolution("down", image, 8, 4, stride=2, padding=1, bias=False)
     large = net.transposed_convolution("up", small, 6, 4, stride=2, padding=1, bias=False)
     down, up, _ = net.finish(large).layers
@@ -81,7 +81,7 @@ def test_an_lstm_step_gives_its_output_and_its_state(net: NetworkBuilder) -> Non
     assert cell.macs == 4 * 8 * (3 + 4)
 
 
-def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, image: Tensor) -> None:
+def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, image: LayerOutput) -> None:
     with net.scope("block"):
         x = net.relu("relu", image, in_place=False)
         with net.stage("rest"):
@@ -106,8 +106,8 @@ def test_names_and_layer_tags_carry_the_scopes_around_them(net: NetworkBuilder, 
     ],
 )
 def test_sides_after_a_window(side: int, kernel: int, stride: int, padding: int, ceil: bool, result: int) -> None:
-    found = window_sides((side, side), (kernel, kernel), (stride, stride), (padding, padding), ceil=ceil)
-    assert found == (result, result)
+    results_found = window_sides((side, side), (kernel, kernel), (stride, stride), (padding, padding), ceil=ceil)
+    assert results_found == (result, result)
 
 
 def test_what_does_not_fit_has_no_shape() -> None:
@@ -119,7 +119,7 @@ def test_what_does_not_fit_has_no_shape() -> None:
     assert concatenated([(2, 3), (2, 3)], 2) is None
 
 
-def test_a_window_larger_than_the_image_is_refused_by_name(net: NetworkBuilder, image: Tensor) -> None:
+def test_a_window_larger_than_the_image_is_refused_by_name(net: NetworkBuilder, image: LayerOutput) -> None:
     with (
         net.scope("block"),
         pytest.raises(ValueError, match=r"network 'net', layer 'block\.conv': the window is larger"),
@@ -127,28 +127,28 @@ def test_a_window_larger_than_the_image_is_refused_by_name(net: NetworkBuilder, 
         net.convolution("conv", image, 8, 11)
 
 
-def test_groups_must_divide_the_channels(net: NetworkBuilder, image: Tensor) -> None:
+def test_groups_must_divide_the_channels(net: NetworkBuilder, image: LayerOutput) -> None:
     with pytest.raises(ValueError, match="layer 'conv': 6 channels in and 8 out do not divide into 4 groups"):
         net.convolution("conv", image, 8, 3, groups=4)
 
 
-def test_a_sum_of_different_shapes_is_refused(net: NetworkBuilder, image: Tensor) -> None:
+def test_a_sum_of_different_shapes_is_refused(net: NetworkBuilder, image: LayerOutput) -> None:
     with pytest.raises(ValueError, match="layer 'sum': cannot add"):
         net.add("sum", image, net.convolution("conv", image, 6, 3))
 
 
-def test_a_name_can_be_given_once(net: NetworkBuilder, image: Tensor) -> None:
+def test_a_name_can_be_given_once(net: NetworkBuilder, image: LayerOutput) -> None:
     net.relu("relu", image, in_place=False)
     with pytest.raises(ValueError, match="two layers or inputs named 'relu'"):
         net.relu("relu", image, in_place=False)
 
 
-def test_a_value_of_another_network_is_refused(net: NetworkBuilder, image: Tensor) -> None:
+def test_a_value_of_another_network_is_refused(net: NetworkBuilder, image: LayerOutput) -> None:
     other = NetworkBuilder("other", "a test")
     with pytest.raises(ValueError, match="network 'other', layer 'relu': reads 'image', which this network has not"):
         other.relu("relu", image)
 
 
-def test_weights_are_shared_with_an_earlier_layer_only(net: NetworkBuilder, image: Tensor) -> None:
+def test_weights_are_shared_with_an_earlier_layer_only(net: NetworkBuilder, image: LayerOutput) -> None:
     with pytest.raises(ValueError, match="layer 'fc': shares the weights of 'none', which this network has not"):
         net.linear("fc", image, 3, shares="none")

@@ -37,10 +37,10 @@ def test_pooling_keeps_no_indices_but_its_result(name: str) -> None:
     trace = built(name, "cudnn")
     assert not [block.id for block in trace.blocks if "indices" in block.id]
     pools = [kernel for kernel in trace.kernels if kernel.op == "max_pool2d_backward"]
-    made = {kernel.writes[0]: kernel.reads[0] for kernel in trace.kernels if kernel.op == "max_pool2d"}
-    assert len(pools) == len(made) > 0
+    created = {kernel.writes[0]: kernel.reads[0] for kernel in trace.kernels if kernel.op == "max_pool2d"}
+    assert len(pools) == len(created) > 0
     for kernel in pools:
-        assert any(made.get(name) in kernel.reads for name in kernel.reads), "a result and the input that it is from"
+        assert any(created.get(name) in kernel.reads for name in kernel.reads), "a result and the input that it is from"
 
 
 def test_the_gradient_of_a_relu_in_place_is_in_place() -> None:

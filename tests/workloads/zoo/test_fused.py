@@ -53,8 +53,8 @@ RESIDUAL = (*FIRST, *block(), *END)
 
 
 def kernel(trace: Trace, layer: str, op: str, phase: Phase = Phase.BACKWARD) -> Kernel:
-    (found,) = [each for each in trace.kernels if (each.layer, each.op, each.phase) == (layer, op, phase)]
-    return found
+    (result,) = [each for each in trace.kernels if (each.layer, each.op, each.phase) == (layer, op, phase)]
+    return result
 
 
 def maps(trace: Trace, kind: BlockKind) -> list[str]:

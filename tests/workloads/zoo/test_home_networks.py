@@ -76,8 +76,8 @@ def written(form: dict[str, Any]) -> str:
 def plain(text: str, budget: str) -> int:
     """The largest batch of a form without any memory policy."""
     values = {"trace": {**yaml.safe_load(text), "batch": 32}, "node": "2080ti", "policies": "none", "budget": budget}
-    (found,) = max_batch(make_scenario(values, "these tests"))
-    return found.batch or 0
+    (result,) = max_batch(make_scenario(values, "these tests"))
+    return result.batch or 0
 
 
 @pytest.mark.parametrize("name", FORMS)

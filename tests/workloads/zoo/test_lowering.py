@@ -39,8 +39,8 @@ def kernels(trace: Trace, op: str, phase: Phase | None = None) -> list[Kernel]:
 
 
 def kernel(trace: Trace, op: str, phase: Phase | None = None) -> Kernel:
-    (found,) = kernels(trace, op, phase)
-    return found
+    (result,) = kernels(trace, op, phase)
+    return result
 
 
 @pytest.fixture(params=EXAMPLES)
@@ -79,10 +79,10 @@ def test_the_same_network_gives_the_same_trace(example: Network) -> None:
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_operations_are_those_of_the_trace(example: Network, optimizer: Optimizer) -> None:
     trace = lowered(example, 4, optimizer=optimizer)
-    found = list(operations_of(example, 4, optimizer))
-    assert [(kernel.id, kernel.op) for kernel in trace.kernels] == [(name, op) for name, op, _ in found]
-    assert [kernel.flops for kernel in trace.kernels] == [operation.flops for _, _, operation in found]
-    assert [kernel.dram_bytes for kernel in trace.kernels] == [operation.bytes for _, _, operation in found]
+    result = list(operations_of(example, 4, optimizer))
+    assert [(kernel.id, kernel.op) for kernel in trace.kernels] == [(name, op) for name, op, _ in result]
+    assert [kernel.flops for kernel in trace.kernels] == [operation.flops for _, _, operation in result]
+    assert [kernel.dram_bytes for kernel in trace.kernels] == [operation.bytes for _, _, operation in result]
 
 
 def test_purity_agrees_with_the_table_of_operators(example: Network) -> None:

@@ -17,8 +17,8 @@ MIB = 2**20
 
 def without_masks(blocks: tuple[Block, ...]) -> list[tuple[int, str, tuple[int, ...] | None]]:
     """What blocks hold, their order apart; dropout's masks left out (see below)."""
-    kept = [block for block in blocks if not block.id.endswith((".mask", ":empty_like"))]
-    return sorted((block.bytes, block.kind.value, tuple(n for n in block.shape or () if n > 1)) for block in kept)
+    retained = [block for block in blocks if not block.id.endswith((".mask", ":empty_like"))]
+    return sorted((block.bytes, block.kind.value, tuple(n for n in block.shape or () if n > 1)) for block in retained)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +65,13 @@ def test_the_recorded_vgg11_lets_go_of_blocks_at_the_same_operators(recorded: Tr
     def released_by(trace: Trace) -> dict[tuple[str, int], str]:
         operators = {kernel.id: kernel.op for kernel in trace.kernels} | {RELEASED_AT_END: RELEASED_AT_END}
         number: dict[str, int] = {}
-        found = {}
+        result = {}
         for block in trace.blocks:
             if block.kind is BlockKind.FEATURE_MAP and "empty_like" not in block.id:
                 assert block.layer is not None and block.release is not None
                 number[block.layer] = number.get(block.layer, 0) + 1
-                found[block.layer, number[block.layer]] = operators[block.release].removeprefix("aten::")
-        return found
+                result[block.layer, number[block.layer]] = operators[block.release].removeprefix("aten::")
+        return result
 
     theirs = {place: alike[op] for place, op in released_by(recorded).items()}
     ours = {place: op.removesuffix("_bias") if "conv2d" in op else op for place, op in released_by(modelled).items()}
@@ -105,16 +105,16 @@ def test_the_peak_of_a_tiny_network_by_hand() -> None:
     trace = lowered(net, 2, Flat((Choice("direct", 1, 5000),)))
     weights = 4 * (4 * 3 * 9 + 4 + 10 * 256 + 10)
     batch = 2 * 3 * 64 * 4 + 2 * 8  # images, labels
-    kept = 2 * 10 * 4 + 4 + 4  # network output and loss, held to the end; gradient of the loss
+    retained = 2 * 10 * 4 + 4 + 4  # network output and loss, held to the end; gradient of the loss
     feature_map = 2 * 256 * 4
     # Backward of the convolution: its weights' gradient is written, all the others are there but its bias's; the
     # gradient of its result is read; the feature map went with relu's backward, but a workspace is there.
     gradients = weights - 4 * 4
-    peak = 2 * weights + batch + kept + gradients + feature_map + 5000
-    found = trace_stats(trace).peak_recorded
-    assert found is not None
+    peak = 2 * weights + batch + retained + gradients + feature_map + 5000
+    result = trace_stats(trace).peak_recorded
+    assert result is not None
     by_id = {kernel.id: kernel for kernel in trace.kernels}
-    assert (by_id[found.kernel].op, found.bytes) == ("conv2d_backward_weights", peak)
+    assert (by_id[result.kernel].op, result.bytes) == ("conv2d_backward_weights", peak)
 
 
 def test_feature_maps_add_up_to_what_the_shapes_say() -> None:
@@ -124,8 +124,8 @@ def test_feature_maps_add_up_to_what_the_shapes_say() -> None:
         4 * batch * count(layer.shape) for layer in net.layers if layer.kind not in in_place | {LayerKind.LOSS}
     )
     scores = net.layers[-2]
-    found = sum(block.bytes for block in lowered(net, batch).blocks if block.kind is BlockKind.FEATURE_MAP)
-    assert found == expected + 4 * batch * count(scores.shape) + 4  # the loss: log-softmax, and the loss itself
+    result = sum(block.bytes for block in lowered(net, batch).blocks if block.kind is BlockKind.FEATURE_MAP)
+    assert result == expected + 4 * batch * count(scores.shape) + 4  # the loss: log-softmax, and the loss itself
 
 
 def count(shape: tuple[int, ...]) -> int:

@@ -78,8 +78,8 @@ def test_vdnn_dynamic_fits_where_a_plain_framework_does_not(trace: Trace) -> Non
 def test_fastest_algorithms_are_the_recorded_ones() -> None:
     for make in (vgg11_cifar, residual, inception):
         prices = Flat((Choice("winograd", 5, 100), Choice("implicit_gemm", 9, 0)))
-        found = lowered(make(), 4, prices)
+        result = lowered(make(), 4, prices)
         recorded, fastest = (
-            simgpu.simulate(found, V100, "vdnn", parameters={"algorithms": which}) for which in ("recorded", "fastest")
+            simgpu.simulate(result, V100, "vdnn", parameters={"algorithms": which}) for which in ("recorded", "fastest")
         )
         assert recorded.timeline.frame().equals(fastest.timeline.frame())

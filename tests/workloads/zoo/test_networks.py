@@ -367,8 +367,8 @@ def test_a_variant_of_one_input_is_refused_with_another() -> None:
 
 def test_simgpu_does_not_load_the_zoo() -> None:
     program = "import sys, simgpu; print([name for name in sys.modules if name.startswith('simgpu.workloads')])"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_the_encoder_agrees_with_pytorch() -> None:

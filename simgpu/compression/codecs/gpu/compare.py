@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.samples import NOISE, CodecSample, draw_samples
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.tensors import TESTED, TRAINED, synthetic_tensors
 from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel, features, require_sklearn
 
@@ -75,12 +75,12 @@ def compare_models(
 
 def mean_errors(errors: Sequence[ModelError]) -> dict[ModelName, tuple[float, float]]:
     """Mean over codecs and directions of both errors, by model."""
-    found: dict[ModelName, list[tuple[float, float]]] = {}
+    result: dict[ModelName, list[tuple[float, float]]] = {}
     for each in errors:
-        found.setdefault(each.model, []).append((each.trained_range, each.wider))
+        result.setdefault(each.model, []).append((each.trained_range, each.wider))
     return {
         model: (sum(near for near, _ in pairs) / len(pairs), sum(far for _, far in pairs) / len(pairs))
-        for model, pairs in found.items()
+        for model, pairs in result.items()
     }
 
 

@@ -78,8 +78,8 @@ def fitted() -> GpuCoefficients:
         raise MissingExtraError("fitting the response surface", "scipy", "calibrate") from None
     start = np.log(list(START.values()))
     # Times are whole nanoseconds, so a derivative takes steps that show in them.
-    found = least_squares(_residuals, start, diff_step=1e-5, xtol=1e-10, ftol=1e-10)
-    return _coefficients(found.x, digits=4)
+    result = least_squares(_residuals, start, diff_step=1e-5, xtol=1e-10, ftol=1e-10)
+    return _coefficients(result.x, digits=4)
 
 
 def _residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -118,19 +118,19 @@ def response_text() -> str:
 
     Raises `MissingExtraError` without SciPy.
     """
-    kept, coefficients = load_table(), fitted()
+    retained, coefficients = load_table(), fitted()
     curves = {name: dict(zip(("encode", "decode"), _curves(name), strict=True)) for name in _WRITTEN}
     curves["lz4"] = _slowed(curves["lz4"], coefficients)
     v100, turing = load_node("v100").gpu, load_node("2080ti").gpu
     table = {
         "schema": SCHEMA,
         "gpus": {v100.name: _written(coefficients), turing.name: _written(scaled(turing, coefficients))},
-        **({"measured": kept.measured} if kept.measured else {}),
+        **({"measured": retained.measured} if retained.measured else {}),
         "codecs": curves,
         "sources": {
             **_gpu_sources(v100.name, "v100", _FITTED),
             **_gpu_sources(turing.name, "2080ti", _SCALED),
-            **{key: told for key, told in kept.sources.items() if key.startswith("measured.")},
+            **{key: description for key, description in retained.sources.items() if key.startswith("measured.")},
             **_SOURCES,
         },
     }
@@ -170,7 +170,7 @@ def _gpu_sources(gpu: str, node: str, rest: str) -> dict[str, str]:
     if rest == _FITTED:
         sources["launch"] = "of any kernel on Volta, simgpu/workloads/timemodel/parameters.yaml"
         sources["wide_block"] += "; rests on the expert's grid, which is chosen"
-    return {f"gpus.{gpu}.{key}": told for key, told in sources.items()}
+    return {f"gpus.{gpu}.{key}": description for key, description in sources.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:

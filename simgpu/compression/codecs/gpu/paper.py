@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LaunchSetting
+from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 
 _MIB = 2**20
@@ -47,7 +46,7 @@ _V100_MULTIPROCESSORS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CodecFigure:
     """One published time: the sum of encoding and decoding, milliseconds, with ZVC.
 
     setting: None for the best of all settings. of: what is taken of it, a time (scale, `FIGURE_12`), or its ratio to
@@ -61,28 +60,28 @@ class Figure:
 
 
 #: The grid of figure 5 that its other times are divided by.
-ANCHOR = Figure("figure 5, grid 197", LaunchSetting(197, 64), 44, "shape")
+ANCHOR = CodecFigure("figure 5, grid 197", LaunchSetting(197, 64), 44, "shape")
 FIGURES = (
-    Figure("figure 5, grid 10", LaunchSetting(10, 64), 146, "shape"),
+    CodecFigure("figure 5, grid 10", LaunchSetting(10, 64), 146, "shape"),
     ANCHOR,
-    Figure("figure 5, grid 1024", LaunchSetting(1024, 64), 150, "shape"),
-    Figure("figure 12, random", LaunchSetting(2024, 64), 547, "scale"),
-    Figure("figure 12, expert", LaunchSetting(EXPERT_BLOCKS * _V100_MULTIPROCESSORS, 128), 178, "scale"),
-    Figure("figure 12, Bayesian", LaunchSetting(199, 64), 66, "scale"),
-    Figure("figure 12, grid search", None, 56, "scale"),
+    CodecFigure("figure 5, grid 1024", LaunchSetting(1024, 64), 150, "shape"),
+    CodecFigure("figure 12, random", LaunchSetting(2024, 64), 547, "scale"),
+    CodecFigure("figure 12, expert", LaunchSetting(EXPERT_BLOCKS * _V100_MULTIPROCESSORS, 128), 178, "scale"),
+    CodecFigure("figure 12, Bayesian", LaunchSetting(199, 64), 66, "scale"),
+    CodecFigure("figure 12, grid search", None, 56, "scale"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class FigureComparison:
     """A published time beside the surface's. error: relative, of what is taken of the figure (a time or a ratio)."""
 
-    figure: Figure
+    figure: CodecFigure
     modelled_ns: int
     error: float
 
 
-def against_paper(surface: ResponseSurface) -> tuple[Compared, ...]:
+def against_paper(surface: ResponseSurface) -> tuple[FigureComparison, ...]:
     """The seven published times beside those of a surface, in the order of `FIGURES`.
 
     >>> from simgpu.compression.codecs.gpu.response import response_of
@@ -102,11 +101,11 @@ def against_paper(surface: ResponseSurface) -> tuple[Compared, ...]:
             error = (modelled / anchor) / (figure.paper_ms / ANCHOR.paper_ms) - 1
         else:
             error = modelled / (figure.paper_ms * 1e6) - 1
-        compared.append(Compared(figure, modelled, error))
+        compared.append(FigureComparison(figure, modelled, error))
     return tuple(compared)
 
 
-def _modelled_ns(surface: ResponseSurface, figure: Figure) -> int:
+def _modelled_ns(surface: ResponseSurface, figure: CodecFigure) -> int:
     tensors = FIGURE_5 if figure.of == "shape" else FIGURE_12
     if figure.setting is None:
         return int(network_times(surface, "zvc", tensors).min())

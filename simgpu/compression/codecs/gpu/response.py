@@ -1,14 +1,14 @@
-"""What it takes a GPU to encode or decode a tensor: a surface over bytes, sparsity, codec, grid and block size.
+"""Time that a GPU takes to encode or decode a tensor: by a fitted formula, scaled from another GPU, or measured.
 
 With B bytes in the tensor, m(s) bytes moved for each of them at sparsity s, g thread blocks of t threads on M
 multiprocessors, one direction takes
 
     launch + B m(s) (1 / D + (ceil(g / M) + h / t) / (g R)) + w(t) (c g + d g^2)
 
-D: bytes a second that the memory gives to any launch; R: those of one full multiprocessor; h: threads that bring it
-half of that. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a
-grid that is no multiple of M leaves some waiting for others: the ripple. c and d: what blocks cost whatever the
-tensor, alone and in pairs; w(t): that of 128 threads over 64. m(s) is linear between evenly spread sparsities.
+D: memory bandwidth that any launch reaches, bytes per second; R: that of one full multiprocessor; h: threads that reach
+half of R. ceil(g / M) blocks run on the fullest multiprocessor, so few blocks leave multiprocessors empty, and a grid
+that is no multiple of M leaves some waiting for others. c and d: the cost of a block and of a pair of blocks, whatever
+the tensor; w(t): that of 128 threads over 64. m(s) is linear between evenly spaced sparsities.
 
 Sources: CSWAP (Chen et al., CLUSTER 2021), sections IV-C (linear in bytes and in sparsity), IV-D with figure 5, V-D
 with figure 12.
@@ -16,103 +16,24 @@ with figure 12.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, Whole, launch_problems, tensor_problems
+from simgpu.compression.codecs.gpu.samples import CodecSample, read_samples
+from simgpu.compression.codecs.gpu.setting import THREADS
+from simgpu.compression.codecs.gpu.surface import Basis, ResponseSurface
+from simgpu.compression.codecs.gpu.timemodel import PIECES, CodecTimeModel
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
 
 if TYPE_CHECKING:
     from simgpu.compression.codecs.gpu.table import GpuCoefficients, ResponseTable
-
-
-#: Where times come from: fitted to published figures, scaled from another GPU, or measured on the GPU itself.
-Basis = Literal["fitted", "scaled", "measured"]
-
-
-@dataclass(frozen=True)
-class ResponseSurface(ABC):
-    """Codec times of one GPU.
-
-    gpu: its name. basis and told: where the times come from, in a word and in words.
-    """
-
-    gpu: str
-    basis: Basis
-    told: str
-
-    @property
-    @abstractmethod
-    def codecs(self) -> tuple[str, ...]:
-        """Names of the codecs it has times for."""
-
-    @abstractmethod
-    def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """Nanoseconds of checked arguments: whole numbers for whole numbers, arrays for arrays."""
-
-    @abstractmethod
-    def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
-        """The same, of decoding."""
-
-    def encode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
-        """Nanoseconds to encode a tensor.
-
-        Raises `InputError` for an unknown codec, negative bytes, a sparsity outside 0..1 and a setting that there is
-        not, all of them together.
-
-        >>> from simgpu import load_node
-        >>> response_of(load_node("v100").gpu).encode_ns("zvc", 500_000_000, 0.5, grid=197, threads=64)
-        4356684
-        """
-        self._check(codec, tensor_bytes, sparsity, grid, threads)
-        return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
-
-    def decode_ns(self, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
-        """Nanoseconds to decode a tensor of so many bytes (decoded). Raises as `encode_ns` does."""
-        self._check(codec, tensor_bytes, sparsity, grid, threads)
-        return int(self._decode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
-
-    def encode_times(
-        self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
-    ) -> Whole:
-        """`encode_ns` of arrays, broadcast against each other; equal to it in every element."""
-        arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
-        return np.asarray(self._encode(codec, *arrays), np.int64)
-
-    def decode_times(
-        self, codec: str, tensor_bytes: ArrayLike, sparsity: ArrayLike, grid: ArrayLike, threads: ArrayLike
-    ) -> Whole:
-        """`decode_ns` of arrays, broadcast against each other; equal to it in every element."""
-        arrays = self._checked(codec, tensor_bytes, sparsity, grid, threads)
-        return np.asarray(self._decode(codec, *arrays), np.int64)
-
-    def _check(self, codec: str, tensor_bytes: object, sparsity: object, grid: object, threads: object) -> None:
-        problems = tensor_problems(codec, tensor_bytes, sparsity, self.codecs) + launch_problems(grid, threads)
-        if problems:
-            raise InputError(problems)
-
-    def _checked(self, codec: str, *given: ArrayLike) -> list[NDArray[Any]]:
-        """The arguments as arrays of one shape, once the first wrong value of each has been looked for."""
-        arrays = np.broadcast_arrays(*(np.asarray(each) for each in given))
-        sizes, shares, grids, threads = arrays
-        wrong = (
-            sizes < 0,
-            ~((shares >= 0) & (shares <= 1)),
-            (grids < 1) | (grids > LARGEST_GRID),
-            ~np.isin(threads, THREADS),
-        )
-        if sizes.size:
-            self._check(
-                codec, *(array.flat[int(bad.argmax())].item() for array, bad in zip(arrays, wrong, strict=True))
-            )
-        return [sizes.astype(np.int64), shares.astype(np.float64), grids.astype(np.int64), threads.astype(np.int64)]
 
 
 @dataclass(frozen=True)
@@ -167,6 +88,79 @@ class InstantSurface(ResponseSurface):
         return np.zeros_like(tensor_bytes)
 
 
+@dataclass(frozen=True)
+class MeasuredSurface(ResponseSurface):
+    """Codec times from samples measured on the GPU: time models by codec, block size and grid; grids ascending.
+
+    There are no times outside the measured grids, nor of codecs that were not measured. A tuner asks for every grid, so
+    the samples should have grids 1 and 4096 of both block sizes.
+    """
+
+    models: Mapping[str, Mapping[int, Mapping[int, CodecTimeModel]]]
+
+    @classmethod
+    def read(cls, gpu: str, path: Path) -> MeasuredSurface:
+        """The surface of a file of samples. Raises `InputError` for a damaged file and too few samples of a setting,
+        `MissingExtraError` without scikit-learn."""
+        return cls.of(gpu, read_samples(path), str(path))
+
+    @classmethod
+    def of(cls, gpu: str, samples: Iterable[CodecSample], file: str = "") -> MeasuredSurface:
+        """The surface of samples; `file` is where they are from, for messages."""
+        samples = tuple(samples)
+        groups: dict[tuple[str, int, int], list[CodecSample]] = {}
+        for sample in samples:
+            groups.setdefault((sample.codec, sample.threads, sample.grid), []).append(sample)
+        models: dict[str, dict[int, dict[int, CodecTimeModel]]] = {}
+        for (codec, threads, grid), own in sorted(groups.items()):
+            model = _model(own, file, f"{codec} at ({grid}, {threads})")
+            models.setdefault(codec, {}).setdefault(threads, {})[grid] = model
+        return cls(gpu, "measured", f"measured, {len(samples)} samples of {file or 'a device'}", models)
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        return tuple(self.models)
+
+    def _encode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return self._each(0, codec, tensor_bytes, sparsity, grid, threads)
+
+    def _decode(self, codec: str, tensor_bytes: Any, sparsity: Any, grid: Any, threads: Any) -> Any:
+        return self._each(1, codec, tensor_bytes, sparsity, grid, threads)
+
+    def _each(self, direction: int, codec: str, *of: Any) -> Any:
+        if isinstance(of[0], int):
+            return self._ns(direction, codec, *of)
+        rows = zip(*(array.ravel().tolist() for array in of), strict=True)
+        return np.array([self._ns(direction, codec, *row) for row in rows], np.int64).reshape(of[0].shape)
+
+    def _ns(self, direction: int, codec: str, tensor_bytes: int, sparsity: float, grid: int, threads: int) -> int:
+        own = self.models[codec].get(threads, {})
+        grids = list(own)
+        above = bisect_left(grids, grid)
+        if above == len(grids) or grid < grids[0]:
+            known = f"grids {grids[0]} to {grids[-1]}" if grids else "no grid"
+            what = f"({grid}, {threads}) is beyond what was measured of {codec} on {self.gpu}"
+            raise InputError.single("", "grid", what, f"{known} of {threads} threads are known")
+        upper = own[grids[above]].predict_ns(codec, tensor_bytes, sparsity)[direction]
+        if grids[above] == grid:
+            return upper
+        lower = own[grids[above - 1]].predict_ns(codec, tensor_bytes, sparsity)[direction]
+        share = (grid - grids[above - 1]) / (grids[above] - grids[above - 1])
+        return round(lower + (upper - lower) * share)
+
+
+def _model(samples: list[CodecSample], file: str, place: str) -> CodecTimeModel:
+    """The time model of one codec at one setting."""
+    shares = sorted({sample.sparsity for sample in samples})
+    if len(shares) < 2:
+        remedy = "measure at least two"
+        raise InputError.single(file, place, f"{len(shares)} sparsity was measured", remedy)
+    try:
+        return CodecTimeModel.fit(samples, min(PIECES, len(shares) - 1), (shares[0], shares[-1]))
+    except InputError as error:
+        raise InputError.single(file, place, "; ".join(problem.what for problem in error.problems)) from None
+
+
 def _along(curve: tuple[float, ...], sparsity: float) -> float:
     pieces = len(curve) - 1
     piece = min(int(sparsity * pieces), pieces - 1)
@@ -201,8 +195,6 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
     table = load_table(file)
     for name, samples in table.measured.items():
         if gpu.is_called(name):
-            from simgpu.compression.codecs.gpu.measured import MeasuredSurface
-
             return MeasuredSurface.read(gpu.name, file.parent / samples)
     for name, coefficients in table.gpus.items():
         if gpu.is_called(name):
@@ -212,7 +204,7 @@ def response_of(gpu: GpuSpec, path: Path | None = None) -> ResponseSurface:
 
 def fitted_coefficients(table: ResponseTable) -> GpuCoefficients:
     """Those of the one GPU that is fitted."""
-    return next(found for found in table.gpus.values() if found.basis == "fitted")
+    return next(result for result in table.gpus.values() if result.basis == "fitted")
 
 
 def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
@@ -226,9 +218,9 @@ def scaled(gpu: GpuSpec, fitted: GpuCoefficients) -> GpuCoefficients:
 
 
 def _surface(gpu: str, coefficients: GpuCoefficients, table: ResponseTable) -> FormulaSurface:
-    told: dict[Basis, str] = {
+    descriptions: dict[Basis, str] = {
         "fitted": "fitted to figures 5 and 12 of CSWAP, as many coefficients as there are figures less one",
         "scaled": "scaled from the fitted GPU by DRAM bandwidth and multiprocessors",
     }
     curves = {name: (tuple(each.encode), tuple(each.decode)) for name, each in table.codecs.items()}
-    return FormulaSurface(gpu, coefficients.basis, told[coefficients.basis], coefficients, curves)
+    return FormulaSurface(gpu, coefficients.basis, descriptions[coefficients.basis], coefficients, curves)

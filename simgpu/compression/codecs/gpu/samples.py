@@ -1,5 +1,4 @@
-"""Samples of codec times: drawn from a surface with the noise of a measurement, or read from a file of measured
-ones."""
+"""Samples of codec times: drawn from a surface with measurement noise, or read from a CSV file."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import LaunchSetting, launch_problems, tensor_problems
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError, Problem
@@ -95,9 +94,9 @@ def _samples(file: str, rows: csv.DictReader[str]) -> tuple[CodecSample, ...]:
         raise InputError.single(file, "row 1", what, f"write exactly these: {', '.join(_COLUMNS)}")
     samples, problems = [], []
     for row, values in enumerate(rows, start=2):
-        sample, found = _sample(file, f"row {row}", values)
+        sample, result = _sample(file, f"row {row}", values)
         samples += [sample] if sample else []
-        problems += found
+        problems += result
     if not samples and not problems:
         problems.append(Problem(file, "", "holds no samples", "write at least one row"))
     if problems:
@@ -110,12 +109,12 @@ def _sample(file: str, row: str, values: dict[str, str]) -> tuple[CodecSample | 
     numbers: dict[str, Any] = {}
     problems = []
     for column in _COLUMNS[1:]:
-        kind, told = (float, "a number") if column == "sparsity" else (int, "a whole number")
+        kind, description = (float, "a number") if column == "sparsity" else (int, "a whole number")
         try:
             numbers[column] = kind(values[column])
         except (TypeError, ValueError):
-            what = f"{values[column]!r} is not {told}"
-            problems.append(Problem(file, f"{row}, column {column}", what, f"write {told}"))
+            what = f"{values[column]!r} is not {description}"
+            problems.append(Problem(file, f"{row}, column {column}", what, f"write {description}"))
     if problems:
         return None, problems
     sample = CodecSample(values["codec"], **numbers)
@@ -124,5 +123,5 @@ def _sample(file: str, row: str, values: dict[str, str]) -> tuple[CodecSample | 
     for column in ("encode_ns", "decode_ns"):
         if getattr(sample, column) <= 0:
             wrong.append(Problem("", column, f"{getattr(sample, column)} is no time", "give nanoseconds above 0"))
-    told_wrong = [Problem(file, f"{row}, column {each.place}", each.what, each.remedy) for each in wrong]
-    return (None, told_wrong) if wrong else (sample, [])
+    located = [Problem(file, f"{row}, column {each.place}", each.what, each.remedy) for each in wrong]
+    return (None, located) if wrong else (sample, [])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simgpu.errors import InputError, Problem, did_you_mean
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 #: The largest grid that is looked at, and the block sizes: CSWAP, section IV-D.
 LARGEST_GRID = 4096
@@ -40,7 +40,7 @@ class LaunchSetting:
         return f"({self.grid}, {self.threads})"
 
 
-def all_settings() -> tuple[Whole, Whole]:
+def all_settings() -> tuple[Integers, Integers]:
     """Grids and threads of every setting there is: 64 threads first, grids from 1 up.
 
     >>> grids, threads = all_settings()
@@ -54,11 +54,11 @@ def all_settings() -> tuple[Whole, Whole]:
 def launch_problems(grid: object, threads: object) -> list[Problem]:
     """What is wrong with a grid and a block size."""
     problems = []
-    if not is_whole(grid) or not 1 <= grid <= LARGEST_GRID:
+    if not is_integer(grid) or not 1 <= grid <= LARGEST_GRID:
         problems.append(Problem("", "grid", f"{grid!r} is not a grid", f"give 1 to {LARGEST_GRID} thread blocks"))
     if threads not in THREADS:
-        told = " or ".join(str(count) for count in THREADS)
-        problems.append(Problem("", "threads", f"{threads!r} is not a block size", f"give {told} threads"))
+        sizes = " or ".join(str(count) for count in THREADS)
+        problems.append(Problem("", "threads", f"{threads!r} is not a block size", f"give {sizes} threads"))
     return problems
 
 
@@ -67,13 +67,13 @@ def tensor_problems(codec: str, tensor_bytes: object, sparsity: object, known: I
     problems, known = [], tuple(known)
     if codec not in known:
         problems.append(Problem("", "codec", f"no times on a GPU are known for {codec!r}", did_you_mean(codec, known)))
-    if not is_whole(tensor_bytes) or tensor_bytes < 0:
+    if not is_integer(tensor_bytes) or tensor_bytes < 0:
         problems.append(Problem("", "bytes", f"{tensor_bytes!r} is not a size", "give whole bytes, 0 or more"))
     if not isinstance(sparsity, float | int | np.floating) or not 0 <= sparsity <= 1:  # a NaN is within no bounds
         problems.append(Problem("", "sparsity", f"{sparsity!r} is not a share of zeros", "give a number from 0 to 1"))
     return problems
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is a whole number, also one of NumPy's; truth values are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

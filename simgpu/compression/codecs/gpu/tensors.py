@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.gpu.setting import is_whole, tensor_problems
+from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.errors import InputError, Problem
 from simgpu.units import format_bytes
 
@@ -47,11 +47,11 @@ def synthetic_tensors(
     """
     low, high = sparsity
     problems = []
-    if not is_whole(count) or count < 0:
+    if not is_integer(count) or count < 0:
         problems.append(Problem("", "count", f"{count!r} is not a number of tensors", "give 0 or more"))
     if not 0 <= low <= high <= 1:
-        told = "give two numbers from 0 to 1, the smaller first"
-        problems.append(Problem("", "sparsity", f"{low!r} to {high!r} is not a range of shares of zeros", told))
+        remedy = "give two numbers from 0 to 1, the smaller first"
+        problems.append(Problem("", "sparsity", f"{low!r} to {high!r} is not a range of shares of zeros", remedy))
     if problems:
         raise InputError(problems)
     elements = generator.integers(SMALLEST // _ITEMSIZE, LARGEST // _ITEMSIZE, size=count, endpoint=True)
@@ -72,8 +72,8 @@ def array_of(tensor: SparseTensor, generator: np.random.Generator) -> NDArray[np
     (100, 25)
     """
     if tensor.bytes > _LARGEST_ARRAY or tensor.bytes % _ITEMSIZE:
-        told = f"give a multiple of {_ITEMSIZE} B, at most {format_bytes(_LARGEST_ARRAY)}"
-        raise InputError.single("", "bytes", f"no array of {tensor.bytes} bytes is made", told)
+        remedy = f"give a multiple of {_ITEMSIZE} B, at most {format_bytes(_LARGEST_ARRAY)}"
+        raise InputError.single("", "bytes", f"no array of {tensor.bytes} bytes is made", remedy)
     size = tensor.bytes // _ITEMSIZE
     values = 1 - generator.random(size, np.float32)
     values[generator.permutation(size)[: round(size * Fraction(tensor.sparsity))]] = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.compression.codecs.gpu.samples import CodecSample
-from simgpu.compression.codecs.gpu.setting import is_whole, tensor_problems
+from simgpu.compression.codecs.gpu.setting import is_integer, tensor_problems
 from simgpu.compression.codecs.gpu.tensors import TRAINED
 from simgpu.errors import InputError, MissingExtraError, Problem
 
@@ -67,8 +67,8 @@ class CodecTimeModel:
         ranges = sparsity_ranges(pieces, sparsity)
         settings = {(sample.grid, sample.threads) for sample in samples}
         if len(settings) > 1:
-            told = "give those of one setting; a time model is of one"
-            raise InputError.single("", "samples", f"they are of {len(settings)} launch settings", told)
+            remedy = "give those of one setting; a time model is of one"
+            raise InputError.single("", "samples", f"they are of {len(settings)} launch settings", remedy)
         of_codec: dict[str, list[CodecSample]] = {}
         for sample in samples:
             of_codec.setdefault(sample.codec, []).append(sample)
@@ -105,11 +105,11 @@ def sparsity_ranges(pieces: int, sparsity: tuple[float, float] = TRAINED) -> tup
     """
     low, high = sparsity
     problems = []
-    if not is_whole(pieces) or pieces < 1:
+    if not is_integer(pieces) or pieces < 1:
         problems.append(Problem("", "pieces", f"{pieces!r} is not a number of sub-models", "give 1 or more"))
     if not 0 <= low < high <= 1:
-        told = "give two numbers from 0 to 1, the smaller first"
-        problems.append(Problem("", "sparsity", f"{low!r} to {high!r} is not a range of shares of zeros", told))
+        remedy = "give two numbers from 0 to 1, the smaller first"
+        problems.append(Problem("", "sparsity", f"{low!r} to {high!r} is not a range of shares of zeros", remedy))
     if problems:
         raise InputError(problems)
     bounds = [round(low + (high - low) * piece / pieces, _DIGITS) for piece in range(pieces + 1)]
@@ -137,8 +137,8 @@ def _too_few(codec: str, samples: Sequence[CodecSample], ranges: Iterable[tuple[
         count = sum(_inside(sample, bounds) for sample in samples)
         if count < _FEWEST:
             what = f"{count} samples of {codec} are {bounds[0]:.3g} to {bounds[1]:.3g} sparse"
-            told = f"give at least {_FEWEST}, or fewer sub-models"
-            problems.append(Problem("", "samples", what, told))
+            remedy = f"give at least {_FEWEST}, or fewer sub-models"
+            problems.append(Problem("", "samples", what, remedy))
     return problems
 
 
@@ -151,9 +151,9 @@ def _sub_models(
     every, measured = features(samples), np.array(times, np.float64) / 1e6
     for bounds in ranges:
         own = [_inside(sample, bounds) for sample in samples]
-        found = LinearRegression().fit(every[own], measured[own])
-        a_byte, a_share = (float(each) for each in found.coef_)
-        models.append(SubModel(*bounds, float(found.intercept_) * 1e6, a_byte, a_share * 1e6))
+        result = LinearRegression().fit(every[own], measured[own])
+        a_byte, a_share = (float(each) for each in result.coef_)
+        models.append(SubModel(*bounds, float(result.intercept_) * 1e6, a_byte, a_share * 1e6))
     return tuple(models)
 
 

@@ -18,9 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
-from simgpu.compression.codecs.gpu.response import ResponseSurface
 from simgpu.compression.codecs.gpu.setting import EXPERT_BLOCKS, LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.surface import ResponseSurface, network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
@@ -86,8 +85,8 @@ class LaunchTuner:
         one initial setting or a negative number of steps, `MissingExtraError` without bayesian-optimization.
         """
         if initial < 1 or steps < 0:
-            told = "give at least 1 initial setting and 0 steps"
-            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", told)
+            remedy = "give at least 1 initial setting and 0 steps"
+            raise InputError.single("", "search", f"{initial} initial settings and {steps} steps are none", remedy)
         tried = self._propose(seed, initial, steps)
         setting, total = min(tried, key=lambda each: each[1])
         return Tuned("bayesian", setting, total, len(tried), sum(each for _, each in tried))

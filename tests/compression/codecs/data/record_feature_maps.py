@@ -41,16 +41,16 @@ def crops(area: np.ndarray, count: int, held_out: bool, random: np.random.Genera
     """Random crops of a quadrant: within its held-out square (its middle), or without a pixel of it."""
     height, width = area.shape[:2]
     top, left = (height - HELD_OUT) // 2, (width - HELD_OUT) // 2
-    found: list[np.ndarray] = []
-    while len(found) < count:
+    result: list[np.ndarray] = []
+    while len(result) < count:
         if held_out:
             y, x = (int(start + random.integers(HELD_OUT - CROP + 1)) for start in (top, left))
         else:
             y, x = int(random.integers(height - CROP + 1)), int(random.integers(width - CROP + 1))
             if top - CROP < y < top + HELD_OUT and left - CROP < x < left + HELD_OUT:
                 continue
-        found.append(area[y : y + CROP, x : x + CROP])
-    return found
+        result.append(area[y : y + CROP, x : x + CROP])
+    return result
 
 
 def data_set(held_out: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -133,23 +133,23 @@ def feature_maps(model: Any) -> dict[str, np.ndarray]:
 
     images, _ = data_set(True, HELD_OUT_CROPS)
     values = torch.from_numpy(images[:: len(images) // RECORDED_IMAGES])
-    found: dict[str, np.ndarray] = {}
+    result: dict[str, np.ndarray] = {}
     model.eval()
     with torch.no_grad():
         for position, layer in enumerate(model):
             values = layer(values)
-            found |= {name: values.numpy().copy() for name, place in RECORDED.items() if place == position}
-    return found
+            result |= {name: values.numpy().copy() for name, place in RECORDED.items() if place == position}
+    return result
 
 
 def main() -> None:
     model, seen, unseen = train()
     print(f"accuracy: training crops {seen:.3f}, held-out crops {unseen:.3f}")
-    found = feature_maps(model)
-    for name, values in found.items():
+    result = feature_maps(model)
+    for name, values in result.items():
         print(f"{name}: {values.shape}, zeros {np.mean(values == 0):.3f}, {values.nbytes} bytes")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    np.savez_compressed(folder / "feature_maps.npz", **found)
+    np.savez_compressed(folder / "feature_maps.npz", **result)
 
 
 if __name__ == "__main__":

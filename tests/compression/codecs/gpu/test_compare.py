@@ -32,9 +32,9 @@ def test_the_error_is_that_of_the_paper() -> None:
 
 def test_every_codec_and_direction_has_every_model(figure_10: tuple[ModelError, ...]) -> None:
     models = {"linear", "linear_whole", "bayesian_ridge", "svm", "decision_tree"}
-    found = {(each.codec, each.direction, each.model) for each in figure_10}
-    assert found == {(c, d, m) for c in ("zvc", "rle", "csr", "lz4") for d in ("encode", "decode") for m in models}
-    assert len(figure_10) == len(found)
+    result = {(each.codec, each.direction, each.model) for each in figure_10}
+    assert result == {(c, d, m) for c in ("zvc", "rle", "csr", "lz4") for d in ("encode", "decode") for m in models}
+    assert len(figure_10) == len(result)
 
 
 def test_the_time_model_is_the_best_of_all_on_average(figure_10: tuple[ModelError, ...]) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from simgpu import load_node
 from simgpu.compression.codecs.gpu import fit
-from simgpu.compression.codecs.gpu.measured import MeasuredSurface
-from simgpu.compression.codecs.gpu.response import response_of
+from simgpu.compression.codecs.gpu.response import MeasuredSurface, response_of
 from simgpu.compression.codecs.gpu.samples import CodecSample
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
 from simgpu.compression.codecs.gpu.table import RESPONSE, load_table
@@ -50,7 +49,7 @@ def test_a_gpu_with_samples_is_answered_from_them(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     assert isinstance(surface, MeasuredSurface)
     assert (surface.gpu, surface.basis, surface.codecs) == ("bench", "measured", ("zvc",))
-    assert surface.told == f"measured, 27 samples of {tmp_path / 'bench.csv'}"
+    assert surface.description == f"measured, 27 samples of {tmp_path / 'bench.csv'}"
     for share in (0.0, 0.25, 0.9):
         expected = linear_ns(123_456_700, share, 160)
         assert surface.encode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(expected, abs=2)
@@ -66,9 +65,9 @@ def test_a_gpu_with_samples_of_the_smallest_and_the_largest_grid_can_be_tuned() 
         for size in (10**8, 10**9)
     ]
     tuner = LaunchTuner(MeasuredSurface.of("bench", samples), "zvc", (SparseTensor(10**9, 0.5),))
-    found = tuner.grid_search()
-    assert found.setting == LaunchSetting(1, 64)
-    assert found.total_ns == tuner.at(found.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
+    result = tuner.grid_search()
+    assert result.setting == LaunchSetting(1, 64)
+    assert result.total_ns == tuner.at(result.setting) == pytest.approx(2 * linear_ns(10**9, 0.5, 1), abs=4)
 
 
 def test_the_fit_keeps_the_samples_that_the_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

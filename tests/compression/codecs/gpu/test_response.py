@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu import load_node
-from simgpu.compression.codecs.gpu.response import FormulaSurface, ResponseSurface, response_of
+from simgpu.compression.codecs.gpu.response import FormulaSurface, response_of
 from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, all_settings
+from simgpu.compression.codecs.gpu.surface import ResponseSurface
 from simgpu.compression.codecs.gpu.table import RESPONSE, load_table
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
@@ -86,9 +87,9 @@ def test_arrays_give_the_same_nanosecond_as_numbers(
     grids = np.array([[grid], [1], [80]])
     encode = V100.encode_times(codec, size, sparsity, grids, [64, threads])
     decode = V100.decode_times(codec, size, sparsity, grids, [64, threads])
-    for (row, column), found in np.ndenumerate(encode):
+    for (row, column), result in np.ndenumerate(encode):
         at = (size, sparsity, int(grids[row, 0]), (64, threads)[column])
-        assert found == V100.encode_ns(codec, *at)
+        assert result == V100.encode_ns(codec, *at)
         assert decode[row, column] == V100.decode_ns(codec, *at)
 
 
@@ -119,9 +120,9 @@ def test_the_other_codecs_are_slower_than_zvc() -> None:
 
 def test_a_gpu_under_another_name_of_its_driver_is_the_fitted_one() -> None:
     gpu = GpuSpec("bench", 1, reported_as=("Tesla V100 PCIe",))
-    found = response_of(gpu)
-    assert (found.gpu, found.basis) == ("bench", "fitted")
-    assert found.encode_ns("zvc", 10**9, 0.5, 80, 64) == V100.encode_ns("zvc", 10**9, 0.5, 80, 64)
+    result = response_of(gpu)
+    assert (result.gpu, result.basis) == ("bench", "fitted")
+    assert result.encode_ns("zvc", 10**9, 0.5, 80, 64) == V100.encode_ns("zvc", 10**9, 0.5, 80, 64)
 
 
 def test_the_2080ti_has_what_scaling_gives_it() -> None:

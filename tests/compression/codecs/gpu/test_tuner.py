@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 from simgpu import load_node
-from simgpu.compression.codecs.gpu.network import network_ns, network_times
 from simgpu.compression.codecs.gpu.paper import FIGURE_12
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.setting import LARGEST_GRID, THREADS, LaunchSetting, all_settings
+from simgpu.compression.codecs.gpu.surface import network_ns, network_times
 from simgpu.compression.codecs.gpu.tensors import SparseTensor
 from simgpu.compression.codecs.gpu.tuner import LaunchTuner, Tuned, expert_setting, tune_all
 from simgpu.errors import InputError, MissingExtraError
@@ -26,12 +26,12 @@ def figure_12() -> dict[str, Tuned]:
 
 
 def test_grid_search_tries_every_setting_and_finds_the_least(figure_12: dict[str, Tuned]) -> None:
-    found = figure_12["grid_search"]
+    result = figure_12["grid_search"]
     grids, threads = all_settings()
-    assert found.evaluations == len(grids) == LARGEST_GRID * len(THREADS) == 8192
+    assert result.evaluations == len(grids) == LARGEST_GRID * len(THREADS) == 8192
     times = network_times(TUNER.surface, "zvc", FIGURE_12)
-    assert found.total_ns == times.min() == TUNER.at(found.setting)
-    assert found.search_ns == times.sum()
+    assert result.total_ns == times.min() == TUNER.at(result.setting)
+    assert result.search_ns == times.sum()
     for index in range(0, 8192, 97):
         assert times[index] == TUNER.at(LaunchSetting(int(grids[index]), int(threads[index])))
 
@@ -46,10 +46,10 @@ def test_a_networks_time_is_the_sum_over_its_tensors() -> None:
 
 
 def test_bayesian_search_tries_ten_and_twenty_five(figure_12: dict[str, Tuned]) -> None:
-    found = figure_12["bayesian"]
-    assert found.evaluations == 35
+    result = figure_12["bayesian"]
+    assert result.evaluations == 35
     assert TUNER.bayesian(initial=3, steps=2).evaluations == 5
-    assert found.total_ns == TUNER.at(found.setting)
+    assert result.total_ns == TUNER.at(result.setting)
 
 
 def test_a_seed_gives_the_same_choice_again() -> None:

@@ -1,17 +1,13 @@
-"""Bit-plane compression, compiled by numba: one entry after the other.
-
-Importing this needs numba (extra ``fast``).
-"""
+"""The code of bit-plane compression, entry by entry, in compiled functions. Importing this imports numba."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.compiling import compiled
 from simgpu.compression.codecs.elements import Bytes
 
 # Together with a signed number an unsigned one would become a float, so planes and bits of codes are unsigned in all
@@ -28,13 +24,6 @@ _RAW_BYTES = 128
 _ODD, _PAIRS, _NIBBLES, _BYTES = (
     _U(number) for number in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, 0x0101010101010101)
 )
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """The function, to be compiled when it is first called."""
-    return cast("Function", numba.njit(function))
 
 
 @compiled

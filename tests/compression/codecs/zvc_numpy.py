@@ -1,4 +1,4 @@
-"""Zero-value compression with NumPy: what works everywhere, and what the compiled form is proved against.
+"""Zero-value compression with NumPy: the oracle of the compiled functions.
 
 Streams are taken in *units* of an element's width, of which a mask has one, two or four.
 """
@@ -21,7 +21,7 @@ def write(bits: Bits, units: Bits) -> None:
     """Fills `units`, which has the right size, with the compressed elements."""
     mask_units = _MASK_BYTES // bits.itemsize
     lines = np.zeros((_PIECE, mask_units + _MASKED), bits.dtype)
-    kept = np.ones(lines.shape, np.bool_)
+    retained = np.ones(lines.shape, np.bool_)
     at = 0
     for begin in range(0, bits.size, _PIECE * _MASKED):
         part = bits[begin : begin + _PIECE * _MASKED]
@@ -30,10 +30,10 @@ def write(bits: Bits, units: Bits) -> None:
             part = np.concatenate((part, np.zeros(used * _MASKED - part.size, part.dtype)))
         values = part.reshape(used, _MASKED)
         lines[:used, mask_units:] = values
-        np.not_equal(values, 0, out=kept[:used, mask_units:])
-        masks = np.packbits(kept[:used, mask_units:], axis=1, bitorder="little")
+        np.not_equal(values, 0, out=retained[:used, mask_units:])
+        masks = np.packbits(retained[:used, mask_units:], axis=1, bitorder="little")
         lines[:used, :mask_units] = masks.view(bits.dtype)
-        places = np.flatnonzero(kept[:used])
+        places = np.flatnonzero(retained[:used])
         lines.take(places, out=units[at : at + places.size], mode="clip")  # without a mode it would go by a copy
         at += places.size
 
@@ -52,16 +52,16 @@ def read(units: Bits, bits: Bits) -> int:
         part = bits[first * _MASKED : (first + _PIECE) * _MASKED]
         if given.size > part.size and given.reshape(-1)[part.size :].any():
             return int(begins.size) - 2
-        kept = np.ones((places.size - 1, mask_units + _MASKED), np.bool_)
-        kept[:, mask_units:] = given
-        lines = np.zeros(kept.shape, bits.dtype)
-        lines.reshape(-1)[np.flatnonzero(kept)] = units[places[0] : places[-1]]
+        retained = np.ones((places.size - 1, mask_units + _MASKED), np.bool_)
+        retained[:, mask_units:] = given
+        lines = np.zeros(retained.shape, bits.dtype)
+        lines.reshape(-1)[np.flatnonzero(retained)] = units[places[0] : places[-1]]
         part[:] = lines[:, mask_units:].reshape(-1)[: part.size]
     return -1
 
 
 def _mask_places(units: Bits, masks: int, mask_units: int) -> tuple[NDArray[np.int64], int]:
-    """Where each mask begins and, last, where the stream ends; beside it the first mask that is wrong, or -1.
+    """Where each mask begins and, last, where the stream ends; and the first mask that is wrong, or -1.
 
     A mask begins where the values of the one before it end, so this is a walk, not a vector operation.
     """

@@ -1,4 +1,4 @@
-"""Bit-plane compression with NumPy: what works everywhere, and what the compiled form is proved against."""
+"""Bit-plane compression with NumPy: the oracle of the compiled functions."""
 
 from __future__ import annotations
 

@@ -1,0 +1,26 @@
+"""Functions compiled by numba, which is imported when the first of them is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from simgpu.errors import MissingExtraError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function, **options: Any) -> Function:
+    """The function, compiled at its first call; `options` are those of `numba.njit`.
+
+    The machine code is cached on disk where this user may write. numba invalidates it when the function's own file
+    changes, so a cached function calls only functions of that file. Raises `MissingExtraError` without numba.
+    """
+    try:
+        import numba
+    except ImportError:
+        raise MissingExtraError("running compiled functions", "numba") from None
+    try:
+        return cast("Function", numba.njit(function, cache=True, **options))
+    except RuntimeError:  # numba finds no folder that this user may write to
+        return cast("Function", numba.njit(function, **options))
