@@ -98,7 +98,8 @@ def recognises(path: Path) -> bool:
 def load(path: Path, options: ImportOptions) -> Trace:
     """Refuses: an execution trace alone has no times."""
     what = "is an execution trace, which has no times"
-    remedy = "import the profile of the same run and add this file to it: simgpu trace import PROFILE"
+    command = "simgpu trace import PROFILE --execution-trace FILE"
+    remedy = f"import the profile of the same run and add this file to it: {command}"
     raise InputError.single(path, "", what, remedy)
 
 

@@ -110,7 +110,7 @@ def header_text(trace: Trace) -> str:
     values: dict[str, object] = {"schema": SCHEMA}
     for key in _WRITTEN:
         value = getattr(info, key)
-        if value or key not in _OMITTED_IF_UNKNOWN:
+        if value not in (None, "") or key not in _OMITTED_IF_UNKNOWN:
             values[key] = str(value) if isinstance(value, StrEnum) else value
     values |= {key: len(getattr(trace, key)) for key in _COUNTS}
     # PyYAML leaves some control characters bare among other letters, and then reads them back as something else.

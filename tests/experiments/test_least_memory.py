@@ -12,7 +12,7 @@ from simgpu.cli import main
 def test_it_tells_what_simgpu_bound_tells():
     trace, node = simgpu.load_trace("vgg16-b128-v100"), simgpu.load_node("v100")
     found = simgpu.least_memory(trace, node)
-    told = json.loads(CliRunner().invoke(main, ["bound", "vgg16-b128-v100", "--node", "v100", "--json"]).stdout)
+    told = json.loads(CliRunner().invoke(main, ["memory-bound", "vgg16-b128-v100", "--node", "v100", "--json"]).stdout)
     assert found.bound.bytes == told["bound"]["bytes"]
     assert found.all_at_once.bytes == told["all_at_once"]["bytes"]
     assert found.offloaded.bytes == told["offloaded"]["bytes"]

@@ -183,7 +183,7 @@ def test_a_limit_set_in_the_shell(limited: str, tmp_path: Path) -> None:
 import resource, sys
 resource.setrlimit(resource.{limited}, (2 << 30, 2 << 30))
 from simgpu.cli import main
-main(["import", sys.argv[1], "-o", sys.argv[2]], prog_name="simgpu")
+main(["trace", "import", sys.argv[1], "-o", sys.argv[2]], prog_name="simgpu")
 """
     command = [sys.executable, "-c", code, str(log), str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -200,15 +200,15 @@ def _prints(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
 
 def test_code_that_decides_results_counts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What numba keeps of compiled code appears in the middle of a first run."""
-    for inside in ("memory/a.py", "reproduction/tasks.py", "reproduction/page/page.py", "cli/a.py"):
+    for inside in ("memory/a.py", "papers/tasks.py", "papers/page/page.py", "cli/a.py"):
         (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / inside).write_text("1")
     before = _prints(monkeypatch, tmp_path)
     (tmp_path / "memory/__pycache__").mkdir()
-    for inside in ("memory/__pycache__/a.nbi", "memory/.a.py.swp", "reproduction/page/page.py", "cli/a.py"):
+    for inside in ("memory/__pycache__/a.nbi", "memory/.a.py.swp", "papers/page/page.py", "cli/a.py"):
         (tmp_path / inside).write_text("2")
         assert _prints(monkeypatch, tmp_path) == before, inside
-    for inside in ("memory/a.py", "reproduction/tasks.py", "memory/table.csv"):
+    for inside in ("memory/a.py", "papers/tasks.py", "memory/table.csv"):
         (tmp_path / inside).write_text("2")
         assert _prints(monkeypatch, tmp_path) != before, inside
         before = _prints(monkeypatch, tmp_path)

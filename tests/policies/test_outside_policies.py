@@ -47,7 +47,7 @@ class TestExample(PolicyContract):
 
 
 def test_the_policy_list_has_it_with_its_parameters(installed, tmp_path):
-    done = command_with(installed, arguments=["policies"], cwd=tmp_path)
+    done = command_with(installed, arguments=["list", "policies"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
     assert names == [*(name for name in registry.policy_names() if name != "largest"), "largest"]

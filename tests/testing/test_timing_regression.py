@@ -202,7 +202,7 @@ def test_the_plugin_loads_next_to_nothing() -> None:
     )
     loaded = done.stdout.split()
     own = {name for name in loaded if name.startswith("simgpu")}
-    assert own == {"simgpu", "simgpu.errors", "simgpu.testing", "simgpu.testing.plugin"}
+    assert own == {"simgpu", "simgpu.errors", "simgpu.testing", "simgpu.testing.plugin", "simgpu.version"}
     assert not {name.partition(".")[0] for name in loaded} & {
         "numpy",
         "pandas",

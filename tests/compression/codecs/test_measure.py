@@ -192,7 +192,7 @@ class TestCommand:
             assert f"{tmp_path / name}: " in done.stderr and why in done.stderr
 
     def test_list_names_every_codec_and_its_source(self) -> None:
-        done = simgpu("codec", "list")
+        done = simgpu("compression", "codecs")
         assert done.exit_code == 0
         for name in codec_names():
             assert any(line.startswith(f"{name} ") for line in done.stdout.splitlines())
