@@ -11,8 +11,7 @@ from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats

@@ -17,8 +17,7 @@ from simgpu.analysis.tables import (
     with_bound,
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import Trace

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.planning.bound import Bound
+from simgpu.policies.common.placing import evaluator_of
 from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
-from simgpu.policies.placing import evaluator_of
 from simgpu.simulation.run import planning
 from simgpu.trace.model import Trace
 

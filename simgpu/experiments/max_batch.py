@@ -12,8 +12,7 @@ from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, reco
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS
 from simgpu.planning.search.bisection import largest
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.simulation.arguments import bytes_of, check_arguments
 from simgpu.simulation.run import Result, simulate, task_graph, told_to_fit
 from simgpu.trace.model import Trace

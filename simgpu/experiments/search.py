@@ -14,15 +14,14 @@ from simgpu.experiments.compare import PolicyRequest, made_policy
 from simgpu.experiments.search_found import Outcome, Search, WallClock
 from simgpu.experiments.search_table import placed_maps
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.evaluator import Chosen, Evaluator
 from simgpu.planning.options import Decisions
 from simgpu.planning.search.swarm import Swarm
-from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import planned
 from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.common.placing import PlacingPolicy
 from simgpu.policies.home import Home
-from simgpu.policies.labels import policy_label
-from simgpu.policies.placing import Chosen, PlacingPolicy
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import planning
 from simgpu.trace.chain import chain

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.search_table import PlacedMap
     from simgpu.hardware.spec import NodeSpec
-    from simgpu.policies.placing import Chosen
+    from simgpu.planning.evaluator import Chosen
     from simgpu.trace.model import TraceInfo
 
 #: The run of what was found, or why it did not come to its end.

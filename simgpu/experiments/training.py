@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind

@@ -10,8 +10,7 @@ from simgpu.analysis.tables import facts_html
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.losses import block_words
 from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import Policy, no_progress
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.arguments import bytes_of
 from simgpu.simulation.result import Result

@@ -12,8 +12,7 @@ from typing import Any
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.answers import Answer, Answers
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
-from simgpu.policies.base import Policy, no_progress
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Decode, Encode
 from simgpu.simulation.arguments import bytes_of

@@ -17,7 +17,8 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.columns import FOUND, OVERHEAD
 from simgpu.planning.compiled import evaluate_all
-from simgpu.planning.options import Action, Decisions
+from simgpu.planning.options import Action, Decisions, Vector
+from simgpu.planning.search.swarm import SwarmFound
 from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 
 #: Added to the score of what does not fit: more than any iteration takes.
@@ -141,3 +142,18 @@ class Evaluator:
         forward = sum(len(writers) for writers in ancestry.writers)
         again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in self.decisions.options)
         return again * forward
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a policy chose for each feature map, and what led to it (`PlanContext.chosen`).
+
+    evaluator: what tells costs, with the feature maps and their options in its decisions. vector: what the program
+    does; None where that is no vector of these options. evaluations: vectors that were scored on the way, None where
+    nobody counted. swarm: how a swarm went, if there was one.
+    """
+
+    evaluator: Evaluator
+    vector: Vector | None
+    evaluations: int | None = None
+    swarm: SwarmFound | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.paged import Chunk, Residents, least_recently_touched
@@ -20,7 +21,7 @@ from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
 
 if TYPE_CHECKING:
-    from simgpu.policies.placing import Chosen
+    from simgpu.planning.evaluator import Chosen
 
 
 class Trial(Protocol):
@@ -119,3 +120,30 @@ class Policy(ABC):
 def parameter(default: Any, description: str) -> Any:
     """A policy's parameter: a dataclass field with its default and what it means."""
     return field(default=default, metadata={"description": description})
+
+
+def policy_label(policy: Policy) -> str:
+    """The policy's name, and the parameters that are not its defaults, lists as files have them.
+
+    >>> from simgpu.policies.vdnn import Vdnn
+    >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
+    ('vdnn(mode=conv)', 'vdnn')
+    >>> from simgpu.policies.checkpoint import Checkpoint
+    >>> policy_label(Checkpoint(("layer1.0", "layer1.1")))
+    'checkpoint(blocks=[layer1.0, layer1.1])'
+    """
+    defaults = {field.name: field.default for field in fields(policy)}
+    told = ", ".join(f"{name}={_text(value)}" for name, value in policy.parameters.items() if value != defaults[name])
+    return f"{policy.name}({told})" if told else policy.name
+
+
+def _text(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def require_one_stream(graph: TaskGraph, policy: str) -> None:
+    """Raises `InputError` for a trace with several compute streams."""
+    streams = graph.compute_streams
+    if len(streams) > 1:
+        what = f"kernels ran on {len(streams)} compute streams, {policy} runs one layer at a time"
+        raise InputError.single(graph.trace.name, "kernels.stream", what, "record the trace on one stream")

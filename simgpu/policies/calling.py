@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.memory.paged import Chunk, Residents
-from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import PlanContext, Policy, policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.instructions import Program
 

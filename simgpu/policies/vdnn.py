@@ -28,10 +28,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, algorithm_choices, transformed
-from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
@@ -74,20 +74,16 @@ class Vdnn(Policy):
         "as recorded, the fastest (the paper's p) or those with the least workspace (the paper's m)",
     )
 
+    def swaps(self, graph: TaskGraph) -> tuple[Swap, ...]:
+        """Which layer inputs are offloaded, and with which layer step each is prefetched; of modes all and conv."""
+        return _swaps(graph, convolutions_only=self.mode == "conv")
+
     def plan(self, context: PlanContext) -> Program:
         """One iteration in layer steps. Raises `InputError` for a trace with several compute streams."""
         require_one_stream(context.graph, self.name)
         if self.mode == "dynamic":
             return _Dynamic(context).program()
         return offloading(context.graph, self.mode, _chosen(context.graph, self.algorithms))
-
-
-def require_one_stream(graph: TaskGraph, policy: str) -> None:
-    """Raises `InputError` for a trace with several compute streams."""
-    streams = graph.compute_streams
-    if len(streams) > 1:
-        what = f"kernels ran on {len(streams)} compute streams, {policy} runs one layer at a time"
-        raise InputError.single(graph.trace.name, "kernels.stream", what, "record the trace on one stream")
 
 
 def _chosen(graph: TaskGraph, which: str) -> Algorithms:
@@ -105,13 +101,13 @@ def offloading(graph: TaskGraph, mode: str, algorithms: Algorithms) -> Program:
     transforms = (WithAlgorithms(tuple(sorted(algorithms.items()))),) if algorithms else ()
     chosen = transformed(graph, transforms)
     notes = (_NO_WINDOW,) if mode == "all" and not any(chosen.layers.convolution) else ()
-    swaps = () if mode == "none" else place(chosen, convolutions_only=mode == "conv")
+    swaps = () if mode == "none" else _swaps(chosen, convolutions_only=mode == "conv")
     program = lower(chosen, Placement(swaps, layer_barrier=True))
     return replace(program, transforms=transforms, notes=(*program.notes, *notes))
 
 
-def place(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
-    """The swaps of vDNN: which inputs leave, and beside which layer step each comes back."""
+def _swaps(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
+    """Which layer inputs are offloaded, and with which layer step each is prefetched."""
     layers = graph.layers
     pending: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for b, block in enumerate(graph.blocks):

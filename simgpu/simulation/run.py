@@ -16,9 +16,8 @@ from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, run_program
-from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import planned, reclaiming, says_it_fits
-from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import not_a_program
 from simgpu.program.data_parallel import DataParallel, Together, explained, priced, share_of

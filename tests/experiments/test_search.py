@@ -17,14 +17,13 @@ from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import write_searches
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.columns import AWAY_AT, BACK_AT
-from simgpu.planning.evaluator import DOES_NOT_FIT, Costs, Evaluator
-from simgpu.planning.options import Decisions, Option
+from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Costs, Evaluator
+from simgpu.planning.options import Decisions, Option, Vector
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.common.placing import PlacingPolicy
 from simgpu.policies.home import Home
-from simgpu.policies.joint.actions import with_all_actions
-from simgpu.policies.joint.policy import Joint
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector
+from simgpu.policies.joint.policy import Joint, with_all_actions
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower

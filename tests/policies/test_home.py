@@ -125,7 +125,7 @@ def test_what_is_told_of_a_plan_does_not_depend_on_numba(monkeypatch: pytest.Mon
     trace, node = trace_of(), node_of(PLENTY)
     budget, few, heard = round(keeping_peak(trace) * 0.8), {"particles": 20, "iterations": 2}, []
     compiled = simulate(trace, node, "home", parameters=few, budget=budget)
-    monkeypatch.setattr("simgpu.policies.placing.is_compiled", lambda: False)
+    monkeypatch.setattr("simgpu.policies.common.placing.is_compiled", lambda: False)
     assert simulate(trace, node, "home", parameters=few, budget=budget, progress=heard.append).notes == compiled.notes
     assert any("slow: install numba, or simgpu with its extra 'fast'" in line for line in heard)
 

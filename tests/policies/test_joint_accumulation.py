@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.policies.joint.accumulation import accumulate
+from simgpu.policies.joint.policy import accumulate
 from simgpu.policies.none import NoPolicy
 from simgpu.simulation.run import Result, planning, simulate
 from simgpu.trace.chain import chain

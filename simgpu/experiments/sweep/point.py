@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.experiments.compare import made_policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import policy_label
 from simgpu.simulation.run import Result, simulate
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from simgpu.papers.checks.found import bars
 from simgpu.papers.checks.home_networks import Modelled, swept
 from simgpu.planning.columns import DRAINED
 from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Vector
 from simgpu.policies.base import PlanContext
+from simgpu.policies.common.placing import program_of
 from simgpu.policies.home import Home
-from simgpu.policies.placing import Vector, program_of
 from simgpu.simulation.run import planning
 
 #: Random placements that are looked through for those that fit; those run at each of the largest batches.

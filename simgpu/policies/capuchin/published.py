@@ -22,10 +22,16 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.recompute import unrecomputable
 from simgpu.policies.base import PlanContext, Trial
-from simgpu.policies.capuchin.accesses import passive_run
-from simgpu.policies.capuchin.candidates import candidates_of, situation_of
-from simgpu.policies.capuchin.hybrid import Decision, MakeAgain, SwapOut, decide, triggered_earlier
-from simgpu.policies.capuchin.passive import passive_program
+from simgpu.policies.capuchin.hybrid import (
+    Decision,
+    MakeAgain,
+    SwapOut,
+    candidates_of,
+    decide,
+    situation_of,
+    triggered_earlier,
+)
+from simgpu.policies.capuchin.passive import passive_program, passive_run
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap

@@ -18,6 +18,10 @@ Readings of what the paper leaves open:
 * Where no neighbouring segments make room for a workspace, memory can be defragmented for it too; equation 10 charges
   what that takes.
 * Where a block is prefetched for a task that lacks several, those that find room are fetched although others do not.
+
+Which algorithm a convolution runs by (moDNN, section 5.2.3, equation 10).
+
+When to prefetch, and whether it is of use (moDNN, section 5.2.2).
 """
 
 from __future__ import annotations
@@ -30,10 +34,8 @@ from typing import NamedTuple
 from simgpu.errors import OutOfMemoryError
 from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
-from simgpu.policies.modnn.algorithms import Candidate, best, least
-from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
-from simgpu.policies.modnn.prefetch import should_start, will_fit
+from simgpu.policies.modnn.streams import GiveWorkspace, Lane, Point, TakeWorkspace
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
 from simgpu.trace.model import AlgorithmChoice
@@ -368,3 +370,60 @@ class Schedule:
         for b in task.writes:
             memory.written[b] = end
             memory.on_host.discard(b)
+
+
+class Candidate(NamedTuple):
+    """An algorithm with its penalties: delay (ns) by offloading for its workspace, and prefetches (ns) it holds up."""
+
+    choice: AlgorithmChoice
+    offloading_ns: int
+    held_up_ns: int
+
+    def gain(self, base_ns: int) -> int:
+        """Equation 10, nanoseconds. base_ns: duration of the algorithm with the least workspace.
+
+        >>> Candidate(AlgorithmChoice("F1", "fft", 60, 500), offloading_ns=10, held_up_ns=5).gain(100)
+        25
+        """
+        return base_ns - self.choice.duration_ns - self.offloading_ns - self.held_up_ns
+
+
+def least(choices: tuple[AlgorithmChoice, ...]) -> AlgorithmChoice:
+    """The algorithm that equation 10 calls the base: the least workspace, and the fastest of those."""
+    return min(choices, key=lambda choice: (choice.workspace_bytes, choice.duration_ns, choice.algorithm))
+
+
+def best(candidates: list[Candidate], base_ns: int) -> AlgorithmChoice | None:
+    """The candidate of maximum gain; of equal ones the one with the smaller workspace, then by name."""
+    if not candidates:
+        return None
+    found = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
+    return found.choice
+
+
+def should_start(tasks: Tasks, now: int, task: int, missing: Iterable[int]) -> bool:
+    """Equation 9: whether fetching what a task lacks would delay it if it began only after task `now`.
+
+    Its expected start is the sum of the fastest times up to it, later by every delay so far; since these delays are in
+    the present time too, what is left to compare is the transfers with the fastest times of the tasks in between.
+    """
+    return sum(tasks.in_ns[b] for b in missing) > tasks.fast[task] - tasks.fast[now + 1]
+
+
+def will_fit(tasks: Tasks, memory: DeviceMemory, now: int, task: int, capacity: int) -> bool:
+    """Whether all tasks after `now` up to `task` will find memory without defragmentation, by a guess ahead.
+
+    As the paper guesses: from before task `now` on, every block can be offloaded but what nobody has used since it was
+    made or fetched, and everything that the tasks in between lack is fetched in time and thus used. capacity: bytes
+    for data blocks.
+    """
+    held = set(memory.unused)
+    for index in range(now, task + 1):
+        each = tasks.tasks[index]
+        if index > now:
+            least = min((choice.workspace_bytes for choice in each.choices), default=0)
+            if sum(tasks.sizes[b] for b in held.union(each.touched)) + least > capacity:
+                return False
+        held.update(each.outputs)
+        held.difference_update(each.inputs, each.dying, each.saved)
+    return True

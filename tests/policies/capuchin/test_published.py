@@ -12,9 +12,8 @@ from simgpu.experiments.scenarios.load import load_trace
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
-from simgpu.policies.capuchin.accesses import passive_run
-from simgpu.policies.capuchin.candidates import candidates_of
-from simgpu.policies.capuchin.passive import demand, passive_program
+from simgpu.policies.capuchin.hybrid import candidates_of
+from simgpu.policies.capuchin.passive import demand, passive_program, passive_run
 from simgpu.policies.capuchin.published import published
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
