@@ -99,15 +99,10 @@ def _train(
         scenario.trace,
         scenario.node,
         make_policy(*policy),
+        scenario.config,
         epochs=numbers,
         iterations_per_epoch=iterations_per_epoch,
         progress=say,
-        budget=scenario.budget,
-        iterations=scenario.iterations,
-        seed=scenario.seed,
-        pool=scenario.pool,
-        alignment=scenario.alignment,
-        **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
     )
 
 

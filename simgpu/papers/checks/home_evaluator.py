@@ -16,7 +16,7 @@ from simgpu.planning.options import Vector
 from simgpu.policies.base import PlanContext
 from simgpu.policies.common.placing import program_of
 from simgpu.policies.home import Home
-from simgpu.simulation.run import planning
+from simgpu.simulation.run import plan_context
 
 #: Random placements that are looked through for those that fit; those run at each of the largest batches.
 _DRAWN, _RUN, _BATCHES = 2000, 8, 2
@@ -53,7 +53,7 @@ def _errors(network: Modelled) -> list[tuple[float, float]]:
     found = []
     for trace in network.traces[-_BATCHES:]:
         policy = Home(update="recombine")
-        context = planning(trace, network.node, policy)
+        context = plan_context(trace, network.node, policy)
         decisions = policy.decisions(context)
         evaluator = policy.evaluator(context, decisions)
         said = Home(offload="after", drain=True).evaluator(context, decisions)

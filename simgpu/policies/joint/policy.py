@@ -210,10 +210,10 @@ def accumulate(context: PlanContext) -> Accumulated | str:
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.policies.none import NoPolicy
-    >>> from simgpu.simulation.run import planning
+    >>> from simgpu.simulation.run import plan_context
     >>> from simgpu.trace.chain import chain
     >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
-    >>> accumulate(planning(chain([5, 7], [10, 14], [100, 200]), node, NoPolicy()))
+    >>> accumulate(plan_context(chain([5, 7], [10, 14], [100, 200]), node, NoPolicy()))
     'not tried, a batch of 1 cannot be split'
     """
     batch = context.graph.trace.info.batch
