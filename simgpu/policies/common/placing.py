@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
-from simgpu.planning.compiled import is_compiled
 from simgpu.planning.evaluator import Chosen, Evaluator
 from simgpu.planning.options import Action, Decisions, Vector, fetch_kernel
 from simgpu.policies.base import PlanContext, Policy, require_one_stream
@@ -118,11 +117,6 @@ def inexact(evaluator: Evaluator) -> tuple[str, ...]:
     """A note where the evaluator's times are not those of the machine."""
     why = evaluator.why_not
     return (f"decided by times that are not exact on this node: {why}",) if why else ()
-
-
-def slow() -> str:
-    """What makes a search slow and need not, as the end of a line that tells how far it has come."""
-    return "" if is_compiled() else "; slow: install numba, or simgpu with its extra 'fast'"
 
 
 def bar(share: float, width: int = 20) -> str:

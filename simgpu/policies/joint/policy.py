@@ -43,7 +43,7 @@ from simgpu.planning.search.space import Score
 from simgpu.policies.base import PlanContext, Policy, parameter, policy_label, require_one_stream
 from simgpu.policies.capuchin.policy import Capuchin, first_to_current
 from simgpu.policies.common.compression import CODECS, SwappingExecutor, executor_of, known_codecs, sparse_swaps
-from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of, slow
+from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.common.shortlist import Shortlist, Tried, run_of, tried
 from simgpu.policies.home import Home
 from simgpu.policies.joint.exploring import Explored, explore
@@ -138,7 +138,7 @@ class Joint(PlacingPolicy):
 
     def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts, score: Score) -> Explored:
         def tell(used: int) -> None:
-            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations{slow()}")
+            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
 
         seed = int(context.rng.integers(2**31))
         least = context.graph.ideal_ns()
