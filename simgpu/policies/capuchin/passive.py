@@ -1,24 +1,22 @@
-"""What the measured iteration of Capuchin tells: when every block is accessed, and when memory is at its peak.
-
-Public summaries agree that an access is noted with its time at the start and at the end of each computation. That the
-times leave out the stalls of swapping on demand, so that they are those of an iteration with enough memory, is told by
-a re-implementation alone (tinyflow takes the time of evictions off its clock).
-
-Passive mode of Capuchin: an iteration in which blocks leave and come back on demand only.
+"""Capuchin's measured iteration: passive mode, in which blocks are evicted and fetched on demand only, and what it
+measures, when every block is accessed and when memory is at its peak.
 
 Public summaries agree that the first iteration runs like this: where memory cannot be had, tensors are taken from the
-list of accesses and evicted to the host; an access to an evicted tensor fails and brings it back. The accesses of an
-iteration are the same every time, so the planner can follow them and write down what would happen.
+list of accesses and evicted to the host; an access to an evicted tensor faults and fetches it. An access is noted with
+its time at the start and at the end of each computation. The accesses of an iteration are the same every time, so the
+planner can follow them and write down what would happen.
 
-Readings of what the summaries leave open:
+Where the summaries are open, this implementation decides:
 
 * The least recently accessed block is evicted first, and only as many as the request needs. Where one kernel touches
   several blocks, what it reads counts as accessed before what it writes, each in listed order.
 * Copies are synchronous both ways: compute waits for them (one summary calls the copy out asynchronous).
-* What a kernel reads or writes is brought back before memory for what it makes is taken; blocks that the kernel
-  touches are not evicted for it.
+* What a kernel reads or writes is fetched before memory for its results is taken; blocks that the kernel touches are
+  not evicted for it.
 * Any block that is not persistent and is still to be used can be evicted: gradients too, weights and the batch not.
-* The copy on the host is given up when the block is back, so a block that leaves again is copied again.
+* The copy on the host is dropped when the block is fetched, so a block that is evicted again is copied again.
+* Times leave out the stalls of fetching on demand, so that they are those of an iteration with enough memory; only a
+  re-implementation says so (tinyflow takes the time of evictions off its clock).
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
 """`capuchin`: swap or recompute each feature map by measured accesses, after Peng et al., ASPLOS 2020.
 
-Capuchin's own paper was not at hand. Of the version `home`, HOME (TC 2022) tells in sections 2.3, 4.1, 4.2 and 5.3
-that it is greedy, decides from the first tensor to the current one, and swaps asynchronously; the rest are readings,
-told in its module. The version `published` follows public summaries and re-implementations (named in the package):
-passive mode, free time, in-triggers and their feedback by 5 %, memory saving per second and its updates are told alike
-by several; the order of evictions, what a swap on demand counts for, how the link is shared among swaps, and when
-enough is saved are readings of ours, told in the modules.
+Capuchin's own paper was not at hand. Version `published` follows public summaries and re-implementations (named in the
+package): passive mode, free time, in-triggers and their feedback by 5 %, memory saving per second and its updates are
+described alike by several; the order of evictions, what a swap on demand counts for, how the link is shared among
+swaps, and when enough is saved are decided here, as the modules say.
 
-Capuchin as HOME rebuilt it for its comparison: feature maps in forward order, each by what it costs so far.
+Version `home` is Capuchin as HOME rebuilt it for its comparison (TC 2022, sections 2.3, 4.1, 4.2 and 5.3): a greedy
+algorithm that swaps asynchronously and searches the best performance for the tensors from the first to the current
+one, whatever becomes of those that follow. Where that is open, this implementation decides:
 
-HOME says of it (sections 2.3, 4.1, 4.2 and 5.3): a greedy algorithm that swaps asynchronously and searches the best
-performance for the tensors from the first to the current one, whatever becomes of those that follow. Readings:
-
-* The cost of a decision is the time of an iteration in which the maps so far leave as decided and all others stay, with
-  memory for that. Memory short in that iteration would be for later maps to mend.
-* Each map leaves, by swap or recomputation, whichever makes that time less, and by swap if they are equal. Keeping it
-  would always cost least; so the decisions end, and the rest stays, as soon as the iteration fits.
-* What is made again takes memory too. If the iteration does not fit when all have left, those that are recomputed are
+* The cost of a decision is the time of an iteration in which the maps so far are swapped or recomputed as decided and
+  all others stay, with memory for that. Memory short in that iteration is left to later maps.
+* Each map is swapped or recomputed, whichever makes that time less; swapped if they are equal. Keeping it would always
+  cost least, so the decisions end, and the rest stays, as soon as the iteration fits.
+* Recomputation takes memory too. If the iteration does not fit when all maps are decided, those that are recomputed are
   swapped instead, from the first on, until it fits. Of these, again from the first on, those are recomputed after all
-  that need not be swapped; and of all, from the last on, those are kept that need not leave.
-* Copies out are issued beside the last reader and fetches one layer step ahead, as HOME does itself.
+  that need not be swapped; and of all, from the last on, those are kept that need not be moved.
+* Copies out are issued with the last reader and fetches one layer step ahead, as in HOME itself.
 """
 
 from __future__ import annotations

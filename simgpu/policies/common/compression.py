@@ -1,4 +1,4 @@
-"""What policies that compress on vDNN's way have in common."""
+"""Encoding of what vDNN offloads: which tensors are sparse, launch settings of codecs, and the program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the twins of PyTorch's own ways with saved tensors have in common.
-
-A framework that knows nothing of memory policies, nor of compressed memory.
-"""
+"""What a framework without a memory policy does: recorded lifetimes, nothing compressed, tensors saved by autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program."""
+"""Policies that choose one action for each feature map: from a vector of decisions to a placement and a program."""
 
 from __future__ import annotations
 

@@ -1,28 +1,21 @@
-"""Partitioning the batch for a policy: the sub-batch that was asked for, or the one that equation 8 of moDNN
-chooses.
+"""How many samples to run at a time within a budget of memory: equation 8 of moDNN (Chen et al., TPDS 2019, section
+5.1.2), the memory of any alpha |T| consecutive tasks.
 
-How many samples to run at a time within a budget of memory (moDNN, Chen et al., TPDS 2019, section 5.1.2).
+Where the published text is open, this implementation decides:
 
-Readings of what the published text leaves open:
-
-* The workspaces are those profiled at one batch, while data grow with the sub-batch that is tried. The sub-batch found
-  is rounded down, profiled in turn, and so on until it stays. Where the profiles go round in a circle, the largest
-  rounded sub-batch between the circle's ends is taken that equation 8 allows by its own profile.
-* The whole batch is never rounded: nothing is partitioned then.
-
-Equation 8 of moDNN (Chen et al., TPDS 2019): the memory of any alpha |T| consecutive tasks.
-
-Readings of what the published text leaves open:
-
-* Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: of kernels there may be several for each,
-  of different number in forward and in backward. Updates of weights (BP3) are not among them. The window is alpha |T|
+* Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: a layer may have several kernels, of
+  different number in forward and in backward. Updates of weights (BP3) are not among them. The window is alpha |T|
   tasks, rounded up.
 * On top of a window's data comes the largest workspace that the fastest algorithms of its tasks need.
 * The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But the tasks are to run
   without running out of memory, and memory of data that no later task uses is free for those to come: `live`, the
-  default, counts what the window has at its fullest moment. What comes from before the window is there from its
-  begin, what it makes from then on, and what is used later stays. Of the two this one agrees with section 7.4, where
+  default, counts what the window has at its fullest moment. Data from before the window is resident from its begin,
+  data that it makes from then on, and data that is used later stays. Of the two this one agrees with section 7.4, where
   ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
+* Workspaces are profiled at one batch, while data grow with the sub-batch that is tried. The selected sub-batch is
+  rounded down, profiled in turn, and so on until it stays. Where the profiles cycle, the largest rounded sub-batch
+  within the cycle is taken that equation 8 allows by its own profile.
+* The whole batch is never rounded: nothing is partitioned then.
 """
 
 from __future__ import annotations

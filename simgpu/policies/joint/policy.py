@@ -1,25 +1,17 @@
-"""`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and how far it is from the best.
+"""`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and its gap to the lower bound.
 
 This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other moments to fetch
-than one layer step ahead (as Capuchin's in-triggers are) and, where the trace tells sparsity, encoding by the GPU on
-the way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the
-placements of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it
-finds is tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is
-never slower than any of them.
-
-Splitting the batch is no placement, so it is not adopted; where anything has to leave, notes give time and peak memory
-of what was tried, and of gradient accumulation (`simgpu.policies.joint.policy`).
+than one layer step ahead (as Capuchin's in-triggers are) and, where the trace has sparsity, encoding by the GPU (CSWAP,
+section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements of HOME,
+SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). The machine then runs the
+result and the programs of these policies, and of vDNN, and the fastest is the answer: it is never slower than any.
 
 A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
 program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
 
-Gradient accumulation next to what `joint` found: the same batch in micro-batches, as simgpu's policies run it.
-
-`joint` leaves the batch as it is, so it does not adopt this; a note says how fast and how large it would be. Two
-policies do it here: `vdnn+` with ``mode=dynamic``, which offloads nothing where a micro-batch fits, and `modnn`, which
-offloads only what must leave. Both sum gradients over micro-batches and run the optimizer once.
-
-What `joint` may do with a feature map beyond HOME's three actions: fetch it at other moments, or encode it.
+Splitting the batch is no placement, so `joint` does not adopt it; where anything is offloaded or recomputed, a note
+gives time and peak memory of gradient accumulation. Two policies run it here: `vdnn+` with ``mode=dynamic``, which
+offloads nothing where a micro-batch fits, and `modnn`, which offloads only what it must.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget.
-
-The program that a schedule stands for.
-"""
+"""`modnn`: sub-batches, a static schedule of transfers, and convolution algorithms for a memory budget."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from simgpu.memory.pool import aligned
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
 from simgpu.policies.common.sub_batches import partitioned
 from simgpu.policies.modnn.schedule import Schedule
-from simgpu.policies.modnn.streams import GiveWorkspace, Step, TakeWorkspace
+from simgpu.policies.modnn.streams import AcquireWorkspace, ReleaseWorkspace, StreamEntry
 from simgpu.policies.modnn.tasks import resident_blocks, tasks_of, workspaces_of
 from simgpu.program.instructions import (
     COMPUTE,
@@ -126,13 +123,13 @@ def segment_of(schedule: Schedule, graph: TaskGraph, repeat: int) -> Segment:
     return Segment(streams, repeat)
 
 
-def _instructions(step: Step, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
-    if not isinstance(step, TakeWorkspace | GiveWorkspace):
+def _instructions(step: StreamEntry, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
+    if not isinstance(step, AcquireWorkspace | ReleaseWorkspace):
         return [step]
     blocks = workspaces_of(graph, step.kernel)
     if not blocks:
         return []
-    if isinstance(step, GiveWorkspace):
+    if isinstance(step, ReleaseWorkspace):
         return [Release(blocks)]
     ends = accumulate((sizes[b] for b in blocks), initial=step.offset)
     return [Acquire(blocks, offsets=tuple(ends)[:-1])]

@@ -97,8 +97,8 @@ def test_a_source_that_is_gone_by_then_is_made_again_as_well():
     context = context_of(tasks.trace, node(), 80)
     _, found = candidates_of(passive_run(context), node(), 80)
     by_name = {tasks.blocks[each.number].id: each for each in found}
-    assert (by_name["z"].remake_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
-    assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
+    assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
+    assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
 def test_a_source_that_the_same_kernel_needs_is_still_there():
@@ -110,8 +110,8 @@ def test_a_source_that_the_same_kernel_needs_is_still_there():
     tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yzu"), block("w", 50)])
     _, found = candidates_of(passive_run(context_of(tasks.trace, node(), 80)), node(), 80)
     by_name = {tasks.blocks[each.number].id: each for each in found}
-    assert (by_name["z"].remake_ns, by_name["z"].sources) == (5, {tasks.block("y")})
-    assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
+    assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5, {tasks.block("y")})
+    assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
 @many
