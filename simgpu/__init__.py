@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
     from simgpu.report.writing import write_report
+    from simgpu.simulation.config import RunConfig
     from simgpu.simulation.result import Result
     from simgpu.simulation.run import simulate
     from simgpu.timeline.model import Timeline
@@ -67,6 +68,7 @@ _HOMES = {
     "OutOfMemoryError": "simgpu.errors",
     "Reproduction": "simgpu.papers.outcome",
     "Result": "simgpu.simulation.result",
+    "RunConfig": "simgpu.simulation.config",
     "Scenario": "simgpu.experiments.scenarios.model",
     "Search": "simgpu.experiments.search_found",
     "SimgpuError": "simgpu.errors",
@@ -115,6 +117,7 @@ __all__ = [
     "OutOfMemoryError",
     "Reproduction",
     "Result",
+    "RunConfig",
     "Scenario",
     "Search",
     "SimgpuError",

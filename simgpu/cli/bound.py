@@ -23,7 +23,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
-from simgpu.policies.subbatch import SubBatch, select_sub_batch
+from simgpu.policies.common.sub_batches import SubBatch, select_sub_batch
 from simgpu.simulation.run import task_graph
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace

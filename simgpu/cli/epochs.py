@@ -18,7 +18,7 @@ from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.outputs import check_outputs, trainings_document, write_trainings
 from simgpu.experiments.scenarios.model import PolicyChoice, Scenario
 from simgpu.experiments.training import Training, train
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_time
@@ -99,15 +99,10 @@ def _train(
         scenario.trace,
         scenario.node,
         make_policy(*policy),
+        scenario.config,
         epochs=numbers,
         iterations_per_epoch=iterations_per_epoch,
         progress=say,
-        budget=scenario.budget,
-        iterations=scenario.iterations,
-        seed=scenario.seed,
-        pool=scenario.pool,
-        alignment=scenario.alignment,
-        **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
     )
 
 

@@ -83,18 +83,16 @@ class _Told:
         self.answers: tuple[Answer, ...] = ()
         self.smallest: SmallestBudget | None = None
         self.no_budget = ""
-        asked = (scenario.trace, scenario.node, run.policy)
-        how: dict[str, Any] = {"parameters": dict(run.parameters), "budget": scenario.budget, "progress": say}
-        how |= {"seed": scenario.seed, "pool": scenario.pool, "alignment": scenario.alignment, "epoch": scenario.epoch}
-        how |= scenario.data_parallel.arguments if scenario.data_parallel else {}
+        asked = (scenario.trace, scenario.node, run.policy, scenario.config)
+        how: dict[str, Any] = {"parameters": dict(run.parameters), "progress": say}
         if run.result is not None and more is not None:
-            self.answers = what_if(*asked, **how, iterations=scenario.iterations, more_memory=more)
+            self.answers = what_if(*asked, **how, more_memory=more)
         elif run.result is None and not run.refused:
-            self._look_for_budget(asked, how, scenario.iterations)
+            self._look_for_budget(asked, how)
 
-    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any], iterations: int) -> None:
+    def _look_for_budget(self, asked: tuple[Any, ...], how: dict[str, Any]) -> None:
         try:
-            self.smallest = smallest_budget(*asked, **how, iterations=iterations)
+            self.smallest = smallest_budget(*asked, **how)
         except InputError as error:
             self.no_budget = str(error)
 

@@ -26,7 +26,7 @@ from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as NO_MEMORY
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
 from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, failures, shown_rows
-from simgpu.policies.placing import bar
+from simgpu.policies.common.placing import bar
 
 #: Reasons of failed rows that are told one by one.
 _REASONS = 5

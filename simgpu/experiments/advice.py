@@ -11,8 +11,7 @@ from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats
@@ -168,18 +167,7 @@ def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str]
 def _trial(scenario: Scenario, policy: Policy) -> Result | None:
     """Two iterations under a policy, None where it does not fit or cannot be run."""
     try:
-        return simulate(
-            scenario.trace,
-            scenario.node,
-            policy,
-            budget=scenario.budget,
-            iterations=2,
-            seed=scenario.seed,
-            pool=scenario.pool,
-            alignment=scenario.alignment,
-            epoch=scenario.epoch,
-            **(scenario.data_parallel.arguments if scenario.data_parallel else {}),
-        )
+        return simulate(scenario.trace, scenario.node, policy, scenario.config, iterations=2)
     except (OutOfMemoryError, InputError, MissingExtraError):
         return None
 

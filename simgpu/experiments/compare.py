@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simgpu.analysis.tables import (
     COMPARISON_HEADINGS,
@@ -17,9 +17,9 @@ from simgpu.analysis.tables import (
     with_bound,
 )
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import plain_parameters, policy_label
+from simgpu.policies.base import Policy, no_progress, plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import Trace
 
@@ -211,23 +211,16 @@ def compare(
     trace: Trace | Scenario,
     node: NodeSpec | None = None,
     policies: Iterable[PolicyRequest] | None = None,
+    config: RunConfig | None = None,
     *,
-    budget: int | str | None = None,
-    iterations: int | None = None,
-    seed: int | None = None,
-    pool: Literal["counting", "addressed"] | None = None,
-    alignment: int | str | None = None,
-    epoch: int | None = None,
-    gpus: int | None = None,
-    exchange: str | None = None,
-    cores: int | None = None,
     bound: bool = False,
     progress: Callable[[str], None] | None = None,
+    **settings: Unpack[RunSettings],
 ) -> Comparison:
-    """Every policy on the same trace, node and settings (see `simulate`), one after the other.
+    """Every policy on the same trace and node with the same settings (see `simulate`), one after the other.
 
     trace: with it, a node is needed; policies are ideal, none and vdnn unless given. Or a scenario, which brings
-    all of that; what is given beside it wins. policies: names, ``("vdnn", {"mode": "conv"})``,
+    all of that; other arguments override it. policies: names, ``("vdnn", {"mode": "conv"})``,
     ``{"vdnn": {"mode": "conv"}}`` or policy objects. A policy that runs out of memory, cannot be planned for this
     trace and node, or fails (`PolicyError`), does not end the comparison: its run holds the error. bound: tell how far
     each is over the least time of every placement of feature maps (`least_time`). progress: called with each label
@@ -245,40 +238,28 @@ def compare(
         if not isinstance(getattr(scenario, "trace", None), Trace):
             what = f"{str(trace)[:60]!r} is neither a trace nor a scenario"
             raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
-        together = scenario.data_parallel.arguments if scenario.data_parallel else {}
         return compare(
             scenario.trace,
             scenario.node if node is None else node,
             scenario.policies if policies is None else policies,
-            budget=scenario.budget if budget is None else budget,
-            iterations=scenario.iterations if iterations is None else iterations,
-            seed=scenario.seed if seed is None else seed,
-            pool=scenario.pool if pool is None else pool,
-            alignment=scenario.alignment if alignment is None else alignment,
-            epoch=scenario.epoch if epoch is None else epoch,
-            gpus=together.get("gpus") if gpus is None else gpus,
-            exchange=together.get("exchange") if exchange is None else exchange,
-            cores=together.get("cores") if cores is None else cores,
+            run_config(scenario.config if config is None else config, settings),
             bound=bound,
             progress=progress,
         )
     if node is None:
         raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
-    settings: dict[str, Any] = {"budget": budget, "pool": pool, "alignment": alignment}
-    settings["iterations"] = 3 if iterations is None else iterations
-    settings["seed"] = 0 if seed is None else seed
-    settings["epoch"] = 0 if epoch is None else epoch
-    settings |= {"gpus": gpus, "exchange": exchange or "host", "cores": 1 if cores is None else cores}
+    config = run_config(config, settings)
+    say = no_progress
     runs: list[Run] = []
     asked = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
     for policy in [made_policy(request) for request in asked]:
         label = policy_label(policy)
         if progress:
             progress(label)
-            settings["progress"] = partial(_say, progress, label)
+            say = partial(_say, progress, label)
         outcome: Result | OutOfMemoryError | Refusal
         try:
-            outcome = simulate(trace, node, policy, **settings)
+            outcome = simulate(trace, node, policy, config, progress=say)
         except (OutOfMemoryError, InputError, MissingExtraError) as error:
             outcome = error
         runs.append(Run(label, policy.name, policy.parameters, outcome))
@@ -288,20 +269,18 @@ def compare(
     if bound:
         if progress:
             progress("the least time of every placement")
-        told = _bound(trace, node, settings)
+        told = _bound(trace, node, config)
     return Comparison(tuple(runs), trace.info, trace.name, node, *told)
 
 
-def _bound(trace: Trace, node: NodeSpec, settings: Mapping[str, Any]) -> tuple[LeastTimes | None, str]:
+def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[LeastTimes | None, str]:
     """The bounds and what they are, or None and why they cannot be told."""
     from simgpu.experiments.least_time import least_times
 
-    if settings["gpus"] not in (None, 1):
+    if config.data_parallel:
         return None, "no bound is known for several GPUs that train together"
     try:
-        found = least_times(
-            trace, node, budget=settings["budget"], alignment=settings["alignment"], epoch=settings["epoch"]
-        )
+        found = least_times(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
         return None, f"no program of the whole batch fits: {error}"
     except InputError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simgpu.errors import InputError
 from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.hardware.spec import NodeSpec
-from simgpu.simulation.arguments import bytes_of, check_arguments
+from simgpu.simulation.config import run_config
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
@@ -25,8 +25,7 @@ def least_memory(trace: Trace, node: NodeSpec, *, alignment: int | str | None = 
     >>> found.all_at_once.bytes, found.bound.bytes, found.batch
     (300, 300, 1)
     """
-    unit = bytes_of("alignment", alignment)
-    check_arguments({"trace": trace, "node": node, "alignment": unit}, {"trace": Trace, "node": NodeSpec}, {})
+    config = run_config(None, {"alignment": alignment}, trace=trace, node=node)
     if problems := check_trace(trace):
         raise InputError(problems)
-    return memory_bounds(task_graph(trace, node), node.gpu.alignment if unit is None else unit)
+    return memory_bounds(task_graph(trace, node), config.on(node)[0].gpu.alignment)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.planning.bound import Bound
+from simgpu.policies.common.placing import evaluator_of
 from simgpu.policies.joint.least_times import LeastTimes, bounds_of
 from simgpu.policies.joint.policy import Joint
-from simgpu.policies.placing import evaluator_of
-from simgpu.simulation.run import planning
+from simgpu.simulation.config import RunConfig, RunSettings
+from simgpu.simulation.run import plan_context
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 def least_time(
     trace: Trace,
     node: NodeSpec,
-    *,
-    budget: int | str | None = None,
-    alignment: int | str | None = None,
-    epoch: int = 0,
+    config: RunConfig | None = None,
+    **settings: Unpack[RunSettings],
 ) -> Bound:
     """A bound from below on the time of every placement of the trace's feature maps that fits.
 
@@ -41,23 +40,21 @@ def least_time(
     >>> least_time(chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400]), node).ns
     94
     """
-    return least_times(trace, node, budget=budget, alignment=alignment, epoch=epoch).least
+    return least_times(trace, node, config, **settings).least
 
 
 def least_times(
     trace: Trace,
     node: NodeSpec,
-    *,
-    budget: int | str | None = None,
-    alignment: int | str | None = None,
-    epoch: int = 0,
+    config: RunConfig | None = None,
+    **settings: Unpack[RunSettings],
 ) -> LeastTimes:
     """The bound on placements of feature maps, and the one on whatever a program of the whole batch moves.
 
     Arguments and errors are those of `least_time`.
     """
     policy = Joint()
-    context = planning(trace, node, policy, budget=budget, alignment=alignment, epoch=epoch)
+    context = plan_context(trace, node, policy, config, **settings)
     decisions = policy.decisions(context)
     evaluator = evaluator_of(context, decisions)
     if evaluator.why_not is not None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Unpack
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.compare import DEFAULT_POLICIES, PolicyRequest, Refusal, Run, made_policy, nothing_runs
 from simgpu.experiments.largest_batch import LargestBatch, MaxBatch, Speed, recommended
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.run import POOLS
 from simgpu.planning.search.bisection import largest
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
-from simgpu.simulation.arguments import bytes_of, check_arguments
-from simgpu.simulation.run import Result, simulate, task_graph, told_to_fit
+from simgpu.policies.base import Policy, no_progress, policy_label
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
+from simgpu.simulation.run import Result, policy_fits, simulate, task_graph
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -26,27 +24,24 @@ if TYPE_CHECKING:
 _BETWEEN = 4
 #: Larger batches are not tried: policies that run a batch in parts fit nearly any, and take as long as it has parts.
 MOST = 2**16
+_ONE_SHARE = "one GPU's share is what has to fit"
 
 
 def max_batch(
     trace: Trace | Scenario,
     node: NodeSpec | None = None,
     policies: str | Iterable[PolicyRequest] | None = None,
+    config: RunConfig | None = None,
     *,
-    budget: int | str | None = None,
-    iterations: int | None = None,
-    seed: int | None = None,
-    pool: Literal["counting", "addressed"] | None = None,
-    alignment: int | str | None = None,
-    epoch: int | None = None,
     most: int = MOST,
     speeds: bool = True,
     progress: Callable[[str], None] | None = None,
+    **settings: Unpack[RunSettings],
 ) -> MaxBatch:
     """The largest batch at which an iteration fits under each policy, by doubling and halving over `Trace.at_batch`,
     and the largest one that is nearly as fast as any.
 
-    trace: with it, a node is needed; or a scenario, which brings all of that; what is given beside it wins. Policies
+    trace: with it, a node is needed; or a scenario, which brings all of that; other arguments override it. Policies
     and settings are those of `simgpu.compare`; a name alone is one policy. most: no larger batch is tried. speeds:
     whether smaller batches are simulated for their throughput. progress: called with each policy and batch before it
     is tried.
@@ -79,43 +74,27 @@ def max_batch(
             scenario.trace,
             scenario.node if node is None else node,
             scenario.policies if policies is None else policies,
-            budget=scenario.budget if budget is None else budget,
-            iterations=scenario.iterations if iterations is None else iterations,
-            seed=scenario.seed if seed is None else seed,
-            pool=scenario.pool if pool is None else pool,
-            alignment=scenario.alignment if alignment is None else alignment,
-            epoch=scenario.epoch if epoch is None else epoch,
+            run_config(scenario.config if config is None else config, settings),
             most=most,
             speeds=speeds,
             progress=progress,
         )
     if node is None:
         raise InputError.single("", "argument node", "is missing", "load one with simgpu.load_node, or give a scenario")
-    limit, unit = bytes_of("budget", budget), bytes_of("alignment", alignment)
-    search = _Search(
-        most,
-        limit,
-        iterations=3 if iterations is None else iterations,
-        seed=0 if seed is None else seed,
-        pool=pool,
-        alignment=node.gpu.alignment if unit is None else unit,
-        epoch=0 if epoch is None else epoch,
-        speeds=speeds,
-        say=progress or (lambda what: None),
-    )
-    check_arguments({"trace": trace, "node": node, **search.arguments}, {"trace": Trace, "node": NodeSpec}, _CHOICES)
+    config = run_config(config, settings, trace=trace, node=node, most=most)
+    if config.data_parallel:
+        what = f"the largest batch is searched for one GPU, not for {config.gpus}"
+        raise InputError.single("", "argument gpus", what, _ONE_SHARE)
     asked = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
     chosen = [made_policy(request) for request in asked]
-    node = replace(node, gpu=replace(node.gpu, alignment=search.alignment))
+    node, budget = config.on(node)
+    search = _Search(config, most, speeds, progress or no_progress)
     # Batches that one policy has asked about are there for the next.
-    graph = task_graph(trace, node, search.epoch)
+    graph = task_graph(trace, node, config.epoch)
     found = tuple(search.of(policy, graph, node) for policy in chosen)
     if found and all(each.run.refused for each in found):
         raise nothing_runs(each.run for each in found)
-    return MaxBatch(found, trace.info, trace.name, node, node.budget if limit is None else limit)
-
-
-_CHOICES = {"pool": tuple(POOLS)}
+    return MaxBatch(found, trace.info, trace.name, node, budget)
 
 
 def _checked(scenario: Scenario) -> Scenario:
@@ -125,8 +104,7 @@ def _checked(scenario: Scenario) -> Scenario:
         raise InputError.single("", "argument trace", what, "use simgpu.load_trace or simgpu.load_scenario")
     if scenario.data_parallel is not None:
         what = f"the largest batch is searched for one GPU, and {scenario.name} trains on {scenario.data_parallel.gpus}"
-        remedy = "leave data_parallel out; one GPU's share is what has to fit"
-        raise InputError.single("", "data_parallel", what, remedy)
+        raise InputError.single("", "data_parallel", what, f"leave data_parallel out; {_ONE_SHARE}")
     return scenario
 
 
@@ -134,20 +112,10 @@ def _checked(scenario: Scenario) -> Scenario:
 class _Search:
     """The settings that all policies share, as `max_batch` takes them."""
 
+    config: RunConfig
     most: int
-    budget: int | None
-    iterations: int
-    seed: int
-    pool: str | None
-    alignment: int
-    epoch: int
     speeds: bool
     say: Callable[[str], None]
-
-    @property
-    def arguments(self) -> dict[str, object]:
-        """The settings by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("say", "speeds")}
 
     def of(self, policy: Policy, graph: TaskGraph, node: NodeSpec) -> LargestBatch:
         """The largest batch of one policy. graph: at any batch, told at others by its `at_batch`."""
@@ -199,15 +167,7 @@ class _Runs:
             search = self.search
             search.say(f"{policy_label(self.policy)}: batch {batch}")
             trace = self.graph.at_batch(batch).trace
-            said = told_to_fit(
-                trace,
-                self.node,
-                self.policy,
-                budget=search.budget,
-                seed=search.seed,
-                pool=search.pool,
-                epoch=search.epoch,
-            )
+            said = policy_fits(trace, self.node, self.policy, search.config)
             self.answers[batch] = not isinstance(self.at(batch), OutOfMemoryError) if said is None else said
         return self.answers[batch]
 
@@ -249,18 +209,8 @@ class _Runs:
         return self.speeds.get(batch)
 
     def _run(self, batch: int) -> Result | OutOfMemoryError:
-        search = self.search
         try:
-            result = simulate(
-                self.graph.at_batch(batch).trace,
-                self.node,
-                self.policy,
-                budget=search.budget,
-                iterations=search.iterations,
-                seed=search.seed,
-                pool=search.pool,
-                epoch=search.epoch,
-            )
+            result = simulate(self.graph.at_batch(batch).trace, self.node, self.policy, self.search.config)
         except OutOfMemoryError as error:
             return error
         metrics = result.metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -14,17 +14,17 @@ from simgpu.experiments.compare import PolicyRequest, made_policy
 from simgpu.experiments.search_found import Outcome, Search, WallClock
 from simgpu.experiments.search_table import placed_maps
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.evaluator import Chosen, Evaluator
 from simgpu.planning.options import Decisions
 from simgpu.planning.search.swarm import Swarm
-from simgpu.policies.base import PlanContext, Policy, no_progress
+from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import planned
 from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.common.placing import PlacingPolicy
 from simgpu.policies.home import Home
-from simgpu.policies.labels import policy_label
-from simgpu.policies.placing import Chosen, PlacingPolicy
 from simgpu.policies.registry import make_policy
-from simgpu.simulation.run import planning
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
+from simgpu.simulation.run import plan_context
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 
@@ -40,13 +40,11 @@ def search_placement(
     trace: Trace,
     node: NodeSpec,
     policy: PolicyRequest = "home",
+    config: RunConfig | None = None,
     *,
     parameters: Mapping[str, object] | None = None,
-    budget: int | str | None = None,
-    seed: int = 0,
-    alignment: int | str | None = None,
-    epoch: int = 0,
     progress: Callable[[str], None] = no_progress,
+    **settings: Unpack[RunSettings],
 ) -> Search:
     """Let a policy search for its placement, run what it found, and tell how it went.
 
@@ -64,9 +62,8 @@ def search_placement(
     """
     chosen_policy = _one_policy(policy, parameters)
     _check(chosen_policy)
-    context = planning(
-        trace, node, chosen_policy, budget=budget, seed=seed, alignment=alignment, epoch=epoch, progress=progress
-    )
+    config = run_config(config, settings, trace=trace, node=node)
+    context = plan_context(trace, node, chosen_policy, config, progress=progress)
     progress("preparing the evaluator")
     _compile()
     begin = perf_counter()
@@ -83,14 +80,14 @@ def search_placement(
         trace_name=trace.name,
         node=context.node,
         budget=context.budget,
-        seed=seed,
-        epoch=epoch,
+        seed=config.seed,
+        epoch=config.epoch,
         ideal_ns=context.graph.ideal_ns(),
         chosen=chosen,
         maps=placed_maps(context.graph, chosen, timeline),
         notes=program.notes,
         outcome=outcome,
-        wall_clock=WallClock(planning_s, _evaluation_s(chosen.evaluator, seed), chosen.evaluator.threads),
+        wall_clock=WallClock(planning_s, _evaluation_s(chosen.evaluator, config.seed), chosen.evaluator.threads),
     )
 
 

@@ -15,8 +15,7 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import OutOfMemoryError
 from simgpu.planning.evaluator import DOES_NOT_FIT
 from simgpu.planning.options import Action
-from simgpu.policies.base import Trial
-from simgpu.policies.labels import plain_parameters
+from simgpu.policies.base import Trial, plain_parameters
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.search_table import PlacedMap
     from simgpu.hardware.spec import NodeSpec
-    from simgpu.policies.placing import Chosen
+    from simgpu.planning.evaluator import Chosen
     from simgpu.trace.model import TraceInfo
 
 #: The run of what was found, or why it did not come to its end.

@@ -12,7 +12,7 @@ from simgpu.timeline.model import SpanKind
 if TYPE_CHECKING:
     from simgpu.graph.feature_maps import FeatureMap
     from simgpu.graph.taskgraph import TaskGraph
-    from simgpu.policies.placing import Chosen
+    from simgpu.planning.evaluator import Chosen
     from simgpu.timeline.model import Timeline
 
 #: Start and end (ns after the iteration began) of the first span with a kind and a name.

@@ -12,7 +12,7 @@ from simgpu.experiments.study_means import Means, means_of
 from simgpu.experiments.study_measures import MEASURES, Cell
 from simgpu.experiments.study_memory import memory_of
 from simgpu.experiments.study_runs import cell_of
-from simgpu.policies.labels import plain_parameters, policy_label
+from simgpu.policies.base import plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.policies.base import Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.epochs import epochs_of
@@ -138,17 +138,18 @@ def train(
     trace: Trace,
     node: NodeSpec,
     policy: str | Policy,
+    config: RunConfig | None = None,
     *,
     parameters: Mapping[str, object] | None = None,
     epochs: Iterable[int] | None = None,
     iterations_per_epoch: int = 1,
     progress: Callable[[str], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Training:
     """One iteration of each epoch under a policy, which may remember things from one epoch to the next.
 
-    epochs: their numbers; by default all that the trace tells of. settings: as for `simulate`. progress: called with a
-    line before the first.
+    config and settings: as for `simulate`, but for the epoch. epochs: their numbers; by default all of the trace.
+    progress: called with a line before the first.
     Raises `InputError` where there are no epochs, and what `simulate` raises.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -166,13 +167,14 @@ def train(
     if iterations_per_epoch < 1:
         what = f"{iterations_per_epoch!r} iterations make no epoch"
         raise InputError.single("", "argument iterations_per_epoch", what, "give at least 1")
+    config = run_config(config, settings)
     carried: dict[str, Any] = {}
     runs = []
     if progress:
         progress(f"{policy_label(chosen)}, {len(numbers)} epochs")
     for number in numbers:
         try:
-            result = simulate(trace, node, chosen, epoch=number, carried=carried, **settings)
+            result = simulate(trace, node, chosen, config, epoch=number, carried=carried)
         except OutOfMemoryError as error:
             error.add_note(f"{policy_label(chosen)}, epoch {number}")
             raise

@@ -10,7 +10,7 @@ from simgpu.analysis.tables import table_html, table_text
 from simgpu.explain.answers import signed_time
 from simgpu.explain.critical_path import Step, by_kind, critical_path
 from simgpu.explain.losses import Loss, losses, lost
-from simgpu.simulation.arguments import check_arguments
+from simgpu.simulation.config import check_kind
 from simgpu.simulation.result import Result
 from simgpu.units import format_bytes, format_time
 
@@ -145,7 +145,7 @@ def explain_result(result: Result) -> Explanation:
     >>> found.frame()[["ns", "tensor", "decision"]].head(1).to_dict("records")
     [{'ns': 13, 'tensor': 'x2', 'decision': 'offload beside F2 of L2'}]
     """
-    check_arguments({"result": result}, {"result": Result}, {})
+    check_kind("result", result, Result)
     return Explanation(result, losses(result), critical_path(result.timeline))
 
 

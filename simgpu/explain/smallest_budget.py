@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from simgpu.analysis.tables import facts_html
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.losses import block_words
 from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import Policy, no_progress
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
-from simgpu.simulation.arguments import bytes_of
+from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
@@ -80,16 +79,16 @@ def smallest_budget(
     trace: Trace,
     node: NodeSpec,
     policy: str | Policy = "vdnn",
+    config: RunConfig | None = None,
     *,
     parameters: dict[str, object] | None = None,
-    budget: int | str | None = None,
     progress: Callable[[str], None] = no_progress,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> SmallestBudget:
     """Searches for the least device memory in which a policy's run fits, by running it.
 
-    budget: where the search begins, bytes or a text; by default the node's memory. The node is given more memory where
-    it takes more. All other arguments as for `simulate`; two iterations are run at each budget unless told otherwise.
+    config and settings: as for `simulate`, with two iterations by default. The search begins at their budget, and gives
+    the node more memory where the policy needs it.
     Raises `InputError` where device memory is not what the policy lacks.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
@@ -100,8 +99,9 @@ def smallest_budget(
     (600, 599, (('x2', 200), ('x1', 100)))
     """
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
-    high = bytes_of("budget", budget) or node.budget
-    search = _Search(trace, node, chosen, {"iterations": 2, **settings}, progress)
+    config = run_config(RunConfig(iterations=2) if config is None else config, settings, trace=trace, node=node)
+    high = config.on(node)[1] or node.budget
+    search = _Search(trace, node, chosen, config, progress)
     while search.result(high) is None:
         error = search.errors[high]
         if 2 * high > _LARGEST or (_of_the_host(error) and search.result(_LARGEST) is None):
@@ -141,10 +141,10 @@ class _Search:
         trace: Trace,
         node: NodeSpec,
         policy: Policy,
-        settings: dict[str, Any],
+        config: RunConfig,
         progress: Callable[[str], None],
     ) -> None:
-        self.trace, self.node, self.policy, self.settings = trace, node, policy, settings
+        self.trace, self.node, self.policy, self.config = trace, node, policy, config
         self.progress = progress
         self.errors: dict[int, SimgpuError] = {}
         self.results: dict[int, Result] = {}
@@ -156,7 +156,7 @@ class _Search:
             gpu = self.node.gpu
             node = replace(self.node, gpu=replace(gpu, memory=max(gpu.memory, budget + gpu.reserved)))
             try:
-                self.results[budget] = simulate(self.trace, node, self.policy, budget=budget, **self.settings)
+                self.results[budget] = simulate(self.trace, node, self.policy, self.config, budget=budget)
             except MissingExtraError:
                 raise
             except (OutOfMemoryError, InputError) as error:

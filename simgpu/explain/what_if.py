@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.answers import Answer, Answers
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
-from simgpu.policies.base import Policy, no_progress
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Decode, Encode
-from simgpu.simulation.arguments import bytes_of
+from simgpu.simulation.config import RunConfig, RunSettings, checked_setting, run_config
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
@@ -42,12 +41,12 @@ def what_if(
     trace: Trace,
     node: NodeSpec,
     policy: str | Policy = "vdnn",
+    config: RunConfig | None = None,
     *,
     parameters: dict[str, object] | None = None,
-    budget: int | str | None = None,
     more_memory: int | str = MORE_MEMORY,
     progress: Callable[[str], None] = no_progress,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> Answers:
     """Runs a policy as it is, then with a link twice as fast, more memory, a second copy engine, and instant codecs.
 
@@ -67,29 +66,27 @@ def what_if(
     a second copy engine 83
     codecs in no time nothing is encoded
     """
-    grown = bytes_of("more_memory", more_memory)
-    limit = bytes_of("budget", budget)
+    grown = checked_setting("more_memory", more_memory)
+    config = run_config(config, settings, trace=trace, node=node, policy=policy)
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     progress(policy_label(chosen))
-    at = node.budget if limit is None else limit
-    as_it_is = _outcome(trace, node, chosen, at, settings)
+    _, at = config.on(node)
+    as_it_is = _outcome(trace, node, chosen, at, config)
     if isinstance(as_it_is, InputError | MissingExtraError):
         raise as_it_is
     answers = [Answer("as it is", as_it_is)]
-    for change in _changes(node, at, grown or 0, as_it_is):
+    for change in _changes(node, at, grown, as_it_is):
         if change.node is None:
             answers.append(Answer(change.told, None, change.note))
             continue
         progress(f"{policy_label(chosen)}: {change.told}")
-        answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, settings)))
+        answers.append(Answer(change.told, _outcome(trace, change.node, chosen, change.budget, config)))
     return Answers(answers)
 
 
-def _outcome(
-    trace: Trace, node: NodeSpec, policy: Policy, budget: int, settings: dict[str, Any]
-) -> Result | SimgpuError:
+def _outcome(trace: Trace, node: NodeSpec, policy: Policy, budget: int, config: RunConfig) -> Result | SimgpuError:
     try:
-        return simulate(trace, node, policy, budget=budget, **settings)
+        return simulate(trace, node, policy, config, budget=budget)
     except (OutOfMemoryError, InputError, MissingExtraError) as error:
         return error
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from itertools import pairwise
 
-from simgpu.planning.bound_facts import Facts
+from simgpu.planning.bound_facts import BoundFacts
 from simgpu.planning.bound_links import Links
 from simgpu.planning.bound_program import Unit
 from simgpu.planning.bound_rows import Rows
@@ -67,7 +67,7 @@ def least_peak(tables: Tables) -> tuple[int, int | None]:
     >>> least_peak(Evaluator(graph, node, node.budget, Decisions.of(graph)).tables)
     (800, 2)
     """
-    facts = Facts(tables)
+    facts = BoundFacts(tables)
     needs = [live - sum(_most_freed(facts, f, k) for f in range(len(facts.gaps))) for k, live in enumerate(facts.live)]
     if not needs:
         return int(tables.limits[0] + tables.limits[1]), None
@@ -75,7 +75,7 @@ def least_peak(tables: Tables) -> tuple[int, int | None]:
     return needs[kernel], kernel
 
 
-def _most_freed(facts: Facts, f: int, k: int) -> int:
+def _most_freed(facts: BoundFacts, f: int, k: int) -> int:
     """Bytes of a feature map that can be missing while kernel k runs."""
     gap = facts.gaps[f]
     if not gap.after < k < gap.before:
@@ -104,7 +104,7 @@ def lower_bound(tables: Tables) -> Bound:
     >>> lower_bound(evaluator.tables).ns, evaluator.costs([[1, 1], [1, 2], [2, 1]]).score.min()
     (94, np.int64(112))
     """
-    quick, facts = quick_bound(tables), Facts(tables)
+    quick, facts = quick_bound(tables), BoundFacts(tables)
     if len(tables.maps) > MOST_MAPS:
         return replace(quick, how=f"{quick.how}; {len(tables.maps)} feature maps are too many for a linear program")
     pressure = pressure_kernels(facts)
@@ -131,7 +131,7 @@ def lower_bound(tables: Tables) -> Bound:
     return Bound(best, quick.compute_ns, quick.least_peak, quick.kernel, True, pressure, how)
 
 
-def pressure_kernels(facts: Facts) -> tuple[int, ...]:
+def pressure_kernels(facts: BoundFacts) -> tuple[int, ...]:
     """Kernels at which something has to be out: between changes of what can be, those at which most lives.
 
     Where these are many, some of them, spread evenly, and the one at which most lives of all.
@@ -156,7 +156,7 @@ def quick_bound(tables: Tables) -> Bound:
     since the first copy could begin, and is copied in before the first next use; what is dropped is made again beside
     all kernels. The least time in which both together can free enough bytes, parts of feature maps allowed.
     """
-    facts = Facts(tables)
+    facts = BoundFacts(tables)
     compute, (bytes_, kernel) = facts.worked[-1], least_peak(tables)
     budget = int(tables.limits[2])
     if bytes_ > budget:
@@ -171,7 +171,7 @@ def quick_bound(tables: Tables) -> Bound:
     return Bound(max(ns, compute), compute, bytes_, kernel, True, pressure, how)
 
 
-def _own_ns(facts: Facts) -> list[int]:
+def _own_ns(facts: BoundFacts) -> list[int]:
     """Time of the kernels that run again for each feature map and for no other."""
     users: dict[int, list[int]] = {}
     for f, ancestors in enumerate(facts.ancestors):
@@ -184,7 +184,7 @@ def _own_ns(facts: Facts) -> list[int]:
     return found
 
 
-def _least_time(facts: Facts, own: Sequence[int], k: int) -> int:
+def _least_time(facts: BoundFacts, own: Sequence[int], k: int) -> int:
     """The least time in which enough can be out or dropped at kernel k."""
     compute = facts.worked[-1]
     missing = facts.live[k] - int(facts.tables.limits[2])

@@ -75,8 +75,8 @@ class Ancestors:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts of the tables. Instants are numbered: 2 k is when kernel k is next, 2 k + 1 when it starts.
+class BoundFacts:
+    """What the bound knows of the tables. Instants are numbered: 2 k is when kernel k is next, 2 k + 1 when it starts.
 
     In between, the compute stream waits, takes memory, and runs what is made again or decoded before the kernel.
     """

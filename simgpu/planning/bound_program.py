@@ -40,12 +40,12 @@ class Solved:
 
 
 @dataclass
-class Program:
+class LinearProgram:
     """Minimise variable 0 subject to rows: sum of coefficient times variable >= right-hand side.
 
     lower, upper: bounds of each variable. scales: about how large numbers of each unit are, which HiGHS likes to know.
 
-    >>> program = Program()
+    >>> program = LinearProgram()
     >>> program.variable(0, 100, Unit.NS), program.variable(0, 1)
     (0, 1)
     >>> program.row({0: 1, 1: 7}, 10)

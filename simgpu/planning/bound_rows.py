@@ -19,8 +19,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-from simgpu.planning.bound_facts import Facts
-from simgpu.planning.bound_program import Program, Unit, total
+from simgpu.planning.bound_facts import BoundFacts
+from simgpu.planning.bound_program import LinearProgram, Unit, total
 from simgpu.planning.columns import DURATION
 
 Terms = list[tuple[int, int]]
@@ -40,10 +40,10 @@ class Rows:
     again. first: see `_need_rows`. out[f, w, k]: whether it is out while pressure kernel k runs.
     """
 
-    def __init__(self, facts: Facts, pressure: Sequence[int]) -> None:
+    def __init__(self, facts: BoundFacts, pressure: Sequence[int]) -> None:
         self.facts = facts
         self.pressure = tuple(pressure)
-        self.program = Program()
+        self.program = LinearProgram()
         self.longest = self._longest()
         self.end = self.program.variable(facts.worked[-1], self.longest, Unit.NS)
         self.needs, self.whole = self._needs()

@@ -1,13 +1,21 @@
-"""What vectors of decisions cost: many at once, to the nanosecond and byte of the machine."""
+"""What vectors of decisions cost: many at once, to the nanosecond and byte of the machine.
+
+The functions of `simgpu.planning.clocks` are compiled by numba; run as plain Python they are the tests' oracle.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,9 +23,10 @@ from numpy.typing import ArrayLike
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.planning import clocks, columns, remaking
 from simgpu.planning.columns import FOUND, OVERHEAD
-from simgpu.planning.compiled import evaluate_all
-from simgpu.planning.options import Action, Decisions
+from simgpu.planning.options import Action, Decisions, Vector
+from simgpu.planning.search.swarm import SwarmFound
 from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
 
 #: Added to the score of what does not fit: more than any iteration takes.
@@ -25,6 +34,39 @@ DOES_NOT_FIT = 2**62
 
 #: Vectors that a thread evaluates at a time; fewer are not worth a thread.
 _PIECE = 64
+
+#: Compiled functions allocate no arrays, so they need not count references to those that they receive: counting, which
+#: threads do in turn, takes a third of the time. A call by itself takes longer than most of the functions.
+_OPTIONS = {"nogil": True, "inline": "always", "_nrt": False}
+
+#: Works like `clocks.evaluate_all`.
+EvaluateAll = Callable[[Tables, Scratch, Vectors, Ints], None]
+
+
+@cache
+def compiled_evaluate_all() -> EvaluateAll:
+    """`clocks.evaluate_all`, compiled. The first call takes seconds, unless an earlier process cached the result."""
+    import numba
+
+    # numba invalidates its cache of a function when that function's own file changes. These functions depend on each
+    # other's files, and on this one, so their names in the cache change with any of them.
+    sources = map(inspect.getsource, (clocks, columns, remaking, sys.modules[__name__]))
+    digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+    # All functions share one namespace, in which each is compiled.
+    names: dict[str, Any] = vars(remaking) | vars(clocks)
+    for name, value in names.copy().items():
+        if isinstance(value, FunctionType):
+            names[name] = _compile(numba, FunctionType(value.__code__, names, name), f"{name}_{digest}")
+    compiled: EvaluateAll = names["evaluate_all"]
+    return compiled
+
+
+def _compile(numba: Any, function: FunctionType, cache_name: str) -> Any:
+    function.__qualname__ = cache_name
+    try:
+        return numba.njit(function, cache=True, **_OPTIONS)
+    except RuntimeError:  # this user may write to no folder in which numba could cache
+        return numba.njit(function, **_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -94,7 +136,7 @@ class Evaluator:
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
             raise ValueError("a vector names an option that its feature map does not have")
         found = np.zeros((len(rows), len(FOUND)), np.int64)
-        evaluate, spans = evaluate_all(), pairwise(self._cuts(len(rows)))
+        evaluate, spans = compiled_evaluate_all(), pairwise(self._cuts(len(rows)))
         pieces = [
             (self.tables, own, rows[a:b], found[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
         ]
@@ -117,7 +159,7 @@ class Evaluator:
         """What becomes of each feature map: a row for each, with the columns of fates (`simgpu.planning.columns`)."""
         found = np.zeros((1, len(FOUND)), np.int64)
         scratch = self._scratches[0]
-        evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), found)
+        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), found)
         return scratch.fates[: len(self.decisions.maps)].copy()
 
     def _cuts(self, rows: int) -> list[int]:
@@ -141,3 +183,18 @@ class Evaluator:
         forward = sum(len(writers) for writers in ancestry.writers)
         again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in self.decisions.options)
         return again * forward
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a policy chose for each feature map, and what led to it (`PlanContext.chosen`).
+
+    evaluator: what tells costs, with the feature maps and their options in its decisions. vector: what the program
+    does; None where that is no vector of these options. evaluations: vectors that were scored on the way, None where
+    nobody counted. swarm: how a swarm went, if there was one.
+    """
+
+    evaluator: Evaluator
+    vector: Vector | None
+    evaluations: int | None = None
+    swarm: SwarmFound | None = None

@@ -11,6 +11,9 @@ from simgpu.graph.feature_maps import FeatureMap, feature_maps
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 
+#: What becomes of each feature map: numbers of its options.
+Vector = tuple[int, ...]
+
 
 class Action(IntEnum):
     """The three actions, in the numbers that HOME gives them (section 3.3)."""

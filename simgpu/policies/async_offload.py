@@ -25,7 +25,7 @@ from simgpu.graph.saved import Saved, ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.twins import framework, releases_beside, told_by
+from simgpu.policies.common.framework import framework, releases_beside, told_by
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program, Space
 

@@ -6,13 +6,15 @@ the simulator for a trial.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.paged import Chunk, Residents, least_recently_touched
@@ -20,7 +22,7 @@ from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
 
 if TYPE_CHECKING:
-    from simgpu.policies.placing import Chosen
+    from simgpu.planning.evaluator import Chosen
 
 
 class Trial(Protocol):
@@ -119,3 +121,59 @@ class Policy(ABC):
 def parameter(default: Any, description: str) -> Any:
     """A policy's parameter: a dataclass field with its default and what it means."""
     return field(default=default, metadata={"description": description})
+
+
+def policy_label(policy: Policy) -> str:
+    """The policy's name, and the parameters that are not its defaults, lists as files have them.
+
+    >>> from simgpu.policies.vdnn import Vdnn
+    >>> policy_label(Vdnn(mode="conv")), policy_label(Vdnn(mode="all"))
+    ('vdnn(mode=conv)', 'vdnn')
+    >>> from simgpu.policies.checkpoint import Checkpoint
+    >>> policy_label(Checkpoint(("layer1.0", "layer1.1")))
+    'checkpoint(blocks=[layer1.0, layer1.1])'
+    """
+    # Not `policy.parameters`, which an outside policy may override: it is named even where its code fails.
+    values = ((field, getattr(policy, field.name)) for field in fields(policy))
+    told = ", ".join(f"{field.name}={_text(value)}" for field, value in values if _differs(value, field.default))
+    return f"{policy.name}({told})" if told else policy.name
+
+
+def plain_parameters(parameters: Mapping[str, object]) -> dict[str, object]:
+    """Parameters for JSON: what it cannot hold, such as an object of an outside policy or NaN, becomes a text.
+
+    >>> from pathlib import Path
+    >>> plain_parameters({"mode": "conv", "limit": float("nan"), "folder": Path("runs")})
+    {'mode': 'conv', 'limit': 'nan', 'folder': 'runs'}
+    """
+    return {name: value if _is_plain(value) else _text(value) for name, value in parameters.items()}
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _differs(value: object, default: object) -> bool:
+    try:
+        return bool(value != default)
+    except Exception:  # an array compares element by element
+        return value is not default
+
+
+def _text(value: object) -> str:
+    try:
+        return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    except Exception:  # an outside policy's parameter may be anything
+        return f"<{type(value).__name__}>"
+
+
+def require_one_stream(graph: TaskGraph, policy: str) -> None:
+    """Raises `InputError` for a trace with several compute streams."""
+    streams = graph.compute_streams
+    if len(streams) > 1:
+        what = f"kernels ran on {len(streams)} compute streams, {policy} runs one layer at a time"
+        raise InputError.single(graph.trace.name, "kernels.stream", what, "record the trace on one stream")

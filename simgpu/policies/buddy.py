@@ -14,7 +14,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.compressed import uncompressed
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.plain import plain_framework
+from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement

@@ -15,8 +15,7 @@ import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
 from simgpu.memory.paged import Chunk, Residents
-from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import PlanContext, Policy, policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.faults import a_type, raised, shown
 from simgpu.program.instructions import Program

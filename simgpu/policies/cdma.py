@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from simgpu.errors import InputError
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.sparse import encoded_offloading, offloads
+from simgpu.policies.common.compression import encoded_offloading, encoding_costs
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 
 
@@ -31,5 +32,5 @@ class Cdma(Policy):
             what = f"node {context.node.name} has no compressing DMA engine"
             remedy = "take one that has, such as titan-x-maxwell-cdma, or give it gpu.cdma"
             raise InputError.single("", "node.gpu.cdma", what, remedy)
-        swaps, _ = offloads(context.graph, self.name, convolutions_only=False)
-        return encoded_offloading(context.graph, swaps, {})
+        encoding_costs(context.graph, self.name)
+        return encoded_offloading(context.graph, Vdnn("all").swaps(context.graph), {})

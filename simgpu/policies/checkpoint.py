@@ -38,7 +38,7 @@ from simgpu.graph.saved import Saved, ends, saved_tensors
 from simgpu.graph.sections import NUMBERED, Sections, default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.twins import framework, told_by
+from simgpu.policies.common.framework import framework, told_by
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program, Section
 from simgpu.trace.model import Phase

@@ -39,26 +39,29 @@ import numpy as np
 from simgpu.compression.codecs.gpu.response import response_of
 from simgpu.compression.codecs.gpu.samples import draw_samples
 from simgpu.compression.codecs.gpu.setting import LaunchSetting
-from simgpu.compression.codecs.gpu.surface import ResponseSurface
-from simgpu.compression.codecs.gpu.tensors import SparseTensor, synthetic_tensors
+from simgpu.compression.codecs.gpu.tensors import synthetic_tensors
 from simgpu.compression.codecs.gpu.timemodel import CodecTimeModel
-from simgpu.compression.codecs.gpu.tuner import LaunchTuner
 from simgpu.errors import OutOfMemoryError
-from simgpu.graph.encodings import Encoding, EncodingCosts
+from simgpu.graph.encodings import EncodingCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec
 from simgpu.memory.transfer import stream_ns
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.sparse import encoded_offloading, nothing_to_compress, offloads, sparse_swaps
+from simgpu.policies.common.compression import (
+    CODECS,
+    encoded_offloading,
+    encoding_costs,
+    executor_of,
+    known_codecs,
+    nothing_to_compress,
+    sparse_swaps,
+)
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 from simgpu.program.placement import Swap
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.trace.model import Block
 
-Launch = Literal["tuned", "expert", "random", "grid_search"]
-
-#: The codecs of the paper (section IV-E), in the order in which equal costs are decided.
-CODECS = ("zvc", "csr", "rle", "lz4")
 #: Training samples of the time model; the paper tested on as many (section V-C).
 _SAMPLES = 3000
 _PROFILE = "profile of the first iteration"
@@ -198,32 +201,6 @@ class ExecutionAdvisor:
         return self.costs.encoded_bytes(block, codec)
 
 
-@dataclass(frozen=True)
-class SwappingExecutor:
-    """The codec's kernels: a launch setting for each codec on one GPU.
-
-    surface: how long they take there.
-    """
-
-    surface: ResponseSurface
-    settings: Mapping[str, LaunchSetting]
-
-    def encoding(self, block: int, codec: str) -> Encoding:
-        """A block in a codec, at that codec's launch setting."""
-        setting = self.settings[codec]
-        return Encoding(block, codec, grid=setting.grid, threads=setting.threads)
-
-    def program(self, graph: TaskGraph, swaps: tuple[Swap, ...], chosen: Mapping[int, str], sparse: int) -> Program:
-        """vDNN's program with these blocks encoded by these codecs. sparse: how many might have been."""
-        program = encoded_offloading(graph, swaps, {b: self.encoding(b, codec) for b, codec in chosen.items()})
-        counts = Counter(chosen.values())
-        told = ", ".join(f"{count} by {codec} at {self.settings[codec]}" for codec, count in sorted(counts.items()))
-        notes = [f"{len(chosen)} of {sparse} sparse tensors are compressed" + (f": {told}" if told else "")]
-        if chosen:
-            notes.append(f"codec times on {self.surface.gpu}: {self.surface.description}")
-        return replace(program, notes=(*program.notes, *notes))
-
-
 def contenders(
     context: PlanContext, advisor: ExecutionAdvisor, sparse: Iterable[Swap], codecs: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -241,33 +218,8 @@ def contenders(
     return tuple(c for c in codecs if c == codecs[0] or any(found.codec == c for found in advice))
 
 
-def executor_of(
-    context: PlanContext, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str], launch: Launch
-) -> SwappingExecutor:
-    """An executor whose launch settings are chosen before training begins, and remembered over its epochs."""
-    key = f"launch settings, {launch}"
-    known: dict[str, LaunchSetting] = context.carried.setdefault(key, {})
-    blocks = [context.graph.blocks[swap.block] for swap in sparse]
-    tensors = tuple(SparseTensor(block.bytes, costs.sparsity(block) or 0.0) for block in blocks)
-    surface = response_of(context.node.gpu)
-    for codec in codecs:
-        if codec not in known:
-            known[codec] = _setting(context.node.gpu, codec, tensors, launch, int(context.rng.integers(2**31)))
-    return SwappingExecutor(surface, known)
-
-
 # Searching takes seconds and training a moment; both follow from their arguments alone, and the same ones come again
 # with every trial, budget and epoch.
-
-
-@lru_cache(maxsize=256)
-def _setting(gpu: GpuSpec, codec: str, tensors: tuple[SparseTensor, ...], launch: Launch, seed: int) -> LaunchSetting:
-    tuner = LaunchTuner(response_of(gpu), codec, tensors)
-    if launch == "expert":
-        return tuner.expert(gpu).setting
-    if launch == "random":
-        return tuner.random(seed).setting
-    return (tuner.grid_search() if launch == "grid_search" else tuner.bayesian(seed)).setting
 
 
 @lru_cache(maxsize=256)
@@ -276,14 +228,6 @@ def _time_model(gpu: GpuSpec, codec: str, setting: LaunchSetting) -> CodecTimeMo
     generator = np.random.default_rng(0)
     tensors = synthetic_tensors(_SAMPLES, generator)
     return CodecTimeModel.fit(draw_samples(response_of(gpu), codec, tensors, setting, generator))
-
-
-def known_codecs(
-    graph: TaskGraph, sparse: Iterable[Swap], costs: EncodingCosts, codecs: Iterable[str]
-) -> tuple[str, ...]:
-    """The codecs of which the size of some sparse tensor is known."""
-    blocks = [graph.blocks[swap.block] for swap in sparse]
-    return tuple(codec for codec in codecs if any(costs.is_known(block, codec) for block in blocks))
 
 
 @dataclass(frozen=True)
@@ -309,7 +253,7 @@ class Cswap(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
         graph = context.graph
-        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
         wanted = CODECS if self.codec == "best" else (self.codec,)
         codecs = known_codecs(graph, sparse, costs, wanted)

@@ -33,25 +33,14 @@ from typing import Literal
 
 from simgpu.planning.bound import least_peak
 from simgpu.planning.columns import DRAINED
-from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
-from simgpu.planning.options import Decisions
+from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Evaluator
+from simgpu.planning.options import Decisions, Vector
 from simgpu.planning.search.space import Score, Vectors
 from simgpu.planning.search.swarm import Swarm, SwarmFound
 from simgpu.planning.tables import Ints
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import (
-    Chosen,
-    PlacingPolicy,
-    Vector,
-    bar,
-    evaluator_of,
-    inexact,
-    notes_on,
-    program_of,
-    slow,
-    told,
-)
-from simgpu.policies.shortlist import Shortlist, tried
+from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of, told
+from simgpu.policies.common.shortlist import Shortlist, tried
 from simgpu.program.instructions import Program
 from simgpu.units import format_bytes
 
@@ -169,10 +158,9 @@ class Home(PlacingPolicy):
     def search(self, context: PlanContext, evaluator: Evaluator, score: Score | None = None) -> SwarmFound:
         """Algorithm 1. score: what stands between the swarm and the evaluator's score, if anything does."""
         total = self.iterations
-        rest = f"of at most {total}{slow()}"
         return self._swarm(context, evaluator).minimise(
             score or evaluator.score,
-            progress=lambda n: context.progress(f"searching {bar(n / total)} iteration {n} {rest}"),
+            progress=lambda n: context.progress(f"searching {bar(n / total)} iteration {n} of at most {total}"),
         )
 
     def _swarm(self, context: PlanContext, evaluator: Evaluator) -> Swarm:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.plain import plain_framework
+from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.plain import plain_framework
+from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
 
 

@@ -12,8 +12,15 @@ from typing import Literal
 
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.cswap import CODECS, known_codecs
-from simgpu.policies.sparse import encoded_offloading, nothing_to_compress, offloads, sparse_swaps
+from simgpu.policies.common.compression import (
+    CODECS,
+    encoded_offloading,
+    encoding_costs,
+    known_codecs,
+    nothing_to_compress,
+    sparse_swaps,
+)
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 
 
@@ -33,7 +40,7 @@ class Oracle(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
         graph = context.graph
-        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
         wanted = CODECS if self.codec == "best" else (self.codec,)
         codecs = known_codecs(graph, sparse, costs, wanted)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from simgpu.graph.saved import ends, readers, saved_tensors
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.twins import framework, releases_beside, told_by
+from simgpu.policies.common.framework import framework, releases_beside, told_by
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
 

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.cswap import executor_of, known_codecs
-from simgpu.policies.sparse import nothing_to_compress, offloads, sparse_swaps
+from simgpu.policies.common.compression import (
+    encoding_costs,
+    executor_of,
+    known_codecs,
+    nothing_to_compress,
+    sparse_swaps,
+)
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 
 
@@ -31,7 +37,7 @@ class Static(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration in layer steps. Raises `InputError` where the trace tells no sparsity."""
         graph = context.graph
-        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
         codecs = known_codecs(graph, sparse, costs, ("zvc",))
         if not codecs:

@@ -21,9 +21,9 @@ from typing import Literal
 
 from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.planning.options import RECOMPUTE, SWAP, Decisions
+from simgpu.planning.options import RECOMPUTE, SWAP, Decisions, Vector
 from simgpu.policies.base import PlanContext, parameter
-from simgpu.policies.placing import PlacingPolicy, Vector
+from simgpu.policies.common.placing import PlacingPolicy
 from simgpu.trace.operators import OpClass, op_class
 
 _RECOMPUTED = {OpClass.POOLING, OpClass.ACTIVATION, OpClass.NORMALIZATION}

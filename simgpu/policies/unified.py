@@ -23,7 +23,7 @@ from typing import Literal
 from simgpu.errors import InputError
 from simgpu.memory.paged import Chunk, Residents
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.plain import plain_framework
+from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
 from simgpu.program.paging import CHUNK, FAULT_BATCH, FAULT_LATENCY_NS, PAGE, Paged
 from simgpu.program.residency import in_host_memory, on_demand

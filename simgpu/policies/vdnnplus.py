@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simgpu.graph.split import Split
-from simgpu.policies.base import PlanContext, Policy, Trial, parameter
-from simgpu.policies.partition import partitioned
-from simgpu.policies.vdnn import Vdnn, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, Trial, parameter, require_one_stream
+from simgpu.policies.common.sub_batches import partitioned
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 
 

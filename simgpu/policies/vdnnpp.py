@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from simgpu.errors import InputError
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.sparse import encoded_offloading, offloads, sparse_swaps
+from simgpu.policies.common.compression import encoded_offloading, encoding_costs, sparse_swaps
+from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 
 
@@ -36,7 +37,7 @@ class VdnnPlusPlus(Policy):
             what = f"{self.threshold!r} is not a share of zeros"
             raise InputError.single("", "parameters.threshold", what, "give a number from 0 to 1")
         graph = context.graph
-        swaps, costs = offloads(graph, self.name, convolutions_only=True)
+        costs, swaps = encoding_costs(graph, self.name), Vdnn("conv").swaps(graph)
         sparse = sparse_swaps(graph, swaps, costs)
         encodings = {
             swap.block: Encoding(swap.block, "zvc", Encoder.HOST)

@@ -1,1 +1,1 @@
-"""Simulation."""
+"""Plan, verify and run: `simulate`, its settings `RunConfig` and its `Result`."""

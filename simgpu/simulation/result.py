@@ -19,7 +19,7 @@ from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import not_told, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
-from simgpu.policies.labels import plain_parameters
+from simgpu.policies.base import plain_parameters
 from simgpu.program.data_parallel import Together
 from simgpu.program.instructions import Program
 from simgpu.simulation.notes import kernel_times

@@ -21,7 +21,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.search.swarm import Swarm, SwarmFound, Update
 from simgpu.policies.home import Home
-from simgpu.simulation.run import planning
+from simgpu.simulation.run import plan_context
 from simgpu.workloads.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
@@ -57,7 +57,7 @@ NETWORKS = [
 def evaluator_of(network: Network) -> Evaluator:
     node, home = load_node("2080ti"), Home()
     trace = build_trace(network.zoo, batch=network.batch, gpu=node.gpu, **network.arguments)  # type: ignore[arg-type]
-    context = planning(trace, node, home, budget="11 GB")
+    context = plan_context(trace, node, home, budget="11 GB")
     evaluator = replace(home.evaluator(context, home.decisions(context)), threads=THREADS)
     evaluator.score(np.zeros((PARTICLES, len(evaluator.decisions.maps)), np.int8))
     return evaluator

@@ -13,7 +13,7 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.experiments.what_fits import what_fits
 from simgpu.hardware.nodes import load_node
-from simgpu.policies.subbatch import select_sub_batch
+from simgpu.policies.common.sub_batches import select_sub_batch
 from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace

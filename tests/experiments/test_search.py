@@ -17,19 +17,18 @@ from simgpu.experiments.search_found import Search
 from simgpu.experiments.search_outputs import write_searches
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.columns import AWAY_AT, BACK_AT
-from simgpu.planning.evaluator import DOES_NOT_FIT, Costs, Evaluator
-from simgpu.planning.options import Decisions, Option
+from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Costs, Evaluator
+from simgpu.planning.options import Decisions, Option, Vector
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.capuchin.policy import Capuchin
+from simgpu.policies.common.placing import PlacingPolicy
 from simgpu.policies.home import Home
-from simgpu.policies.joint.actions import with_all_actions
-from simgpu.policies.joint.policy import Joint
-from simgpu.policies.placing import Chosen, PlacingPolicy, Vector
+from simgpu.policies.joint.policy import Joint, with_all_actions
 from simgpu.policies.superneurons import SuperNeurons
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
-from simgpu.simulation.run import planning, simulate
+from simgpu.simulation.run import plan_context, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
@@ -282,7 +281,7 @@ def test_real_time_is_told_apart_from_simulated_time(home: Search) -> None:
 def test_a_context_for_planning_is_the_one_that_simulate_plans_with(plain20: Trace, node: NodeSpec) -> None:
     told: list[str] = []
     policy = Home(particles=10, iterations=2)
-    context = planning(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=told.append)
+    context = plan_context(plain20, node, policy, budget="1 GB", seed=3, alignment=512, progress=told.append)
     program = policy.plan(context)
     assert program == simulate(plain20, node, policy, budget="1 GB", seed=3, alignment=512).program
     assert context.trial(program).iteration_ns > 0

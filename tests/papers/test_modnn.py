@@ -27,9 +27,8 @@ from simgpu.papers.checks.modnn_schedules import (
 )
 from simgpu.papers.checks.modnn_sub_batch import Search, equation_8, windows_of, workspaces_of
 from simgpu.papers.claims import load_papers
+from simgpu.policies.common.sub_batches import rounded_down, select_sub_batch, window_bytes
 from simgpu.policies.modnn import schedule
-from simgpu.policies.subbatch import rounded_down, select_sub_batch
-from simgpu.policies.window import window_bytes
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice
 from tests.graph.test_tdfg import LAYER

@@ -16,7 +16,7 @@ from simgpu.machine.run import Run, run_program
 from simgpu.planning.columns import DRAINED
 from simgpu.planning.evaluator import Costs, Evaluator
 from simgpu.planning.options import Action, Decisions, Option
-from simgpu.policies.placing import program_of
+from simgpu.policies.common.placing import program_of
 from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
 from tests.semantics.random_traces import DrawnCosts, nodes

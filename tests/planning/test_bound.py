@@ -17,7 +17,7 @@ from simgpu.errors import MissingExtraError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.bound import Bound, least_peak, lower_bound, quick_bound
-from simgpu.planning.bound_program import Program, Solved, Unit
+from simgpu.planning.bound_program import LinearProgram, Solved, Unit
 from simgpu.planning.evaluator import Costs, Evaluator
 from simgpu.planning.options import Decisions
 from simgpu.trace.chain import chain
@@ -132,7 +132,7 @@ def test_a_faster_link_never_raises_the_bound():
 
 def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
     """Minimise t >= 10 - 7 x, t >= 4 x within t <= 100, x <= 1: at x = 10/11, t = 40/11."""
-    program = Program()
+    program = LinearProgram()
     t, x = program.variable(0, 100, Unit.NS), program.variable()
     program.row({t: 1, x: 7}, 10)
     program.row({t: 1, x: -4}, 0)
@@ -148,7 +148,7 @@ def test_multipliers_of_any_kind_prove_no_more_than_the_minimum():
 def test_what_multipliers_prove_is_below_every_point_that_keeps_the_rows(data: st.DataObject):
     """Checked by points, without the duality that the proof rests on."""
     numbers = st.integers(-20, 20)
-    program = Program()
+    program = LinearProgram()
     for _ in range(3):
         program.variable(0, data.draw(st.integers(1, 5)))
     points = list(itertools.product(*(range(high + 1) for high in program.upper)))

@@ -16,7 +16,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Decisions
-from simgpu.policies.placing import program_of
+from simgpu.policies.common.placing import program_of
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.verify import verify

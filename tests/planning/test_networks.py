@@ -12,7 +12,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.machine.run import run_program
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Decisions
-from simgpu.policies.placing import program_of
+from simgpu.policies.common.placing import program_of
 from simgpu.simulation.run import task_graph
 from tests.planning.evaluated import iteration_ns, peak_of
 

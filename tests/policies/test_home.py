@@ -120,16 +120,6 @@ def test_where_the_closed_form_cannot_say_the_fastest_placement_that_was_run_is_
     assert "of 2 feature maps 1 kept, 0 swapped, 1 recomputed" in result.notes
 
 
-def test_what_is_told_of_a_plan_does_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch):
-    """Who waits is told while waiting."""
-    trace, node = trace_of(), node_of(PLENTY)
-    budget, few, heard = round(keeping_peak(trace) * 0.8), {"particles": 20, "iterations": 2}, []
-    compiled = simulate(trace, node, "home", parameters=few, budget=budget)
-    monkeypatch.setattr("simgpu.policies.placing.is_compiled", lambda: False)
-    assert simulate(trace, node, "home", parameters=few, budget=budget, progress=heard.append).notes == compiled.notes
-    assert any("slow: install numba, or simgpu with its extra 'fast'" in line for line in heard)
-
-
 def test_copies_after_the_last_reader_never_begin_earlier_than_beside_it():
     trace, node = trace_of(), node_of(PLENTY)
     budget = round(keeping_peak(trace) * 0.7)

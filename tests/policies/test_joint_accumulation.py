@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.policies.joint.accumulation import accumulate
+from simgpu.policies.joint.policy import accumulate
 from simgpu.policies.none import NoPolicy
-from simgpu.simulation.run import Result, planning, simulate
+from simgpu.simulation.run import Result, plan_context, simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Kernel, Origin, Phase, Trace
 from simgpu.units import format_bytes, format_time
@@ -83,7 +83,7 @@ def test_a_batch_that_cannot_be_split_says_why():
 
 
 def test_where_not_even_the_most_micro_batches_fit_it_says_so():
-    context = planning(of_batch(64), node_of(PLENTY), NoPolicy(), budget=10)
+    context = plan_context(of_batch(64), node_of(PLENTY), NoPolicy(), budget=10)
     assert accumulate(context) == "not even 8 samples at a time fit the budget"
 
 

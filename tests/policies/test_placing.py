@@ -11,7 +11,7 @@ from simgpu.graph.encodings import Encoding
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, with_encodings
 from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Option, fetch_kernel
-from simgpu.policies.placing import placement_of, program_of, told
+from simgpu.policies.common.placing import placement_of, program_of, told
 from simgpu.program.instructions import COMPUTE, D2H, Acquire, CopyOut, Encode, Launch
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.verify import verify

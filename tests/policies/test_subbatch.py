@@ -14,8 +14,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
-from simgpu.policies.subbatch import SubBatch, rounded_down, select_sub_batch
-from simgpu.policies.window import window_bytes
+from simgpu.policies.common.sub_batches import SubBatch, rounded_down, select_sub_batch, window_bytes
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, Origin, Trace
 from simgpu.workloads.modelled import build_trace

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simgpu.graph.bounds import all_at_once, lower_bound
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
-from simgpu.policies.window import Counted, window_bytes
+from simgpu.policies.common.sub_batches import Counted, window_bytes
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, Trace
 from tests.graph.test_tdfg import LAYER

@@ -9,7 +9,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.vdnn import offloading, place
+from simgpu.policies.vdnn import Vdnn, offloading
 from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
@@ -34,7 +34,7 @@ Moves = dict[str, tuple[str, str]]
 def moves(trace: Trace, mode: str) -> Moves:
     """Blocks that are swapped: (kernel beside which each leaves, first kernel of the step beside which it returns)."""
     graph = TaskGraph.of(trace)
-    swaps = place(graph, convolutions_only=mode == "conv")
+    swaps = Vdnn(mode).swaps(graph)
     names = [kernel.id for kernel in trace.kernels]
     found = {graph.blocks[swap.block].id: (names[swap.after], names[swap.fetch_with]) for swap in swaps}
     assert len(found) == len(swaps), "a block is swapped once"
@@ -285,7 +285,7 @@ def test_a_layer_step_ends_with_its_kernels_and_the_copies_that_began_with_it(na
         )
         return first.start_ns, last.end_ns
 
-    for swap in place(graph, convolutions_only=mode == "conv"):
+    for swap in Vdnn(mode).swaps(graph):
         block = graph.blocks[swap.block].id
         out, back = spans[SpanKind.COPY_OUT, block], spans[SpanKind.COPY_IN, block]
         assert out.start_ns >= step_span(graph.layers.step_of[swap.after])[0]

@@ -10,7 +10,7 @@ from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.unpacked import Unpacked, WithUnpacked
 from simgpu.machine.run import run_program
-from simgpu.policies.plain import plain_framework
+from simgpu.policies.common.framework import plain_framework
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import (
     COMPUTE,

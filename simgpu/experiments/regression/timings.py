@@ -13,7 +13,7 @@ from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import Comparison, Run, compare
-from simgpu.policies.labels import plain_parameters
+from simgpu.policies.base import plain_parameters
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
 from simgpu.version import __version__

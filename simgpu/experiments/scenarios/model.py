@@ -16,9 +16,10 @@ from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
 from simgpu.hardware.spec import BuddyMode
 from simgpu.io.schema import Alignment, FileModel, Size
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.config import RunConfig
 from simgpu.simulation.notes import kernel_times
 from simgpu.units import format_bandwidth, format_bytes
 
@@ -162,6 +163,20 @@ class Scenario:
     outputs: Outputs
     data_parallel: DataParallel | None = None
     swept: str = ""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of its runs."""
+        how = self.data_parallel
+        return RunConfig(
+            budget=self.budget,
+            iterations=self.iterations,
+            seed=self.seed,
+            pool=self.pool,
+            alignment=self.alignment,
+            epoch=self.epoch,
+            **(how.arguments if how else {}),
+        )
 
     def facts(self) -> list[tuple[str, str]]:
         """What is run on what, and where the numbers come from, in a few lines of name and text."""

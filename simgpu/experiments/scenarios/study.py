@@ -13,7 +13,7 @@ from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice
 from simgpu.experiments.scenarios.modelled import WrittenSweep
 from simgpu.graph.replicate import NO_COLLECTIVES
 from simgpu.io.schema import FileModel, Share, Size
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Origin

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.experiments.compare import made_policy
-from simgpu.policies.labels import policy_label
+from simgpu.policies.base import policy_label
 from simgpu.simulation.run import Result, simulate
 
 if TYPE_CHECKING:
@@ -72,20 +72,8 @@ def _without_scenario(points: Points, point: int, error: Exception) -> PointRows
 
 def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:
     about = _policy(policy)
-    together = scenario.data_parallel.arguments if scenario.data_parallel else {}
     try:
-        result = simulate(
-            scenario.trace,
-            scenario.node,
-            policy,
-            budget=scenario.budget,
-            iterations=scenario.iterations,
-            seed=scenario.seed,
-            pool=scenario.pool,
-            alignment=scenario.alignment,
-            epoch=scenario.epoch,
-            **together,
-        )
+        result = simulate(scenario.trace, scenario.node, policy, scenario.config)
         return False, {**about, "outcome": OK, **_numbers(result)}
     except Exception as error:
         again, told = _failure(error)

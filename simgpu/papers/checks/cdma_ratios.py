@@ -18,7 +18,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.papers.checks.cdma_maps import CODECS, ITEM, Lying, sized
 from simgpu.papers.checks.cdma_traces import study
 from simgpu.papers.checks.found import bars, rule
-from simgpu.policies.vdnn import place
+from simgpu.policies.vdnn import Vdnn
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.workloads.sparsity.generator import with_sparsity
 
@@ -49,7 +49,7 @@ def trained(network: str) -> Trace:
 def offloaded(trace: Trace) -> set[str]:
     """The feature maps that vDNN offloads (mode all); what the network is given is none."""
     graph = TaskGraph.of(trace)
-    swapped = (graph.blocks[swap.block] for swap in place(graph, convolutions_only=False))
+    swapped = (graph.blocks[swap.block] for swap in Vdnn("all").swaps(graph))
     return {block.id for block in swapped if block.kind is BlockKind.FEATURE_MAP}
 
 

@@ -12,10 +12,11 @@ from simgpu.papers.checks.found import bars
 from simgpu.papers.checks.home_networks import Modelled, swept
 from simgpu.planning.columns import DRAINED
 from simgpu.planning.evaluator import Evaluator
+from simgpu.planning.options import Vector
 from simgpu.policies.base import PlanContext
+from simgpu.policies.common.placing import program_of
 from simgpu.policies.home import Home
-from simgpu.policies.placing import Vector, program_of
-from simgpu.simulation.run import planning
+from simgpu.simulation.run import plan_context
 
 #: Random placements that are looked through for those that fit; those run at each of the largest batches.
 _DRAWN, _RUN, _BATCHES = 2000, 8, 2
@@ -52,7 +53,7 @@ def _errors(network: Modelled) -> list[tuple[float, float]]:
     found = []
     for trace in network.traces[-_BATCHES:]:
         policy = Home(update="recombine")
-        context = planning(trace, network.node, policy)
+        context = plan_context(trace, network.node, policy)
         decisions = policy.decisions(context)
         evaluator = policy.evaluator(context, decisions)
         said = Home(offload="after", drain=True).evaluator(context, decisions)

@@ -18,7 +18,7 @@ from simgpu.planning.search.swarm import SwarmFound
 from simgpu.planning.tables import scratch_for
 from simgpu.policies.base import PlanContext
 from simgpu.policies.home import Home
-from simgpu.simulation.run import planning
+from simgpu.simulation.run import plan_context
 
 #: Table 3: 500 particles for 500 iterations, one evaluation each, divided among 16 threads.
 _EVALUATIONS, _THREADS = 250_000, 16
@@ -84,7 +84,7 @@ def _searches(network: Modelled, policy: Home, count: int) -> list[SwarmFound]:
 
 def _evaluator(network: Modelled, policy: Home) -> tuple[PlanContext, Evaluator]:
     """What tells the cost of placements of a network at its largest batch."""
-    context = planning(network.traces[-1], network.node, policy)
+    context = plan_context(network.traces[-1], network.node, policy)
     return context, policy.evaluator(context, policy.decisions(context))
 
 

@@ -15,8 +15,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks.found import rule
 from simgpu.papers.checks.modnn_memory import GB, stays
 from simgpu.papers.checks.modnn_networks import BATCHES, NODE, network
-from simgpu.policies.subbatch import rounded_down, select_sub_batch
-from simgpu.policies.window import ALPHA, Counted, window_bytes
+from simgpu.policies.common.sub_batches import ALPHA, Counted, rounded_down, select_sub_batch, window_bytes
 from simgpu.trace.model import BlockKind, Phase
 
 _SEARCHED = {"VGG-16": (1.5, 2, 4, 12), "ResNet-34": (0.2, 1, 3, 4, 5, 12), "FCN-32s": (1.5, 2, 6, 12)}

@@ -14,7 +14,7 @@ Told alike by public summaries and re-implementations (see the package):
   once more for each of these, which counts as overhead.
 * Feedback: a block that is still on its way at its back access is triggered earlier, by 5 % of its swap time more.
 
-Readings of what they leave open or tell differently:
+Where they are open or differ, this implementation decides:
 
 * A copy out takes the first free time of the link after its evicted access that is long enough, a hidden copy in the
   last one before its back access; a copy in on demand takes none. (Re-implementations refuse or delay what overlaps.)
@@ -24,6 +24,11 @@ Readings of what they leave open or tell differently:
   along from decision to decision; where a map reaches another by two ways it then counts once.
 * When a candidate is passed over because another one is recomputed for it, it is looked at again after all others.
 * A recomputed map may have sources that are swapped; what their earlier return costs is not counted.
+
+Candidates are accessed more than once, and their gap covers a moment at which memory does not suffice (public summaries
+say: an access in the period of peak memory). They are the feature maps of HOME's view (`simgpu.graph.feature_maps`);
+Capuchin's tensors are finer in number, not in kind. A source must still be there at the back access: a block whose last
+use comes before it has to be made again as well, with its own time.
 """
 
 from __future__ import annotations
@@ -33,14 +38,96 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from simgpu.graph.feature_maps import FeatureMap, feature_maps
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.memory.pool import aligned
+from simgpu.memory.transfer import copy_ns, sending_rate
+from simgpu.policies.capuchin.passive import Accesses
+
+
+def candidates_of(
+    accesses: Accesses, node: NodeSpec, budget: int
+) -> tuple[dict[int, FeatureMap], tuple[Candidate, ...]]:
+    """Feature maps that help where memory exceeds `budget` bytes, and what is known of each; both by block number.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> from simgpu.trace.chain import chain
+    >>> from simgpu.policies.capuchin.passive import demand
+    >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
+    >>> starts, ends = (0, 5, 12, 21, 39, 53), (5, 12, 21, 39, 53, 63)
+    >>> told = Accesses(graph, starts, ends, demand(graph), swapping_ns=0)
+    >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("bus", 10**10, 10**10))
+    >>> _, (x2,) = candidates_of(told, node, budget=500)
+    >>> x2.number, x2.evicted_ns, x2.back_ns, x2.in_ns, x2.recompute_ns
+    (1, 12, 39, 20, 5)
+    """
+    graph = accesses.graph
+    ancestry = Ancestry(graph)
+    short = [k for k, held in enumerate(accesses.demand) if held > budget]
+    maps = {each.block: each for each in feature_maps(graph) if any(each.after < k < each.before for k in short)}
+    found = []
+    for b, each in maps.items():
+        kernels, sources = _remake(graph, ancestry, each, maps)
+        out_ns, in_ns = (_copy_ns(graph, node, b, rate) for rate in (node.link.d2h_bandwidth, node.link.h2d_bandwidth))
+        candidate = Candidate(
+            number=b,
+            bytes=aligned(graph.sizes[b], node.gpu.alignment),
+            evicted_ns=accesses.ends_ns[each.after],
+            back_ns=accesses.starts_ns[each.before],
+            out_ns=out_ns,
+            in_ns=in_ns,
+            recompute_ns=None if ancestry.why_not(b) else sum(graph.durations[k] for k in kernels),
+            sources=sources,
+            kernels=kernels,
+        )
+        found.append(candidate)
+    return maps, tuple(found)
+
+
+def _copy_ns(graph: TaskGraph, node: NodeSpec, b: int, rate: int) -> int:
+    """Time of a copy that has the link to itself."""
+    size, raw = graph.copy_sizes[b], graph.blocks[b].bytes
+    taken = node.gpu.cdma.kernel_bandwidth if node.gpu.cdma is not None else 0
+    return copy_ns(size, sending_rate(node.gpu, taken, size, raw, rate), node.link.latency_ns)
+
+
+def situation_of(accesses: Accesses) -> Situation:
+    """The list of accesses and the peak of memory. Accesses are told by the kernels that make them."""
+    return Situation(accesses.starts_ns, accesses.peak.start_ns, accesses.peak.end_ns)
+
+
+def _remake(
+    graph: TaskGraph, ancestry: Ancestry, each: FeatureMap, maps: dict[int, FeatureMap]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The kernels that make a feature map again, and the other candidates that they need."""
+    kernels: set[int] = set()
+    sources: set[int] = set()
+    seen = {each.block}
+    waiting = [each.block]
+    while waiting:
+        for k in ancestry.writers[waiting.pop()]:
+            kernels.add(k)
+            for r in ancestry.inputs[k]:
+                if r in seen:
+                    continue
+                seen.add(r)
+                released = graph.needed_releases[r]
+                if released is not None and released < each.before:
+                    waiting.append(r)
+                elif r in maps:
+                    sources.add(r)
+    return frozenset(kernels), frozenset(sources)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A feature map that may leave between two accesses.
 
     number: names it. bytes: of device memory. evicted_ns: end of the access after which it would leave; back_ns: start
-    of its next access. out_ns, in_ns: its copies, each with the link to itself. remake_ns: to make it again while its
-    sources are there, None where it cannot be made again. sources: numbers of the candidates it is then made from;
+    of its next access. out_ns, in_ns: its copies, each with the link to itself. recompute_ns: time to recompute it from
+    resident sources, None where it cannot be recomputed. sources: numbers of the candidates it is then computed from;
     kernels: what then runs again.
 
     >>> Candidate(0, 100, evicted_ns=10, back_ns=100, out_ns=20, in_ns=30).free_ns
@@ -53,7 +140,7 @@ class Candidate:
     back_ns: int
     out_ns: int
     in_ns: int
-    remake_ns: int | None = None
+    recompute_ns: int | None = None
     sources: frozenset[int] = frozenset()
     kernels: frozenset[int] = frozenset()
 
@@ -71,11 +158,11 @@ class SwapOut:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeAgain:
+class RecomputeBlock:
     """Let go of it, and recompute it at its back access."""
 
 
-Decision = SwapOut | MakeAgain
+Decision = SwapOut | RecomputeBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +179,19 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class LinkReservations:
     """One direction of the link: disjoint times at which it is taken, ascending (ns).
 
-    >>> lane = Lane().taking((10, 20)).taking((30, 40))
-    >>> lane.first(5, 10), lane.first(5, 11), lane.last(35, 10), lane.last(100, 60)
+    >>> link = LinkReservations().taking((10, 20)).taking((30, 40))
+    >>> link.first(5, 10), link.first(5, 11), link.last(35, 10), link.last(100, 60)
     ((20, 30), (40, 51), (20, 30), (40, 100))
     """
 
     taken: tuple[tuple[int, int], ...] = ()
 
-    def taking(self, time: tuple[int, int]) -> Lane:
-        """The lane with one more time taken."""
-        return Lane(tuple(sorted((*self.taken, time)))) if time[1] > time[0] else self
+    def taking(self, time: tuple[int, int]) -> LinkReservations:
+        """The same with one more time taken."""
+        return LinkReservations(tuple(sorted((*self.taken, time)))) if time[1] > time[0] else self
 
     def first(self, from_ns: int, length: int) -> tuple[int, int]:
         """The first free time that begins at `from_ns` or later."""
@@ -148,11 +235,11 @@ def decide(candidates: Sequence[Candidate], situation: Situation, to_save: int) 
 
     >>> shared = Situation(tuple(range(0, 200, 10)), peak_start_ns=90, peak_end_ns=100)
     >>> far = Candidate(0, 100, evicted_ns=10, back_ns=190, out_ns=20, in_ns=20)
-    >>> near = Candidate(1, 100, evicted_ns=80, back_ns=110, out_ns=20, in_ns=20, remake_ns=5, sources=frozenset({0}))
+    >>> near = Candidate(1, 100, 80, 110, 20, 20, recompute_ns=5, sources=frozenset({0}))
     >>> decide([far, near], shared, 100)
     {0: SwapOut(trigger=17)}
     >>> decide([far, near], shared, 200)
-    {0: SwapOut(trigger=17), 1: MakeAgain()}
+    {0: SwapOut(trigger=17), 1: RecomputeBlock()}
     """
     return _Hybrid(candidates, situation, to_save).run()
 
@@ -160,17 +247,17 @@ def decide(candidates: Sequence[Candidate], situation: Situation, to_save: int) 
 class _Hybrid:
     """One run of the policy.
 
-    left: candidates not decided yet, by free time. outward, inward: the link. remake_ns, sources: of each candidate as
-    recomputations so far have changed them. again: what is recomputed.
+    left: candidates not decided yet, by free time. outward, inward: the link. recompute_ns, sources: of each
+    candidate as recomputations so far have changed them. again: what is recomputed.
     """
 
     def __init__(self, candidates: Sequence[Candidate], situation: Situation, to_save: int) -> None:
         ordered = sorted(candidates, key=lambda each: (-each.free_ns, -each.bytes, each.number))
         self.left = {each.number: each for each in ordered}
-        self.outward, self.inward = Lane(), Lane()
+        self.outward, self.inward = LinkReservations(), LinkReservations()
         self.situation = situation
         self.lacking = to_save
-        self.remake_ns = {each.number: each.remake_ns for each in candidates}
+        self.recompute_ns = {each.number: each.recompute_ns for each in candidates}
         self.sources = {each.number: each.sources for each in candidates}
         self.again: list[int] = []
         self.decisions: dict[int, Decision] = {}
@@ -192,7 +279,7 @@ class _Hybrid:
         cheapest = None if trigger is not None else self._most_saving()
         on_demand_ns = max(0, out[1] - candidate.back_ns) + candidate.in_ns
         if cheapest is not None and self._overhead_ns(cheapest.number) < on_demand_ns:
-            self._settle(cheapest, MakeAgain())
+            self._settle(cheapest, RecomputeBlock())
             self._recompute(cheapest.number)
             return
         self._settle(candidate, SwapOut(trigger))
@@ -207,13 +294,13 @@ class _Hybrid:
 
     def _most_saving(self) -> Candidate | None:
         """The candidate with the largest MSPS, the first by free time of equal ones."""
-        able = [each for each in self.left.values() if self.remake_ns[each.number] is not None]
+        able = [each for each in self.left.values() if self.recompute_ns[each.number] is not None]
         return max(able, key=lambda each: Fraction(each.bytes, max(self._overhead_ns(each.number), 1)), default=None)
 
     def _overhead_ns(self, number: int) -> int:
         """What recomputing costs: once for itself, and once for each recomputed map that is made from it."""
         repetitions = sum(number in self.sources[each] for each in self.again)
-        return (self.remake_ns[number] or 0) * (1 + repetitions)
+        return (self.recompute_ns[number] or 0) * (1 + repetitions)
 
     def _recompute(self, number: int) -> None:
         """Nothing has it for a source any more: its sources take its place, and candidates' times grow by its own."""
@@ -222,9 +309,9 @@ class _Hybrid:
         for each in (*self.again, *self.left):
             if number in self.sources[each]:
                 self.sources[each] = (self.sources[each] - {number}) | own
-                time = self.remake_ns[each]
+                time = self.recompute_ns[each]
                 if time is not None and each in self.left:
-                    self.remake_ns[each] = time + (self.remake_ns[number] or 0)
+                    self.recompute_ns[each] = time + (self.recompute_ns[number] or 0)
 
 
 def triggered_earlier(

@@ -22,16 +22,22 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.feature_maps import FeatureMap
 from simgpu.graph.recompute import unrecomputable
 from simgpu.policies.base import PlanContext, Trial
-from simgpu.policies.capuchin.accesses import passive_run
-from simgpu.policies.capuchin.candidates import candidates_of, situation_of
-from simgpu.policies.capuchin.hybrid import Decision, MakeAgain, SwapOut, decide, triggered_earlier
-from simgpu.policies.capuchin.passive import passive_program
+from simgpu.policies.capuchin.hybrid import (
+    Decision,
+    RecomputeBlock,
+    SwapOut,
+    candidates_of,
+    decide,
+    situation_of,
+    triggered_earlier,
+)
+from simgpu.policies.capuchin.passive import passive_program, passive_run
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.timeline.model import SpanKind
 
-Decisions = dict[int, Decision]
+BlockDecisions = dict[int, Decision]
 
 
 def published(context: PlanContext, adjustments: int = 10) -> Program:
@@ -50,7 +56,7 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
 
 
 def placed(decisions: Mapping[int, Decision], maps: Mapping[int, FeatureMap]) -> Placement:
-    """Decisions as a placement; a swap leaves when its last access in forward has ended."""
+    """BlockDecisions as a placement; a swap leaves when its last access in forward has ended."""
     swaps, recomputes = [], []
     for b, decision in sorted(decisions.items()):
         after, before = maps[b].after, maps[b].before
@@ -74,7 +80,7 @@ class _Guided:
         self.to_save = accesses.peak.bytes - context.budget
         self.not_before: dict[int, int] = {}
 
-    def fitting(self) -> tuple[Decisions, Program, Trial] | None:
+    def fitting(self) -> tuple[BlockDecisions, Program, Trial] | None:
         """The first decisions that fit; None where nothing is left to decide."""
         while True:
             decisions = self._postponed(decide(self.candidates, self.situation, self.to_save))
@@ -91,7 +97,7 @@ class _Guided:
                 saved = sum(each.bytes for each in self.candidates if each.number in decisions)
                 self.to_save = saved + short
 
-    def adjusted(self, decisions: Decisions, program: Program, trial: Trial, adjustments: int) -> Program:
+    def adjusted(self, decisions: BlockDecisions, program: Program, trial: Trial, adjustments: int) -> Program:
         """The fastest of some runs, each with the triggers moved of what came late in those before."""
         best, fastest = program, trial.iteration_ns
         late: Counter[int] = Counter()
@@ -111,7 +117,7 @@ class _Guided:
                 best, fastest = program, trial.iteration_ns
         return best
 
-    def _postpone(self, decisions: Decisions, k: int, short: int) -> bool:
+    def _postpone(self, decisions: BlockDecisions, k: int, short: int) -> bool:
         """Let so many bytes come after kernel k as were fetched before it and are needed later; False if none were."""
         sizes = {each.number: each.bytes for each in self.candidates}
         there = [
@@ -126,7 +132,7 @@ class _Guided:
             short -= sizes[b]
         return bool(there)
 
-    def _swap_instead(self, decisions: Decisions, k: int) -> bool:
+    def _swap_instead(self, decisions: BlockDecisions, k: int) -> bool:
         """Recompute nothing by kernel k any more, if it is its second run that lacks memory; False if it is not."""
         gone = sum(
             each.bytes
@@ -137,15 +143,15 @@ class _Guided:
         again = {
             each.number
             for each in self.candidates
-            if k in each.kernels and isinstance(decisions.get(each.number), MakeAgain)
+            if k in each.kernels and isinstance(decisions.get(each.number), RecomputeBlock)
         }
         if first_run_fits:
             self.candidates = tuple(
-                replace(each, remake_ns=None) if each.number in again else each for each in self.candidates
+                replace(each, recompute_ns=None) if each.number in again else each for each in self.candidates
             )
         return first_run_fits and bool(again)
 
-    def _postponed(self, decisions: Decisions) -> Decisions:
+    def _postponed(self, decisions: BlockDecisions) -> BlockDecisions:
         found = dict(decisions)
         for b, k in self.not_before.items():
             decision = decisions.get(b)

@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from simgpu.planning.options import Vector
 from simgpu.planning.search.enumeration import exhaustive
 from simgpu.planning.search.exchange import descend, shuffled_pairs
 from simgpu.planning.search.space import Score
@@ -25,8 +26,6 @@ _PART_OF_A_START = 8
 
 #: Vectors changed at random at a time, and in how many places at most.
 _BATCH, _PLACES = 2048, 6
-
-Vector = tuple[int, ...]
 
 
 @dataclass(frozen=True)

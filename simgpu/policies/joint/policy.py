@@ -1,54 +1,53 @@
-"""`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and how far it is from the best.
+"""`joint`: for each feature map the best of keep, swap, swap encoded and recompute, and its gap to the lower bound.
 
 This policy is simgpu's own. It chooses among HOME's three actions (HOME, TC 2022, section 3.3), other moments to fetch
-than one layer step ahead (as Capuchin's in-triggers are) and, where the trace tells sparsity, encoding by the GPU on
-the way (CSWAP, section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the
-placements of HOME, SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). What it
-finds is tried on the machine beside the programs of these policies, and of vDNN, and the fastest is the answer: it is
-never slower than any of them.
-
-Splitting the batch is no placement, so it is not adopted; where anything has to leave, notes give time and peak memory
-of what was tried, and of gradient accumulation (`simgpu.policies.joint.accumulation`).
+than one layer step ahead (as Capuchin's in-triggers are) and, where the trace has sparsity, encoding by the GPU (CSWAP,
+section IV). It searches all of them together, with the evaluator of HOME's section 3.4, from the placements of HOME,
+SuperNeurons and Capuchin, by exchanges of decisions (`simgpu.policies.joint.exploring`). The machine then runs the
+result and the programs of these policies, and of vDNN, and the fastest is the answer: it is never slower than any.
 
 A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
 program moves more than feature maps, of every program (`simgpu.policies.joint.least_times`).
+
+Splitting the batch is no placement, so `joint` does not adopt it; where anything is offloaded or recomputed, a note
+gives time and peak memory of gradient accumulation. Two policies run it here: `vdnn+` with ``mode=dynamic``, which
+offloads nothing where a micro-batch fits, and `modnn`, which offloads only what it must.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
-from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
-from simgpu.planning.options import Decisions
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.bounds import first_reason
+from simgpu.graph.encodings import Encoding, EncodingCosts
+from simgpu.graph.feature_maps import FeatureMap
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.planning.evaluator import DOES_NOT_FIT, Chosen, Evaluator
+from simgpu.planning.options import SWAP, Action, Decisions, Option, Vector, fetch_kernel
 from simgpu.planning.search.space import Score
-from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.capuchin.policy import Capuchin
-from simgpu.policies.capuchin.rebuilt import first_to_current
+from simgpu.policies.base import PlanContext, Policy, parameter, policy_label, require_one_stream
+from simgpu.policies.capuchin.policy import Capuchin, first_to_current
+from simgpu.policies.common.compression import CODECS, SwappingExecutor, executor_of, known_codecs, sparse_swaps
+from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of
+from simgpu.policies.common.shortlist import Shortlist, Tried, run_of, tried
 from simgpu.policies.home import Home
-from simgpu.policies.joint.accumulation import accumulation_note
-from simgpu.policies.joint.actions import with_all_actions
 from simgpu.policies.joint.exploring import Explored, explore
 from simgpu.policies.joint.least_times import NOT_BOUNDED, bounds_of
-from simgpu.policies.placing import (
-    Chosen,
-    PlacingPolicy,
-    Vector,
-    bar,
-    evaluator_of,
-    inexact,
-    notes_on,
-    program_of,
-    slow,
-)
-from simgpu.policies.shortlist import Shortlist, Tried, tried
+from simgpu.policies.modnn.policy import Modnn
 from simgpu.policies.superneurons import SuperNeurons
-from simgpu.policies.vdnn import Vdnn, require_one_stream
+from simgpu.policies.vdnn import Vdnn
+from simgpu.policies.vdnnplus import VdnnPlus
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
+from simgpu.program.placement import Swap
+from simgpu.trace.model import Origin, Phase
 from simgpu.units import format_time
 
 #: Policies whose programs are tried beside what the search finds; the search does not start from them.
@@ -131,7 +130,7 @@ class Joint(PlacingPolicy):
 
     def _explore(self, context: PlanContext, evaluator: Evaluator, starts: Starts, score: Score) -> Explored:
         def tell(used: int) -> None:
-            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations{slow()}")
+            context.progress(f"searching {bar(used / self.evaluations)} {used} evaluations")
 
         seed = int(context.rng.integers(2**31))
         least = context.graph.ideal_ns()
@@ -184,3 +183,137 @@ def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
         least = f"takes {format_time(bound.ns)} or more ({bound.how})"
         return f"at most {over:.2%} over the best possible placement of these actions, which {least}"
     return f"at most {over:.2%} over the lower bound of a program that moves more than feature maps: {both.told}"
+
+
+#: Numbers of micro-batches that are tried until nothing is copied: more of them only take longer.
+_COUNTS = (2, 4, 8)
+_BATCH_NORM = re.compile(r"batch_?norm", re.IGNORECASE)
+
+
+class Accumulated(NamedTuple):
+    """The fastest way: samples at a time, and the run of a policy that takes so many."""
+
+    samples: int
+    run: Tried[str]
+
+
+def accumulate(context: PlanContext) -> Accumulated | str:
+    """The fastest number of micro-batches and policy within the budget; a clause that says why where there is none.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+    >>> from simgpu.policies.none import NoPolicy
+    >>> from simgpu.simulation.run import plan_context
+    >>> from simgpu.trace.chain import chain
+    >>> node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**10, 10**10))
+    >>> accumulate(plan_context(chain([5, 7], [10, 14], [100, 200]), node, NoPolicy()))
+    'not tried, a batch of 1 cannot be split'
+    """
+    batch = context.graph.trace.info.batch
+    if batch == 1:
+        return "not tried, a batch of 1 cannot be split"
+    found: list[Accumulated] = []
+    why = f"not even {-(-batch // max(_COUNTS))} samples at a time fit the budget"
+    for samples in dict.fromkeys(-(-batch // count) for count in _COUNTS):
+        for policy in (VdnnPlus(samples, mode="dynamic"), Modnn(samples)):
+            label = policy_label(policy)
+            context.progress(f"trying {label}")
+            try:
+                found.append(Accumulated(samples, run_of(context, label, policy.plan(context))))
+            except InputError as error:
+                why = f"not tried, {first_reason(error)}"
+            except OutOfMemoryError:
+                continue
+        if any(not each.run.copies for each in found):
+            break
+    return min(found, key=lambda each: each.run.time_ns) if found else why
+
+
+def accumulation_note(context: PlanContext) -> str:
+    """What gradient accumulation would take, and what is to be known of these numbers."""
+    found = accumulate(context)
+    if isinstance(found, str):
+        return f"gradient accumulation: {found}"
+    trace, samples = context.graph.trace, found.samples
+    count = -(-trace.info.batch // samples)
+    parts = [f"gradient accumulation, {count} micro-batches ({found.run.label}): {found.run.cost}"]
+    if trace.info.origin is not Origin.MODELLED:
+        parts.append(f"times of {samples} samples are modelled, not recorded")
+    if trace.algorithms:
+        parts.append("with algorithms of its own choice")
+    if any(_BATCH_NORM.search(kernel.op) for kernel in trace.kernels):
+        parts.append(f"batch norms see {samples} samples at a time")
+    return "; ".join(parts)
+
+
+#: Layer steps between the fetch of a block and its use. One is HOME's; none takes the least memory, the others double.
+AHEAD = (0, 1, 2, 4, 8, 16, 32, 64)
+#: Those with which an encoded block may be fetched: each is one more option for each codec.
+AHEAD_ENCODED = (0, 1, 4, 16)
+
+
+def with_all_actions(context: PlanContext, decisions: Decisions) -> Decisions:
+    """The decisions with every other moment to fetch, and every codec that is not worse than another in every way.
+
+    What is encoded is what CSWAP encodes, outputs of ReLU and max pooling of which the trace tells the zeros, by the
+    GPU, at the best launch setting that there is for it. A GPU of which codec times are not known encodes nothing.
+    """
+    encodings = _encodings(context, decisions)
+    return decisions.with_options(
+        [*_at_other_moments(context.graph, each), *_encoded(context.graph, each, encodings.get(each.block, []))]
+        for each in decisions.maps
+    )
+
+
+def _moments(graph: TaskGraph, each: FeatureMap, distances: tuple[int, ...]) -> Iterator[int]:
+    """Distances with different moments to fetch, in backward but for HOME's."""
+    seen: set[int] = set()
+    for ahead in distances:
+        fetch = fetch_kernel(graph, each.after, each.before, ahead)
+        if fetch not in seen and (ahead == SWAP.ahead or graph.kernels[fetch].phase is not Phase.FORWARD):
+            seen.add(fetch)
+            yield ahead
+
+
+def _at_other_moments(graph: TaskGraph, each: FeatureMap) -> list[Option]:
+    return [Option(Action.SWAP, ahead) for ahead in _moments(graph, each, AHEAD) if ahead != SWAP.ahead]
+
+
+def _encoded(graph: TaskGraph, each: FeatureMap, encodings: list[Encoding]) -> list[Option]:
+    moments = tuple(_moments(graph, each, AHEAD_ENCODED))
+    return [Option(Action.SWAP, ahead, encoding) for encoding in encodings for ahead in moments]
+
+
+def _encodings(context: PlanContext, decisions: Decisions) -> dict[int, list[Encoding]]:
+    """For each block that may be encoded, its encodings that are not worse than another in every way."""
+    graph, costs = context.graph, context.graph.costs
+    if costs is None:
+        return {}
+    swaps = [Swap(each.block, each.after, each.before, each.before) for each in decisions.maps]
+    sparse = sparse_swaps(graph, swaps, costs)
+    codecs = known_codecs(graph, sparse, costs, CODECS)
+    if not codecs:
+        return {}
+    try:
+        executor = executor_of(context, sparse, costs, codecs, "grid_search")
+    except InputError:
+        return {}
+    return {swap.block: _worth_it(graph, costs, executor, swap.block, codecs) for swap in sparse}
+
+
+def _worth_it(
+    graph: TaskGraph, costs: EncodingCosts, executor: SwappingExecutor, b: int, codecs: tuple[str, ...]
+) -> list[Encoding]:
+    block = graph.blocks[b]
+    found: list[tuple[tuple[int, int, int], Encoding]] = []
+    for codec in codecs:
+        if not costs.is_known(block, codec) or costs.encoded_bytes(block, codec) >= graph.copy_sizes[b]:
+            continue
+        encoding = executor.encoding(b, codec)
+        price = (
+            costs.encoded_bytes(block, codec),
+            costs.encode_ns(block, encoding),
+            costs.decode_ns(block, encoding),
+        )
+        if not any(all(a <= c for a, c in zip(other, price, strict=True)) for other, _ in found):
+            found.append((price, encoding))
+    return [encoding for _, encoding in found]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
-from simgpu.policies.modnn.lanes import Point
+from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
 
 #: Number that stands for the workspace in the pool.

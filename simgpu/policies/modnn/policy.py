@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from typing import Literal
 
 from simgpu.errors import OutOfMemoryError
@@ -12,13 +13,25 @@ from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, transformed
 from simgpu.memory.addressed import AddressedPool
-from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.memory.pool import aligned
+from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
+from simgpu.policies.common.sub_batches import partitioned
 from simgpu.policies.modnn.schedule import Schedule
-from simgpu.policies.modnn.tasks import resident_blocks, tasks_of
-from simgpu.policies.modnn.writer import segment_of
-from simgpu.policies.partition import partitioned
-from simgpu.policies.vdnn import require_one_stream
-from simgpu.program.instructions import Program
+from simgpu.policies.modnn.streams import AcquireWorkspace, ReleaseWorkspace, StreamEntry
+from simgpu.policies.modnn.tasks import resident_blocks, tasks_of, workspaces_of
+from simgpu.program.instructions import (
+    COMPUTE,
+    DATA,
+    Acquire,
+    CopyIn,
+    CopyOut,
+    Instruction,
+    Program,
+    Provide,
+    Release,
+    Segment,
+    Space,
+)
 from simgpu.units import format_time
 
 
@@ -97,3 +110,45 @@ def _pool(graph: TaskGraph, context: PlanContext) -> AddressedPool:
             what, "device", request[1], context.budget, context.budget, context.budget, 0, tuple(held)
         )
     return pool
+
+
+def segment_of(schedule: Schedule, graph: TaskGraph, repeat: int) -> Segment:
+    """The segment of a round. graph: the split graph with the chosen algorithms, so that workspaces have numbers."""
+    sizes = [aligned(size, schedule.pool.alignment) for size in graph.sizes]
+    compute = [line for step in schedule.compute.code() for line in _instructions(step, graph, sizes)]
+    streams = {COMPUTE: tuple(compute)}
+    if schedule.data.cells:
+        data = [line for step in schedule.data.code() for line in _instructions(step, graph, sizes)]
+        streams[DATA] = tuple(_with_host_released(data))
+    return Segment(streams, repeat)
+
+
+def _instructions(step: StreamEntry, graph: TaskGraph, sizes: Sequence[int]) -> list[Instruction]:
+    if not isinstance(step, AcquireWorkspace | ReleaseWorkspace):
+        return [step]
+    blocks = workspaces_of(graph, step.kernel)
+    if not blocks:
+        return []
+    if isinstance(step, ReleaseWorkspace):
+        return [Release(blocks)]
+    ends = accumulate((sizes[b] for b in blocks), initial=step.offset)
+    return [Acquire(blocks, offsets=tuple(ends)[:-1])]
+
+
+def _with_host_released(data: list[Instruction]) -> list[Instruction]:
+    """Host memory of a block is given back after its last copy in the round."""
+    last: dict[int, int] = {}
+    for position, instruction in enumerate(data):
+        if isinstance(instruction, CopyIn | CopyOut):
+            last[instruction.block] = position
+        elif isinstance(instruction, Provide):
+            last.update(dict.fromkeys(instruction.blocks, position))
+    ending: dict[int, list[int]] = {}
+    for b, position in last.items():
+        ending.setdefault(position, []).append(b)
+    code: list[Instruction] = []
+    for position, instruction in enumerate(data):
+        code.append(instruction)
+        if position in ending:
+            code.append(Release(tuple(ending[position]), Space.HOST))
+    return code

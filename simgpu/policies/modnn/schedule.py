@@ -1,9 +1,9 @@
 """Algorithm 1 of moDNN: the schedule of one round, task by task, with the time at which everything happens.
 
-Its parts are beside this file: offloading schemes and addresses (`memory`), when to prefetch (`prefetch`), the gain of
-an algorithm (`algorithms`), the two streams and their clocks (`lanes`).
+It prefetches by section 5.2.2 and chooses convolution algorithms by their gain, section 5.2.3, equation 10. Offloading
+schemes and addresses are in `memory`, the two streams and their clocks in `streams`.
 
-Readings of what the paper leaves open:
+Where the paper is open, this implementation decides:
 
 * An offload begins right after the task that last wrote the block, as figure 3 has it, if the data stream is idle then:
   the schedule is static, so the copy can stand where it hides best although it is decided on later.
@@ -13,11 +13,12 @@ Readings of what the paper leaves open:
 * The criterion that a block which nobody has used since it was made stays is for blocks that are used again in the same
   pass. What is made in forward for backward alone (statistics of a normalization, a mask) may leave at once, as section
   3.2 has it: it will not be used for a long time.
-* A prefetch that finds no room may offload, though nothing that its task or one before needs; of its schemes the one
-  that delays the waiting task least is taken.
-* Where no neighbouring segments make room for a workspace, memory can be defragmented for it too; equation 10 charges
-  what that takes.
-* Where a block is prefetched for a task that lacks several, those that find room are fetched although others do not.
+* A prefetch for which memory is short may offload, though nothing that its task or one before needs; of its schemes
+  the one that delays the waiting task least is taken.
+* Where no neighbouring segments are large enough for a workspace, memory can be defragmented for it too; equation 10
+  charges what that takes.
+* Where a block is prefetched for a task that lacks several, those for which memory suffices are fetched although
+  others are not.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ from typing import NamedTuple
 from simgpu.errors import OutOfMemoryError
 from simgpu.memory.addressed import AddressedPool, Segment
 from simgpu.memory.pool import Request
-from simgpu.policies.modnn.algorithms import Candidate, best, least
-from simgpu.policies.modnn.lanes import GiveWorkspace, Lane, Point, TakeWorkspace
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
-from simgpu.policies.modnn.prefetch import should_start, will_fit
+from simgpu.policies.modnn.streams import AcquireWorkspace, Point, ReleaseWorkspace, StreamClock
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
 from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Launch, Provide, Release, Space
 from simgpu.trace.model import AlgorithmChoice
@@ -66,7 +65,7 @@ class Schedule:
     defragmented: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.compute, self.data = Lane(self.events), Lane(self.events)
+        self.compute, self.data = StreamClock(self.events), StreamClock(self.events)
         self.memory = DeviceMemory(self.tasks, self.pool)
         assert self.pool.capacity is not None, "moDNN plans for a budget"
         self.capacity = self.pool.capacity - self.pool.used
@@ -243,12 +242,12 @@ class Schedule:
             raise self._too_small(task)
         offset = self.pool.address(WORKSPACE) or 0
         self._hear(self.memory.freed_in(offset, offset + request[1]))
-        self.compute.do(TakeWorkspace(task.kernel, offset))
+        self.compute.do(AcquireWorkspace(task.kernel, offset))
         if choice.algorithm != AS_RECORDED:
             self.chosen[task.kernel] = choice.algorithm
         return choice.duration_ns, request
 
-    def _candidates(self, index: int, task: Task, choices: Iterable[AlgorithmChoice]) -> list[Candidate]:
+    def _candidates(self, index: int, task: Task, choices: Iterable[AlgorithmChoice]) -> list[AlgorithmCandidate]:
         """The algorithms whose workspace finds room, with their penalties."""
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
@@ -267,7 +266,7 @@ class Schedule:
                 delay, held_up = self._defragmentation_ns(task), self._left_out(task, request, missing)
             else:
                 continue
-            found.append(Candidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
+            found.append(AlgorithmCandidate(choice, delay, sum(self.tasks.in_ns[b] for b in held_up)))
         return found
 
     def _left_out(self, task: Task, workspace: Request, missing: Iterable[int]) -> list[int]:
@@ -359,7 +358,7 @@ class Schedule:
         memory.unused.difference_update(task.inputs, task.saved)
         if workspace is not None:
             self.pool.release(workspace)
-            compute.do(GiveWorkspace(task.kernel))
+            compute.do(ReleaseWorkspace(task.kernel))
         if task.dying:
             compute.do(Release(task.dying))
         for b in task.dying:
@@ -368,3 +367,60 @@ class Schedule:
         for b in task.writes:
             memory.written[b] = end
             memory.on_host.discard(b)
+
+
+class AlgorithmCandidate(NamedTuple):
+    """An algorithm with its penalties: delay (ns) by offloading for its workspace, and prefetches (ns) it holds up."""
+
+    choice: AlgorithmChoice
+    offloading_ns: int
+    held_up_ns: int
+
+    def gain(self, base_ns: int) -> int:
+        """Equation 10, nanoseconds. base_ns: duration of the algorithm with the least workspace.
+
+        >>> AlgorithmCandidate(AlgorithmChoice("F1", "fft", 60, 500), offloading_ns=10, held_up_ns=5).gain(100)
+        25
+        """
+        return base_ns - self.choice.duration_ns - self.offloading_ns - self.held_up_ns
+
+
+def least(choices: tuple[AlgorithmChoice, ...]) -> AlgorithmChoice:
+    """The algorithm that equation 10 calls the base: the least workspace, and the fastest of those."""
+    return min(choices, key=lambda choice: (choice.workspace_bytes, choice.duration_ns, choice.algorithm))
+
+
+def best(candidates: list[AlgorithmCandidate], base_ns: int) -> AlgorithmChoice | None:
+    """The candidate of maximum gain; of equal ones the one with the smaller workspace, then by name."""
+    if not candidates:
+        return None
+    found = min(candidates, key=lambda c: (-c.gain(base_ns), c.choice.workspace_bytes, c.choice.algorithm))
+    return found.choice
+
+
+def should_start(tasks: Tasks, now: int, task: int, missing: Iterable[int]) -> bool:
+    """Equation 9: whether fetching what a task lacks would delay it if it began only after task `now`.
+
+    Its expected start is the sum of the fastest times up to it, later by every delay so far; since these delays are in
+    the present time too, what is left to compare is the transfers with the fastest times of the tasks in between.
+    """
+    return sum(tasks.in_ns[b] for b in missing) > tasks.fast[task] - tasks.fast[now + 1]
+
+
+def will_fit(tasks: Tasks, memory: DeviceMemory, now: int, task: int, capacity: int) -> bool:
+    """Whether all tasks after `now` up to `task` will find memory without defragmentation, by a guess ahead.
+
+    As the paper guesses: from before task `now` on, every block can be offloaded but what nobody has used since it was
+    made or fetched, and everything that the tasks in between lack is fetched in time and thus used. capacity: bytes
+    for data blocks.
+    """
+    held = set(memory.unused)
+    for index in range(now, task + 1):
+        each = tasks.tasks[index]
+        if index > now:
+            least = min((choice.workspace_bytes for choice in each.choices), default=0)
+            if sum(tasks.sizes[b] for b in held.union(each.touched)) + least > capacity:
+                return False
+        held.update(each.outputs)
+        held.difference_update(each.inputs, each.dying, each.saved)
+    return True

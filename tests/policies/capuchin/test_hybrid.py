@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simgpu.policies.capuchin.hybrid import (
     Candidate,
     Decision,
-    Lane,
-    MakeAgain,
+    LinkReservations,
+    RecomputeBlock,
     Situation,
     SwapOut,
     decide,
@@ -65,40 +65,40 @@ def test_copies_of_one_direction_exclude_each_other():
 
 
 def test_what_cannot_be_hidden_is_recomputed_where_that_costs_less():
-    near = a_map(0, 480, 510, remake_ns=19)
-    assert decide([near], SHARED, 1) == {0: MakeAgain()}
-    assert decide([replace(near, remake_ns=30)], SHARED, 1) == {0: SwapOut(None)}
-    assert decide([replace(near, remake_ns=None)], SHARED, 1) == {0: SwapOut(None)}
+    near = a_map(0, 480, 510, recompute_ns=19)
+    assert decide([near], SHARED, 1) == {0: RecomputeBlock()}
+    assert decide([replace(near, recompute_ns=30)], SHARED, 1) == {0: SwapOut(None)}
+    assert decide([replace(near, recompute_ns=None)], SHARED, 1) == {0: SwapOut(None)}
 
 
 def test_a_swap_on_demand_also_waits_for_the_rest_of_its_copy_out():
     """Evicted at 480 for a back access at 490: 10 ns of the copy out and the copy in are 30 ns, as long as again."""
-    near = a_map(0, 480, 490, remake_ns=30)
+    near = a_map(0, 480, 490, recompute_ns=30)
     assert decide([near], SHARED, 1) == {0: SwapOut(None)}
-    assert decide([replace(near, remake_ns=29)], SHARED, 1) == {0: MakeAgain()}
+    assert decide([replace(near, recompute_ns=29)], SHARED, 1) == {0: RecomputeBlock()}
 
 
 def test_the_most_bytes_per_second_are_recomputed_not_the_map_at_hand():
     """0 has more free time, 1 saves its bytes at half the price; 0 is looked at again after it."""
-    maps = [a_map(0, 470, 510, remake_ns=18), a_map(1, 480, 510, remake_ns=9)]
-    assert decide(maps, SHARED, 100) == {1: MakeAgain()}
+    maps = [a_map(0, 470, 510, recompute_ns=18), a_map(1, 480, 510, recompute_ns=9)]
+    assert decide(maps, SHARED, 100) == {1: RecomputeBlock()}
     assert list(decide(maps, SHARED, 200)) == [1, 0]
 
 
 def test_a_recomputed_source_makes_the_next_one_dearer():
     """1 is made from 0. Once 0 is recomputed, 1 takes 6 + 15 ns, more than the 20 ns of a swap."""
-    first, second = a_map(0, 470, 510, remake_ns=6), a_map(1, 480, 505, remake_ns=15, sources=frozenset({0}))
-    assert decide([first, second], SHARED, 200) == {0: MakeAgain(), 1: SwapOut(None)}
+    first, second = a_map(0, 470, 510, recompute_ns=6), a_map(1, 480, 505, recompute_ns=15, sources=frozenset({0}))
+    assert decide([first, second], SHARED, 200) == {0: RecomputeBlock(), 1: SwapOut(None)}
     apart = replace(second, sources=frozenset())
-    assert decide([first, apart], SHARED, 200) == {0: MakeAgain(), 1: MakeAgain()}
+    assert decide([first, apart], SHARED, 200) == {0: RecomputeBlock(), 1: RecomputeBlock()}
 
 
 def test_a_source_of_what_is_recomputed_costs_once_more_for_each():
     """1 and 2 are made from 0 and recomputed first; then 0 would run three times, 3 x 7 ns against a swap of 20."""
-    source = a_map(0, 480, 490 + 15, remake_ns=7)
-    others = [a_map(n, 480, 505, remake_ns=1, sources=frozenset({0})) for n in (1, 2)]
-    assert decide([source, *others], SHARED, 300) == {1: MakeAgain(), 2: MakeAgain(), 0: SwapOut(None)}
-    assert decide([source, others[0]], SHARED, 200) == {1: MakeAgain(), 0: MakeAgain()}
+    source = a_map(0, 480, 490 + 15, recompute_ns=7)
+    others = [a_map(n, 480, 505, recompute_ns=1, sources=frozenset({0})) for n in (1, 2)]
+    assert decide([source, *others], SHARED, 300) == {1: RecomputeBlock(), 2: RecomputeBlock(), 0: SwapOut(None)}
+    assert decide([source, others[0]], SHARED, 200) == {1: RecomputeBlock(), 0: RecomputeBlock()}
 
 
 def test_what_came_late_is_triggered_earlier():
@@ -108,7 +108,7 @@ def test_what_came_late_is_triggered_earlier():
     assert triggered_earlier(decisions, maps, SHARED, {0: 1}) == {0: SwapOut(69), 1: SwapOut(68)}
     assert triggered_earlier(decisions, maps, SHARED, {0: 2, 1: 1}) == {0: SwapOut(68), 1: SwapOut(67)}
     assert triggered_earlier(decisions, maps, SHARED, {0: 10**6}) == decisions, "nothing earlier is left"
-    on_demand: dict[int, Decision] = {0: SwapOut(None), 1: MakeAgain()}
+    on_demand: dict[int, Decision] = {0: SwapOut(None), 1: RecomputeBlock()}
     assert triggered_earlier(on_demand, maps, SHARED, {0: 1, 1: 1}) == on_demand
 
 
@@ -143,8 +143,8 @@ def test_enough_is_saved_and_no_hidden_swap_breaks_a_rule(maps: list[Candidate],
     assert sum(saved[:-1]) < max(to_save, 1)
     for number, decision in decisions.items():
         each = maps[number]
-        if isinstance(decision, MakeAgain):
-            assert each.remake_ns is not None
+        if isinstance(decision, RecomputeBlock):
+            assert each.recompute_ns is not None
         elif decision.trigger is not None:
             at = SHARED.accesses_ns[decision.trigger]
             assert each.evicted_ns + each.out_ns <= at <= each.back_ns - each.in_ns
@@ -154,10 +154,10 @@ def test_enough_is_saved_and_no_hidden_swap_breaks_a_rule(maps: list[Candidate],
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100), st.integers(0, 20)), max_size=12))
 def test_a_lane_never_gives_a_time_twice(requests: list[tuple[bool, int, int]]):
-    lane = Lane()
+    link = LinkReservations()
     for forward, at, length in requests:
-        start, end = lane.first(at, length) if forward else lane.last(at, length)
+        start, end = link.first(at, length) if forward else link.last(at, length)
         assert end - start == length
         assert start >= at if forward else end <= at
-        lane = lane.taking((start, end))
-    assert all(before[1] <= after[0] for before, after in pairwise(lane.taken))
+        link = link.taking((start, end))
+    assert all(before[1] <= after[0] for before, after in pairwise(link.taken))

@@ -15,8 +15,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import copy_ns
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.capuchin.accesses import Use, passive_run
-from simgpu.policies.capuchin.passive import demand, passive_program
+from simgpu.policies.capuchin.passive import Use, demand, passive_program, passive_run
 from simgpu.program.instructions import COMPUTE, CopyIn, CopyOut, Launch, Program
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate

@@ -11,9 +11,8 @@ from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
-from simgpu.policies.capuchin.accesses import passive_run
-from simgpu.policies.capuchin.candidates import candidates_of
-from simgpu.policies.capuchin.passive import demand, passive_program
+from simgpu.policies.capuchin.hybrid import candidates_of
+from simgpu.policies.capuchin.passive import demand, passive_program, passive_run
 from simgpu.policies.capuchin.published import published
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
@@ -98,8 +97,8 @@ def test_a_source_that_is_gone_by_then_is_made_again_as_well():
     context = context_of(tasks.trace, node(), 80)
     _, found = candidates_of(passive_run(context), node(), 80)
     by_name = {tasks.blocks[each.number].id: each for each in found}
-    assert (by_name["z"].remake_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
-    assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
+    assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5 + 7, {tasks.block("y")})
+    assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
 def test_a_source_that_the_same_kernel_needs_is_still_there():
@@ -111,8 +110,8 @@ def test_a_source_that_the_same_kernel_needs_is_still_there():
     tasks = graph(kernels, [held("x", 10), *(block(name, 10) for name in "yzu"), block("w", 50)])
     _, found = candidates_of(passive_run(context_of(tasks.trace, node(), 80)), node(), 80)
     by_name = {tasks.blocks[each.number].id: each for each in found}
-    assert (by_name["z"].remake_ns, by_name["z"].sources) == (5, {tasks.block("y")})
-    assert (by_name["y"].remake_ns, by_name["y"].sources) == (3, frozenset())
+    assert (by_name["z"].recompute_ns, by_name["z"].sources) == (5, {tasks.block("y")})
+    assert (by_name["y"].recompute_ns, by_name["y"].sources) == (3, frozenset())
 
 
 @many

@@ -12,8 +12,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Decisions
-from simgpu.policies.capuchin.policy import Capuchin
-from simgpu.policies.capuchin.rebuilt import first_to_current
+from simgpu.policies.capuchin.policy import Capuchin, first_to_current
 from simgpu.program.verify import verify
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain

@@ -1,17 +1,20 @@
-"""What the twins of PyTorch's own ways with saved tensors have in common."""
+"""What a framework without a memory policy does: recorded lifetimes, nothing compressed, tensors saved by autograd."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simgpu.errors import InputError
 from simgpu.graph.compressed import Uncompressed, uncompressed
 from simgpu.graph.saved import Saved, SavedTensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Transform
-from simgpu.policies.vdnn import require_one_stream
-from simgpu.program.lowering import require_reads
+from simgpu.policies.base import require_one_stream
+from simgpu.program.instructions import Program
+from simgpu.program.lowering import lower, require_reads
+from simgpu.program.placement import Placement
 
 
 def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform, ...]]:
@@ -55,3 +58,16 @@ def releases_beside(graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[S
         releases[b] = max((k for k in graph.uses[b] if k not in elsewhere[b]), default=least)
         releases[b] = max(releases[b] or 0, least)
     return releases
+
+
+def plain_framework(graph: TaskGraph) -> Program:
+    """The recorded iteration as it was: everything resident over its recorded lifetime, nothing compressed.
+
+    >>> from simgpu.trace.chain import chain
+    >>> plain_framework(TaskGraph.of(chain([5], [7], [100]))).transforms
+    ()
+    """
+    program = lower(uncompressed(graph), Placement(), recorded_lifetimes=True)
+    if graph.compressed is None:
+        return program
+    return replace(program, transforms=(Uncompressed(), *program.transforms))

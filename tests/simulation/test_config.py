@@ -1,4 +1,4 @@
-"""What `simulate` refuses, and how it says so."""
+"""Settings of runs: as one value or by keyword, and how wrong arguments are reported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import simgpu
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.simulation.config import RunConfig
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 
@@ -34,6 +35,11 @@ NODE = NodeSpec("bench", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
         ({"policy": {"vdnn": {"mode": "conv"}}}, "argument policy"),
         ({"trace": "vgg13"}, "argument trace"),
         ({"node": "h100"}, "argument node"),
+        ({"config": {"seed": 1}}, "argument config"),
+        ({"exchange": "rings"}, "argument exchange"),
+        ({"gpus": 0}, "argument gpus"),
+        ({"cores": 0}, "argument cores"),
+        ({"epoch": -1}, "argument epoch"),
     ],
     ids=str,
 )
@@ -44,17 +50,39 @@ def test_a_wrong_argument_is_named_with_a_remedy(arguments: dict[str, Any], plac
     assert [problem.place for problem in caught.value.problems] == [place]
 
 
-def test_several_wrong_arguments_are_told_together() -> None:
+def test_all_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        simulate(TRACE, NODE, iterations=0, seed=-1, pool="x")
+        simulate("vgg13", NODE, iterations=0, seed=-1, pool="x", budget="8")  # type: ignore[arg-type]
+    places = [problem.place for problem in caught.value.problems]
+    assert places == [f"argument {name}" for name in ("trace", "budget", "iterations", "seed", "pool")]
+
+
+def test_a_config_is_the_same_as_its_settings_by_keyword() -> None:
+    config = RunConfig(budget="1 kB", iterations=2, seed=5, pool="addressed", alignment=64, epoch=3)
+    one = simulate(TRACE, NODE, "none", config)
+    other = simulate(TRACE, NODE, "none", budget="1 kB", iterations=2, seed=5, pool="addressed", alignment=64, epoch=3)
+    assert one.to_dict() == other.to_dict()
+    assert (one.budget, one.iterations, one.seed, one.pool, one.node.gpu.alignment, one.epoch) == (
+        1000, 2, 5, "addressed", 64, 3,
+    )  # fmt: skip
+
+
+def test_a_keyword_overrides_the_config_and_none_does_not() -> None:
+    found = simulate(TRACE, NODE, "none", RunConfig(budget=900, seed=5), seed=6, budget=None)
+    assert (found.budget, found.seed) == (900, 6)
+
+
+def test_a_config_reports_all_its_problems() -> None:
+    with pytest.raises(InputError) as caught:
+        RunConfig(budget=-1, cores=0, exchange="rings")
     assert len(caught.value.problems) == 3
 
 
-def test_sizes_may_be_texts_with_units() -> None:
+def test_sizes_may_be_text_with_units() -> None:
     assert simulate(TRACE, NODE, "none", budget="1 kB", alignment="64 B").budget == 1000
 
 
-def test_a_run_longer_than_the_clock_is_refused() -> None:
+def test_a_run_longer_than_the_clock_raises() -> None:
     slow = NodeSpec("slow", GpuSpec("gpu", 1000), LinkSpec("pcie", 1, 1, latency_ns=2**62))
     three = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
     with pytest.raises(InputError, match="18 years"):
@@ -63,3 +91,4 @@ def test_a_run_longer_than_the_clock_is_refused() -> None:
 
 def test_the_function_keeps_its_name_whatever_was_imported_before() -> None:
     assert simgpu.simulate is simulate
+    assert simgpu.RunConfig is RunConfig

@@ -23,7 +23,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeWorkspace:
+class AcquireWorkspace:
     """Stands for taking the workspace of a kernel, whose block is known once all algorithms are chosen."""
 
     kernel: int
@@ -31,22 +31,22 @@ class TakeWorkspace:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveWorkspace:
+class ReleaseWorkspace:
     """Stands for giving it back."""
 
     kernel: int
 
 
 #: What a stream does, its points apart.
-Step = Instruction | TakeWorkspace | GiveWorkspace
+StreamEntry = Instruction | AcquireWorkspace | ReleaseWorkspace
 
 
 @dataclass(slots=True)
-class Lane:
+class StreamClock:
     """A stream on its way. now: its clock; heard: the latest point of the other stream that it has waited for."""
 
     events: Iterator[int] = field(default_factory=count)
-    cells: list[Step | Point] = field(default_factory=list)
+    cells: list[StreamEntry | Point] = field(default_factory=list)
     now: int = 0
     heard: int = -1
     points: int = 0
@@ -63,7 +63,7 @@ class Lane:
     def wait(self, point: Point) -> None:
         """Go on only when the other stream has reached that point.
 
-        >>> compute, data = Lane(), Lane()
+        >>> compute, data = StreamClock(), StreamClock()
         >>> data.now = 7
         >>> compute.wait(data.point()), compute.now, compute.code()
         (None, 7, (Await(event=0, lag=0),))
@@ -76,14 +76,14 @@ class Lane:
         self.now = max(self.now, point.time)
         self.cells.append(Await(point.event))
 
-    def do(self, instruction: Step, duration: int = 0) -> None:
+    def do(self, instruction: StreamEntry, duration: int = 0) -> None:
         """The next instruction, which takes so many nanoseconds."""
         self.cells.append(instruction)
         self.now += duration
 
-    def code(self) -> tuple[Step, ...]:
+    def code(self) -> tuple[StreamEntry, ...]:
         """The cells; points that nobody waits for are left out, the others are signals."""
-        kept: list[Step] = []
+        kept: list[StreamEntry] = []
         for cell in self.cells:
             if not isinstance(cell, Point):
                 kept.append(cell)

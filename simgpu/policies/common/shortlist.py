@@ -1,4 +1,4 @@
-"""The few best vectors of a search, for where the closed form cannot say and the simulator decides."""
+"""The few best vectors of a search, for the machine to decide among where the evaluator is not exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that decide about feature maps one by one: from a vector of decisions to a placement and a program."""
+"""Policies that choose one action for each feature map: from a vector of decisions to a placement and a program."""
 
 from __future__ import annotations
 
@@ -9,33 +9,12 @@ from dataclasses import dataclass, replace
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, transformed
-from simgpu.planning.compiled import is_compiled
-from simgpu.planning.evaluator import Evaluator
-from simgpu.planning.options import Action, Decisions, fetch_kernel
-from simgpu.planning.search.swarm import SwarmFound
-from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.vdnn import require_one_stream
+from simgpu.planning.evaluator import Chosen, Evaluator
+from simgpu.planning.options import Action, Decisions, Vector, fetch_kernel
+from simgpu.policies.base import PlanContext, Policy, require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement, Recompute, Swap
-
-#: What becomes of each feature map: numbers of its options.
-Vector = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a policy chose for each feature map, and what led to it (`PlanContext.chosen`).
-
-    evaluator: what tells costs, with the feature maps and their options in its decisions. vector: what the program
-    does; None where that is no vector of these options. evaluations: vectors that were scored on the way, None where
-    nobody counted. swarm: how a swarm went, if there was one.
-    """
-
-    evaluator: Evaluator
-    vector: Vector | None
-    evaluations: int | None = None
-    swarm: SwarmFound | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +117,6 @@ def inexact(evaluator: Evaluator) -> tuple[str, ...]:
     """A note where the evaluator's times are not those of the machine."""
     why = evaluator.why_not
     return (f"decided by times that are not exact on this node: {why}",) if why else ()
-
-
-def slow() -> str:
-    """What makes a search slow and need not, as the end of a line that tells how far it has come."""
-    return "" if is_compiled() else "; slow: install numba, or simgpu with its extra 'fast'"
 
 
 def bar(share: float, width: int = 20) -> str:

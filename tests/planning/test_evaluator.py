@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning import clocks
 from simgpu.planning.columns import FOUND
-from simgpu.planning.compiled import evaluate_all, is_compiled
-from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator
+from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator, compiled_evaluate_all
 from simgpu.planning.options import Decisions
 from simgpu.planning.tables import scratch_for
 from simgpu.trace.chain import chain
@@ -31,13 +30,12 @@ def several(data: st.DataObject, case: Case) -> np.ndarray:
     return np.array(rows, np.int8).reshape(len(rows), len(choices))
 
 
-@pytest.mark.skipif(not is_compiled(), reason="numba, which compiles it, is not installed")
 @many
 @given(st.data(), tight_cases())
-def test_the_source_as_it_is_gives_what_the_compiled_one_gives(data: st.DataObject, case: Case):
+def test_plain_python_and_compiled_code_give_equal_results(data: st.DataObject, case: Case):
     tables, vectors = case.evaluator.tables, several(data, case)
     found = []
-    for evaluate in (clocks.evaluate_all, evaluate_all()):
+    for evaluate in (clocks.evaluate_all, compiled_evaluate_all()):
         out = np.zeros((len(vectors), len(FOUND)), np.int64)
         scratch = scratch_for(tables, 1000)
         evaluate(tables, scratch, vectors, out)

@@ -1,0 +1,310 @@
+"""How many samples to run at a time within a budget of memory: equation 8 of moDNN (Chen et al., TPDS 2019, section
+5.1.2), the memory of any alpha |T| consecutive tasks.
+
+Where the published text is open, this implementation decides:
+
+* Tasks are those of layers (`Tdfg.layer_tasks`), as in the published graph: a layer may have several kernels, of
+  different number in forward and in backward. Updates of weights (BP3) are not among them. The window is alpha |T|
+  tasks, rounded up.
+* On top of a window's data comes the largest workspace that the fastest algorithms of its tasks need.
+* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But the tasks are to run
+  without running out of memory, and memory of data that no later task uses is free for those to come: `live`, the
+  default, counts what the window has at its fullest moment. Data from before the window is resident from its begin,
+  data that it makes from then on, and data that is used later stays. Of the two this one agrees with section 7.4, where
+  ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
+* Workspaces are profiled at one batch, while data grow with the sub-batch that is tried. The selected sub-batch is
+  rounded down, profiled in turn, and so on until it stays. Where the profiles cycle, the largest rounded sub-batch
+  within the cycle is taken that equation 8 allows by its own profile.
+* The whole batch is never rounded: nothing is partitioned then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil
+from typing import Literal
+
+from simgpu.errors import InputError
+from simgpu.graph.bounds import first_reason
+from simgpu.graph.split import Split
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import Tdfg, padded
+from simgpu.graph.transforms import transformed
+from simgpu.hardware.spec import GpuSpec
+from simgpu.policies.base import PlanContext
+from simgpu.program.lowering import require_reads
+from simgpu.trace.model import Origin
+from simgpu.workloads.rescale.kernels import scaled
+from simgpu.workloads.rescale.samples import sample_sides
+
+
+def partitioned(context: PlanContext, asked: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
+    """The graph in sub-batches, their size, and notes that say so.
+
+    asked: samples at a time, 0 to have them chosen. alpha: share of the tasks in equation 8. A batch that nobody can
+    partition stays whole where the choice is free. Raises `InputError` for numbers that are none of these, and where
+    the sub-batch that was asked for cannot be had.
+    """
+    require_reads(context.graph)
+    whole = context.graph.trace.info.batch
+    if not 0 < alpha <= 1:
+        what = f"{alpha} is no share of the tasks"
+        raise InputError.single("", "parameters.alpha", what, "give a number over 0 and up to 1")
+    if asked:
+        if not 1 <= asked <= whole:
+            what = f"{asked} is no part of a batch of {whole}"
+            raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {whole}, or 0 to have it chosen")
+        told = [f"sub-batches of {asked} of {whole} samples, as asked for", *_on_times(context.graph, asked)]
+        return transformed(context.graph, (Split(asked),)), asked, told
+    found = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    reason = found.why_whole
+    if found.size < whole:
+        try:
+            graph = transformed(context.graph, (Split(found.size),))
+            told = [f"sub-batches of {found.size} of {whole} samples", *_on_times(context.graph, found.size)]
+            return graph, found.size, told
+        except InputError as error:
+            reason = first_reason(error)
+    told = [f"the batch of {whole} is not partitioned" + (f": {reason}" if reason else "")]
+    return transformed(context.graph, (Split(whole),)), whole, told
+
+
+def _on_times(graph: TaskGraph, size: int) -> list[str]:
+    """Where times at a sub-batch come from, if those of the whole batch were recorded."""
+    info = graph.trace.info
+    if info.origin is Origin.MODELLED or size == info.batch:
+        return []
+    how = graph.at_batch(size).trace.info.notes.removeprefix(info.notes).strip()
+    return [f"times of sub-batches are modelled, not recorded. {how}"]
+
+
+#: The share of tasks that the paper uses.
+ALPHA = 0.15
+
+#: Which data of a window count: see the readings above.
+Counted = Literal["live", "touched"]
+
+
+def fastest_workspaces(tdfg: Tdfg) -> list[int]:
+    """Of each task's fastest way, bytes."""
+    return [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
+
+
+def window_bytes(tdfg: Tdfg, alpha: float = ALPHA, counted: Counted = "live") -> int:
+    """The left side of equation 8 at the graph's own batch, bytes. alpha: over 0 and up to 1.
+
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.trace.chain import chain
+    >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 400])))
+    >>> window_bytes(tdfg), window_bytes(tdfg, 0.4), window_bytes(tdfg, 0.5, "touched")
+    (600, 700, 700)
+    """
+    return Windows.of(tdfg, alpha, counted).largest(tdfg.sizes, fastest_workspaces(tdfg))
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All windows of a graph. tasks: kernels of each layer's task; data: blocks of each; width: tasks in a window.
+
+    resident: blocks that always reside. first, last: by block, the first and last task that touches it.
+    """
+
+    tasks: tuple[tuple[int, ...], ...]
+    data: tuple[tuple[int, ...], ...]
+    resident: frozenset[int]
+    first: dict[int, int]
+    last: dict[int, int]
+    width: int
+    counted: Counted
+
+    @classmethod
+    def of(cls, tdfg: Tdfg, alpha: float, counted: Counted) -> Windows:
+        """Of a graph and a share of its tasks. Raises `ValueError` for a share not over 0 and up to 1."""
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha is {alpha}: give a share of the tasks over 0 and up to 1")
+        tasks = tdfg.layer_tasks
+        data = tuple(tuple(dict.fromkeys(b for k in task for b in tdfg.data(k))) for task in tasks)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for place, blocks in enumerate(data):
+            for b in blocks:
+                first.setdefault(b, place)
+                last[b] = place
+        width = ceil(Fraction(str(alpha)) * len(tasks))
+        return cls(tasks, data, tdfg.resident, first, last, width, counted)
+
+    def largest(self, sizes: Sequence[int], workspaces: Sequence[int]) -> int:
+        """Bytes of the largest window and what resides, for sizes by block and workspaces by kernel."""
+        resident = sum(sizes[b] for b in self.resident)
+        if not self.tasks:
+            return resident
+        needs = self._touched(sizes) if self.counted == "touched" else self._live(sizes)
+        scratch = _largest_in_window([max(workspaces[k] for k in task) for task in self.tasks], self.width)
+        return resident + max(map(sum, zip(needs, scratch, strict=True)))
+
+    def _touched(self, sizes: Sequence[int]) -> list[int]:
+        """Of each window, the bytes of all data that its tasks touch."""
+        uses: Counter[int] = Counter()
+        total, found = 0, []
+        for end, blocks in enumerate(self.data):
+            for b in blocks:
+                total += 0 if uses[b] else sizes[b]
+                uses[b] += 1
+            if end >= self.width:
+                for b in self.data[end - self.width]:
+                    uses[b] -= 1
+                    total -= 0 if uses[b] else sizes[b]
+            if end >= self.width - 1:
+                found.append(total)
+        return found
+
+    def _live(self, sizes: Sequence[int]) -> list[int]:
+        """Of each window, the most bytes of its data that live at once.
+
+        At a task these are all that it touches but what died since the window began and what is born before it ends.
+        """
+        count, width = len(self.tasks), self.width
+        born, dead = [0] * count, [0] * count
+        for b, place in self.first.items():
+            born[place] += sizes[b]
+            dead[self.last[b]] += sizes[b]
+        born_before, dead_before = list(accumulate(born, initial=0)), list(accumulate(dead, initial=0))
+        fullest = _largest_in_window([born_before[place + 1] - dead_before[place] for place in range(count)], width)
+        return [
+            touched + dead_before[begin] - born_before[begin + width] + fullest[begin]
+            for begin, touched in enumerate(self._touched(sizes))
+        ]
+
+
+def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
+    """The largest of each `width` neighbours.
+
+    >>> _largest_in_window([3, 1, 2, 5, 4], 2)
+    [3, 2, 5, 5]
+    """
+    candidates: deque[int] = deque()  # places whose value no later one in the window reaches
+    found = []
+    for end, value in enumerate(values):
+        while candidates and values[candidates[-1]] <= value:
+            candidates.pop()
+        candidates.append(end)
+        if candidates[0] == end - width:
+            candidates.popleft()
+        if end >= width - 1:
+            found.append(values[candidates[0]])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """A sub-batch and how it was found.
+
+    size: samples at a time; whole: the batch. fits: whether equation 8 holds at `size`; if not, one sample is too much
+    already, or the batch cannot be partitioned. steps: (batch that was profiled, sub-batch that its profile led to),
+    in order. why_whole: why a batch that does not fit is not partitioned, empty where that is not so.
+    """
+
+    size: int
+    whole: int
+    fits: bool
+    steps: tuple[tuple[int, int], ...]
+    why_whole: str = ""
+
+
+def rounded_down(batch: int) -> int:
+    """The largest regular sub-batch up to `batch`: above 64 a multiple of 64, else a power of two (section 5.1.2).
+
+    >>> [rounded_down(batch) for batch in (255, 130, 64, 63, 31, 5, 1)]
+    [192, 128, 64, 32, 16, 4, 1]
+    """
+    return batch // 64 * 64 if batch >= 64 else 1 << (batch.bit_length() - 1)
+
+
+def select_sub_batch(
+    graph: TaskGraph, gpu: GpuSpec, budget: int, *, alpha: float = ALPHA, counted: Counted = "live"
+) -> SubBatch:
+    """The sub-batch of which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; 1 if none does.
+
+    graph: the whole iteration, told at other batches by its `at_batch`. gpu: whose alignment blocks have. alpha,
+    counted: of equation 8 (`simgpu.policies.common.sub_batches`).
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> whole = chain([5, 7], [10, 14], [6400, 12800])
+    >>> graph = TaskGraph.of(replace(whole, info=replace(whole.info, batch=64)))
+    >>> [select_sub_batch(graph, GpuSpec("small", 10**9), budget).size for budget in (19200, 19199, 4800, 299)]
+    [64, 32, 16, 1]
+    """
+    return _Selection(graph, gpu.alignment, budget, alpha, counted).run()
+
+
+@dataclass
+class _Selection:
+    """One search. profiles: workspaces of the fastest algorithms by profiled batch. growing: blocks that hold samples.
+
+    steps: profiles and what they led to, as they come.
+    """
+
+    graph: TaskGraph
+    alignment: int
+    budget: int
+    alpha: float
+    counted: Counted
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.whole = self.graph.trace.info.batch
+        tdfg = Tdfg.of(self.graph, self.alignment)
+        self.windows = Windows.of(tdfg, self.alpha, self.counted)
+        self.profiles = {self.whole: fastest_workspaces(tdfg)}
+        self.growing: frozenset[int] = frozenset()
+
+    def run(self) -> SubBatch:
+        """The whole batch where that fits or nothing else can be had, else what profiles and rounding settle on."""
+        if self._fits(self.whole, self.whole):
+            return SubBatch(self.whole, self.whole, True, ((self.whole, self.whole),))
+        try:
+            self.growing = frozenset(map(self.graph.block, sample_sides(self.graph.trace)))
+            if self.growing:
+                size = self._settled()
+                return SubBatch(size, self.whole, self._fits(size, size), tuple(self.steps))
+            why = "no block of the iteration grows with the batch"
+        except InputError as error:
+            why = first_reason(error)
+        return SubBatch(self.whole, self.whole, False, ((self.whole, self.whole),), why)
+
+    def _settled(self) -> int:
+        """Profile and select in turn until the sub-batch stays."""
+        seen = [self.whole]
+        while (found := self._selected(seen[-1])) not in seen:
+            seen.append(found)
+        circle = seen[seen.index(found) :]
+        return self._between(min(circle), max(circle))
+
+    def _selected(self, profiled: int) -> int:
+        """By the workspaces profiled at one batch: the largest sub-batch that fits, rounded; 1 if none does."""
+        size = bisect_right(range(2, self.whole + 1), 0, key=lambda batch: not self._fits(batch, profiled)) + 1
+        found = size if size == self.whole else rounded_down(size)
+        self.steps.append((profiled, found))
+        return found
+
+    def _between(self, low: int, high: int) -> int:
+        """The largest regular sub-batch that its own profile allows, of one that is allowed and one that is not."""
+        regular = sorted({rounded_down(batch) for batch in range(low, max(high, low + 1))})
+        return regular[bisect_right(regular[1:], 0, key=lambda batch: self._selected(batch) < batch)]
+
+    def _fits(self, batch: int, profiled: int) -> bool:
+        if profiled not in self.profiles:
+            self.profiles[profiled] = fastest_workspaces(Tdfg.of(self.graph.at_batch(profiled), self.alignment))
+        return self.windows.largest(self._sizes(batch), self.profiles[profiled]) <= self.budget
+
+    def _sizes(self, batch: int) -> Sequence[int]:
+        return [
+            padded(scaled(size, batch, self.whole) if b in self.growing else size, self.alignment)
+            for b, size in enumerate(self.graph.sizes)
+        ]

@@ -1,0 +1,168 @@
+"""The settings that `simulate`, `compare`, `max_batch` and their relatives share, and the checks of arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.graph.replicate import Exchange
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.run import POOLS
+from simgpu.policies.base import Policy
+from simgpu.program.data_parallel import DataParallel
+from simgpu.trace.model import Trace
+from simgpu.units import parse_bytes
+
+_LEAST = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "most": 1}
+_SIZES = ("budget", "alignment", "more_memory")
+_OPTIONAL = ("budget", "alignment", "gpus", "pool")
+_CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
+_KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
+_REMEDIES = {
+    "trace": "load one with simgpu.load_trace",
+    "node": "load one with simgpu.load_node",
+    "policy": "give a policy's name, and its parameters apart",
+    "config": "give a simgpu.RunConfig, or settings by keyword",
+    "iterations": "two or more also show whether the iteration is steady",
+    "seed": "give a whole number",
+    "epoch": "epochs count from 0",
+    "budget": "give bytes, or a text such as '8 GiB'",
+    "alignment": "give bytes, or a text such as '512 B'",
+    "gpus": "give how many GPUs train together",
+    "cores": "give how many cores of the host add up gradients",
+    "more_memory": "give bytes, or a text such as '2 GiB'",
+    "result": "give that of one run, for example comparison.results['vdnn']",
+    "most": "give the largest number of samples to try",
+}
+
+
+class RunSettings(TypedDict, total=False):
+    """The fields of `RunConfig` as keyword arguments; None stands for one that is not given."""
+
+    budget: int | str | None
+    iterations: int | None
+    seed: int | None
+    pool: str | None
+    alignment: int | str | None
+    epoch: int | None
+    gpus: int | None
+    exchange: str | None
+    cores: int | None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a trace is run on a node.
+
+    budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's.
+    iterations: how many are run; the last one is reported.
+    seed: of policies that draw random numbers.
+    pool: ``counting`` or ``addressed``; by default what the policy asks for, else counting.
+    alignment: bytes, or a text, to a multiple of which every allocation is rounded up; by default the node's.
+    epoch: of training, for traces whose sparsity changes with it.
+    gpus: how many train together, each on an equal share of the batch and within the budget; by default one, alone on
+    its link.
+    exchange: of their gradients as in moDNN, not by NCCL's collectives: ``gather`` or ``host`` (see `DataParallel`).
+    cores: of the host that add up gradients.
+
+    Raises `InputError` with all problems at once.
+
+    >>> RunConfig(budget="1 KiB").budget
+    1024
+    >>> RunConfig(iterations=0, pool="adressed")
+    Traceback (most recent call last):
+    simgpu.errors.InputError: argument iterations: 0 is not a whole number of at least 1; ...
+    argument pool: unknown pool 'adressed'; did you mean 'addressed'? known: addressed, counting
+    """
+
+    budget: int | str | None = None
+    iterations: int = 3
+    seed: int = 0
+    pool: str | None = None
+    alignment: int | str | None = None
+    epoch: int = 0
+    gpus: int | None = None
+    exchange: str = "host"
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        problems: list[Problem] = []
+        for field in fields(self):
+            try:
+                object.__setattr__(self, field.name, checked_setting(field.name, getattr(self, field.name)))
+            except InputError as error:
+                problems += error.problems
+        if problems:
+            raise InputError(problems)
+
+    def on(self, node: NodeSpec) -> tuple[NodeSpec, int]:
+        """The node with this alignment, and the bytes of device memory that a program may use on it."""
+        budget = node.budget if self.budget is None else self.budget
+        assert isinstance(budget, int)
+        if self.alignment is None:
+            return node, budget
+        assert isinstance(self.alignment, int)
+        return replace(node, gpu=replace(node.gpu, alignment=self.alignment)), budget
+
+    @property
+    def data_parallel(self) -> DataParallel | None:
+        """How several GPUs train together; None for one."""
+        if self.gpus is None or self.gpus == 1:
+            return None
+        return DataParallel(self.gpus, Exchange(self.exchange), self.cores)
+
+
+def checked_setting(name: str, value: Any) -> Any:
+    """A setting's value, bytes where it is a size in text; `InputError` for one that is not allowed."""
+    place = f"argument {name}"
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise InputError.single("", place, f"unknown {name} {value!r}", did_you_mean(str(value), _CHOICES[name]))
+        return value
+    if name in _SIZES and isinstance(value, str):
+        try:
+            value = parse_bytes(value)
+        except ValueError as error:
+            raise InputError.single("", place, str(error), _REMEDIES[name]) from None
+    least = _LEAST.get(name, 0)
+    if type(value) is not int or value < least:
+        raise InputError.single("", place, f"{value!r} is not a whole number of at least {least}", _REMEDIES[name])
+    return value
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """`InputError` for an argument that is no object of its kind."""
+    if not isinstance(value, kind):
+        raise InputError.single("", f"argument {name}", f"{str(value)[:60]!r} is no {name}", _REMEDIES[name])
+
+
+def run_config(config: RunConfig | None, settings: RunSettings, **others: object) -> RunConfig:
+    """`config`, or the defaults, with those settings that are given; all wrong arguments are reported at once.
+
+    others: arguments besides settings, such as trace, node, policy and most, to be checked with them.
+
+    >>> run_config(RunConfig(seed=7), {"epoch": 2, "budget": None}).seed
+    7
+    """
+    problems: list[Problem] = []
+    for name, value in others.items():
+        try:
+            if name in _KINDS:
+                check_kind(name, value, _KINDS[name])
+            else:
+                checked_setting(name, value)
+        except InputError as error:
+            problems += error.problems
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    try:
+        if config is not None:
+            check_kind("config", config, RunConfig)
+        made = replace(config or RunConfig(), **given)
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return made
