@@ -7,14 +7,12 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import breakdown_table, facts_text, table_text
-from simgpu.experiments.study_measures import MEASURES, Cell
-from simgpu.experiments.study_memory import AMOUNTS
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, Cell
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Published, Study, StudyRun
-    from simgpu.experiments.study import Beside, StudyResult
-    from simgpu.experiments.study_means import Means
+    from simgpu.experiments.study_values import Means, PublishedComparison, StudyValues
 
 NO_MEMORY, REFUSED, OOM = "no memory", "refused", "OOM"
 PUBLISHED_HEADINGS = ("published", "ours", "paper", "differs", "where")
@@ -31,7 +29,7 @@ class StudyTable(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def study_tables(result: StudyResult) -> list[StudyTable]:
+def study_tables(result: StudyValues) -> list[StudyTable]:
     """The tables of a study: each of its measures over each baseline, then what the time went to, then memory where
     published numbers are of it.
 
@@ -56,7 +54,7 @@ def study_tables(result: StudyResult) -> list[StudyTable]:
     return [*found, _memory(result)] if result.memory else found
 
 
-def _by_trace(result: StudyResult, measure: str, over: str) -> StudyTable:
+def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
     study, told = result.study, MEASURES[measure]
     whole = told.of_sweep is not None
     # A study of largest batches has one for every run: what the traces have is only where its searches begin.
@@ -91,7 +89,7 @@ def _batches(study: Study, label: str) -> str:
     return str(batches[0]) if len(batches) == 1 else f"{min(batches)}-{max(batches)}"
 
 
-def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
+def _by_run(result: StudyValues, measure: str, over: str) -> StudyTable:
     study, told = result.study, MEASURES[measure]
     columns = list(study.networks if told.of_sweep is not None else study.traces)
     means = result.means(measure, over)
@@ -105,14 +103,14 @@ def _by_run(result: StudyResult, measure: str, over: str) -> StudyTable:
     return StudyTable(_title(measure, over), ("", *columns, *behind), rows)
 
 
-def _of_one_trace(result: StudyResult, measures: Sequence[str], over: str) -> StudyTable:
+def _of_one_trace(result: StudyValues, measures: Sequence[str], over: str) -> StudyTable:
     study = result.study
     (label,) = study.traces
     rows = [(run.label, *(_cell(result, label, run, measure, over) for measure in measures)) for run in study.runs]
     return StudyTable(f"{label}, over {over}", ("", *(measure.replace("_", " ") for measure in measures)), rows)
 
 
-def _breakdown(result: StudyResult, trace: str) -> StudyTable:
+def _breakdown(result: StudyValues, trace: str) -> StudyTable:
     """What the time of an iteration of each epoch went to, a row a run."""
     study = result.study
     cells = [(run.label, result.cells[trace, run.label]) for run in study.runs]
@@ -121,7 +119,7 @@ def _breakdown(result: StudyResult, trace: str) -> StudyTable:
     return StudyTable(f"{study.network(trace)}, batch {batch}: where the time goes", headings, rows)
 
 
-def _memory(result: StudyResult) -> StudyTable:
+def _memory(result: StudyValues) -> StudyTable:
     """Each amount in bytes, and under it the geometric mean of all tensors at once over it."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
     saved = (
@@ -135,7 +133,7 @@ def _title(measure: str, over: str) -> str:
     return MEASURES[measure].title.format(over=over)
 
 
-def table_notes(result: StudyResult) -> list[str]:
+def table_notes(result: StudyValues) -> list[str]:
     """What to know before reading the tables."""
     swept = any(run.sweep for run in result.study.runs)
     one = swept and len(result.study.traces) == 1
@@ -147,7 +145,7 @@ def table_notes(result: StudyResult) -> list[str]:
     return told
 
 
-def _mean_notes(result: StudyResult) -> Iterator[str]:
+def _mean_notes(result: StudyValues) -> Iterator[str]:
     """What kind of means the tables have, and over which traces."""
     means = result.all_means()
     kinds = (("geomean: geometric mean", True), ("mean: arithmetic", False))
@@ -165,7 +163,7 @@ def _mean_notes(result: StudyResult) -> Iterator[str]:
         yield "a budget at which one of these traces does not fit has no mean"
 
 
-def failures(result: StudyResult) -> list[str]:
+def failures(result: StudyValues) -> list[str]:
     """Why cells have no number, with their trace and run; of a sweep why the largest budget and the smallest batch do
     not."""
     runs = {run.label: run for run in result.study.runs}
@@ -178,23 +176,23 @@ def failures(result: StudyResult) -> list[str]:
     return [max(found)[-1] for found in of_sweeps.values()]
 
 
-def published_rows(result: StudyResult) -> list[tuple[str, ...]]:
+def published_rows(result: StudyValues) -> list[tuple[str, ...]]:
     """Under `PUBLISHED_HEADINGS`; numbers in square brackets count `published_notes`."""
     numbers = _numbers(result)
     return [_published(row, result.study, numbers) for row in result.beside()]
 
 
-def published_notes(result: StudyResult) -> list[str]:
+def published_notes(result: StudyValues) -> list[str]:
     """What to know before believing a published number, by its number in square brackets."""
     return [f"[{number}] {note}" for note, number in _numbers(result).items()]
 
 
-def study_text(result: StudyResult) -> str:
+def study_text(result: StudyValues) -> str:
     """The tables without looks."""
     return "\n".join(_parts(result))
 
 
-def _parts(result: StudyResult) -> Iterator[str]:
+def _parts(result: StudyValues) -> Iterator[str]:
     yield facts_text([("study", result.study.name), *result.study.facts()])
     for title, headings, rows in study_tables(result):
         yield f"\n{title}"
@@ -205,7 +203,7 @@ def _parts(result: StudyResult) -> Iterator[str]:
         yield from published_notes(result)
 
 
-def _cell(result: StudyResult, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
+def _cell(result: StudyValues, trace: str, run: StudyRun, measure: str, over: str, no_memory: str = NO_MEMORY) -> str:
     told = MEASURES[measure]
     cells = [result.cells[point, run.label] for point in result.study.networks.get(trace, (trace,))]
     if all(cell.failure for cell in cells):
@@ -220,12 +218,12 @@ def _failure(cell: Cell) -> str:
     return {"": "", "refused": REFUSED}.get(cell.failure, NO_MEMORY)
 
 
-def _numbers(result: StudyResult) -> dict[str, int]:
+def _numbers(result: StudyValues) -> dict[str, int]:
     notes = dict.fromkeys(row.note for row in result.study.published if row.note)
     return {note: number for number, note in enumerate(notes, start=1)}
 
 
-def _published(row: Beside, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
+def _published(row: PublishedComparison, study: Study, numbers: dict[str, int]) -> tuple[str, ...]:
     number, told = row.published, MEASURES[row.published.measure]
     what = f"{_subject(number)}, {number.of}" + (f", {told.word}" if told.word else "")
     if number.without:

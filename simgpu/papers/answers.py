@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.scenarios.study import AGGREGATES, Alone, Published, Study
-from simgpu.experiments.study import StudyResult, aggregate
+from simgpu.experiments.study import StudyResult
+from simgpu.experiments.study_values import aggregate
 from simgpu.papers.kept import Kept
 from simgpu.papers.tasks import Cell, Check, Memory, Task, checks, loaded, outlined, restored, written
 from simgpu.papers.verdicts import Simulated

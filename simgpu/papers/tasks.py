@@ -74,7 +74,7 @@ class Cell:
 
     def work(self) -> object:
         """Its numbers as plain data."""
-        from simgpu.experiments.study_runs import cell_with_extras
+        from simgpu.experiments.study import cell_with_extras
 
         study = alone(self.study, self.changes, self.trace)
         (run,) = (run for run in study.runs if run.label == self.run)
@@ -105,8 +105,8 @@ class Memory:
         return "\n".join(("memory", *self.group))
 
     def work(self) -> object:
-        """Bytes by the names of `simgpu.experiments.study_memory`."""
-        from simgpu.experiments.study_memory import memory_of
+        """Bytes by the names of `simgpu.experiments.study_measures`."""
+        from simgpu.experiments.study_measures import memory_of
 
         return memory_of(alone(self.study, self.changes, self.trace).traces[self.trace])
 

@@ -18,7 +18,7 @@ from pytest_regressions.data_regression import DataRegressionFixture
 from simgpu.experiments.scenarios.catalogue import shipped_studies
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_memory import memory_of
+from simgpu.experiments.study_measures import memory_of
 from simgpu.experiments.study_tables import study_tables
 from simgpu.hardware.nodes import load_node
 from tests.experiments.claims import claims

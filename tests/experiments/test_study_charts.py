@@ -10,7 +10,7 @@ from simgpu.analysis.panels import Bar, BarPanel, LinePanel, TimePanel
 from simgpu.errors import InputError
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_panels import measure_panels
+from simgpu.experiments.study_charts import measure_panels
 
 GB = 10**9
 SMALL = {"zoo": "alexnet", "batch": 64, "framework": "fused", "optimizer": "plain-sgd"}

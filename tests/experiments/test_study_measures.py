@@ -10,8 +10,7 @@ import pytest
 
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
-from simgpu.experiments.study_measures import MEASURES, Cell
-from simgpu.experiments.study_memory import AMOUNTS, memory_of
+from simgpu.experiments.study_measures import AMOUNTS, MEASURES, Cell, memory_of
 from simgpu.experiments.study_tables import failures, published_rows, study_tables, table_notes
 from simgpu.graph.bounds import lower_bound, memory_bounds
 from simgpu.graph.taskgraph import TaskGraph

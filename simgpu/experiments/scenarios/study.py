@@ -59,7 +59,7 @@ OfSweep = Literal["best_throughput", "largest_batch", "batch_gain"]
 #: What is told of an amount of memory.
 OfMemory = Literal["memory", "memory_saved"]
 Measure = Literal[OfRun, OfMemory]
-#: Amounts of memory that an iteration needs; `simgpu.experiments.study_memory` tells what they are.
+#: Amounts of memory that an iteration needs; `simgpu.experiments.study_measures` tells what they are.
 Amount = Literal["bound", "weights_leave", "sub_batch", "transfers", "algorithms"]
 #: What a study may show of all its runs.
 Table = Literal[OfRun, "moved", "breakdown"]

@@ -21,8 +21,8 @@ from simgpu.compression.buddy.targets import (
     optimistic_ratio,
 )
 from simgpu.experiments.scenarios.study import Study
+from simgpu.experiments.study import cell_of
 from simgpu.experiments.study_measures import Cell
-from simgpu.experiments.study_runs import cell_of
 from simgpu.papers.checks.found import bars, lines, rule
 from simgpu.papers.tasks import loaded, written
 from simgpu.trace.model import BlockKind, Trace
