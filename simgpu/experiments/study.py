@@ -11,7 +11,7 @@ from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.max_batch import max_batch
 from simgpu.experiments.study_measures import Cell, memory_of
 from simgpu.experiments.study_tables import study_text
-from simgpu.experiments.study_values import StudyValues
+from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA, StudyValues
 from simgpu.experiments.training import Epoch, Training, train
 from simgpu.policies.labels import policy_label
 from simgpu.policies.registry import make_policy
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.scenarios.study import Study, StudyRun
     from simgpu.trace.model import Trace
-
-STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
 
 
 @dataclass(frozen=True, repr=False)

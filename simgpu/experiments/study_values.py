@@ -17,6 +17,7 @@ from simgpu.experiments.study_measures import MEASURES, Cell, Measure
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Published, Study, StudyRun
 
+STUDY_REPORT_SCHEMA = "simgpu.study-report/2"
 #: What a published number may be of, beside one of the traces; a published mean is arithmetic.
 _AGGREGATES: Mapping[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 

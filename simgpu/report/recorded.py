@@ -25,7 +25,7 @@ _AGAIN = f"run it again: `simgpu run NAME -o DIR`, with {_TABLES_OF_TIMELINES} a
 #: What other commands write, by how the schema of their report.json begins.
 _OTHERS = {
     "simgpu.study-report/": "holds a study",
-    "simgpu.planning.search-report/": "holds a search",
+    "simgpu.search-report/": "holds a search",
     "simgpu.compression.buddy-profile/": "holds a profile of compressed memory",
     "simgpu.sweep": "holds a sweep",
 }

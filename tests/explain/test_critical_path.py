@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simgpu import load_node, load_scenario, load_trace
 from simgpu.errors import OutOfMemoryError
-from simgpu.explain.critical_path import Step, by_kind, critical_path
+from simgpu.explain.explanation import Step, by_kind, critical_path
 from simgpu.hardware.spec import Duplex
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate

@@ -20,9 +20,8 @@ from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.measures import groups
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.report.columns import EXACT, page_data
-from simgpu.report.page import SCRIPTS, page
+from simgpu.report.page import SCRIPTS, page, time_bars
 from simgpu.report.recorded import Ran, Recorded, read_run, recorded_from
-from simgpu.report.time_bars import time_bars
 from simgpu.report.writing import write_report
 from simgpu.timeline.model import Timeline
 from simgpu.trace.model import Phase

@@ -16,9 +16,8 @@ from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.deciding import deciding, of_point
 from simgpu.experiments.sweep.folder import abandon, forget_results, not_reused, open_store, write_results
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
-from simgpu.experiments.sweep.shown import HEADINGS, SHOWN, shown_rows
 from simgpu.experiments.sweep.store import Store, stored
-from simgpu.experiments.sweep.table import columns_of, frame_of, table_rows
+from simgpu.experiments.sweep.table import HEADINGS, SHOWN, columns_of, frame_of, shown_rows, table_rows
 from simgpu.graph.replicate import NO_COLLECTIVES
 
 if TYPE_CHECKING:

@@ -1,20 +1,23 @@
-"""The rows of a sweep as one table, streamed: its columns, and the files CSV and Parquet."""
+"""The rows of a sweep as one table: columns, CSV, Parquet, a data frame, and the first rows as texts."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.io.atomic import whole_file
+from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from simgpu.experiments.scenarios.sweep import Sweep
+
 
 Kind = Literal["int", "float", "bool", "text"]
 Kept = Iterable[tuple[int, list[dict[str, Any]]]]
@@ -157,3 +160,51 @@ def frame_of(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]]) -> pd.
         types = {"int": "int64" if whole else "Int64", "bool": "bool" if whole else "boolean", "float": "float64"}
         data[name] = pd.Series(values, dtype=types.get(kind, "object"))
     return pd.DataFrame(data)
+
+
+#: So many rows are shown; a table of more says little.
+SHOWN = 40
+HEADINGS = ("point", "policy", "time", "samples/s", "slowdown", "moved", "peak")
+_ABSENT = "-"
+
+
+def shown_rows(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The first rows under `HEADINGS`; in place of a time, what became of a row that has none."""
+    return [(point_text(sweep, row["point"]), *_cells(row)) for row in islice(rows, SHOWN)]
+
+
+def point_text(sweep: Sweep, point: int) -> str:
+    """What a point gives, in the order of the axes.
+
+    >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
+    >>> point_text(load_sweep("memory-sweep"), 0)
+    '16 MiB, 1 GB/s, 1 GB/s'
+    """
+    values = sweep.values(point)
+    texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values.values()]
+    return ", ".join(texts).replace('"', "")
+
+
+def failures(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Why rows have no result, other than for lack of memory: what is told, and of how many rows."""
+    found: dict[str, int] = {}
+    for row in rows:
+        if row["outcome"] not in (OK, OUT_OF_MEMORY):
+            told = f"{row['outcome']}: {row['message']}"
+            found[told] = found.get(told, 0) + 1
+    return found
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    policy = str(row.get("policy", _ABSENT))
+    if row["outcome"] != OK:
+        return policy, row["outcome"], *[_ABSENT] * (len(HEADINGS) - 3)
+    rate, slowdown = row["samples_per_s"], row["slowdown"]
+    return (
+        policy,
+        format_time(row["iteration_ns"]) + (" *" if row["steady"] is False else ""),
+        _ABSENT if rate is None else f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}",
+        _ABSENT if slowdown is None else f"{slowdown:.3f}x",
+        format_bytes(row["bytes_out"] + row["bytes_in"]),
+        format_bytes(row["device_peak_bytes"]),
+    )

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.experiments.regression.events import read_events, write_events
-from simgpu.experiments.regression.store import read_timings, write_timings
+from simgpu.experiments.regression.store import read_events, read_timings, write_events, write_timings
 from simgpu.experiments.regression.timings import timings_of
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.timeline.model import Span, SpanKind
