@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.scenarios.study import Study
     from simgpu.experiments.scenarios.sweep import Sweep
     from simgpu.experiments.search import search_placement
-    from simgpu.experiments.search_found import Search
+    from simgpu.experiments.search_result import Search
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.experiments.sweep.run import SweepResult, run_sweep
     from simgpu.experiments.training import Training, train
@@ -68,7 +68,7 @@ _HOMES = {
     "Reproduction": "simgpu.papers.outcome",
     "Result": "simgpu.simulation.result",
     "Scenario": "simgpu.experiments.scenarios.model",
-    "Search": "simgpu.experiments.search_found",
+    "Search": "simgpu.experiments.search_result",
     "SimgpuError": "simgpu.errors",
     "Study": "simgpu.experiments.scenarios.study",
     "StudyResult": "simgpu.experiments.study",

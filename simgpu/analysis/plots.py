@@ -177,8 +177,8 @@ def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: st
     ax.set_ylabel("power (W)")
     handles, _ = ax.get_legend_handles_labels()
     _legend(ax, handles)
-    told = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
-    _title(ax, window, f"{window.title if title is None else title}\n{told}")
+    summary = f"{format_energy(power.energy_nj)} an iteration, {format_power(1000 * power.average_w)} on average"
+    _title(ax, window, f"{window.title if title is None else title}\n{summary}")
     _time_axis(ax, window)
     return cast(Figure, ax.figure)
 

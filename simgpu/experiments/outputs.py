@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
     from simgpu.experiments.scenarios.model import PlotKind, TimelineFormat
     from simgpu.experiments.scenarios.study import Study
-    from simgpu.experiments.search_found import Search
+    from simgpu.experiments.search_result import Search
     from simgpu.experiments.study import StudyResult
     from simgpu.experiments.training import Training
     from simgpu.simulation.run import Result

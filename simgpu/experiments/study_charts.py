@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
 
-from simgpu.analysis.charts import Line, Stack, plot_breakdowns, plot_throughputs
+from simgpu.analysis.charts import Stack, plot_breakdowns
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panels import Bar, BarPanel, Curve, Kind, LinePanel, Panel, Point, TimePanel, Told
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, Curve, Kind, LinePanel, Panel, Point, TimePanel
 from simgpu.errors import InputError
 from simgpu.experiments.study_measures import MEASURES
 from simgpu.experiments.study_tables import MEAN, NO_MEMORY, REFUSED
@@ -38,7 +38,7 @@ def plot_study(result: StudyValues, what: Picture) -> Figure:
     if what == "measures":
         panels = measure_panels(result)
         if not panels:
-            remedy = "name a measure beside it, as throughput"
+            remedy = "name a measure too, such as throughput"
             raise InputError.single(study.name, "tables", "has no measure, only breakdown", remedy)
         runs = list(dict.fromkeys(run.sweep or run.label for run in study.runs))
         return plot_measures(panels, runs, title="\n".join(_title_lines(result)))
@@ -47,30 +47,22 @@ def plot_study(result: StudyValues, what: Picture) -> Figure:
             f"{study.network(label)}, batch {trace.info.batch}": [_stack(result, label, run) for run in study.runs]
             for label, trace in study.traces.items()
         }
-        told = (
+        label = (
             "iteration time"
             if len(study.epochs) == 1
             else f"time of an iteration of each of {len(study.epochs)} epochs"
         )
-        return plot_breakdowns(stacks, title=_title(result), xlabel=told)
+        return plot_breakdowns(stacks, title=_title(result), xlabel=label)
     if not study.sweeps:
         remedy = "give a trace batches in place of batch"
         raise InputError.single(study.name, "traces", "none is a sweep of batches", remedy)
-    lines = {
-        label: [_line(result, label, run) for run in study.runs] for label in study.networks if label in study.sweeps
-    }
-    return plot_throughputs(lines, title=_title(result))
+    sweeps = [panel for panel in _by_batch(result, "samples_per_s", "") if panel.name in study.sweeps]
+    return plot_measures([sweeps], [run.label for run in study.runs], title="\n".join(_title_lines(result)))
 
 
 def _stack(result: StudyValues, trace: str, run: StudyRun) -> Stack:
     cell = result.cells[trace, run.label]
     return Stack(run.label, cell.parts or None, cell.failure)
-
-
-def _line(result: StudyValues, network: str, run: StudyRun) -> Line:
-    cells = [result.cells[trace, run.label] for trace in result.study.networks[network]]
-    failure = next((cell.failure for cell in cells if cell.failure), "")
-    return Line(run.label, {cell.batch: cell.samples_per_s for cell in cells}, failure)
 
 
 def _title(result: StudyValues) -> str:
@@ -86,8 +78,8 @@ def _title_lines(result: StudyValues) -> Iterator[str]:
 
 _NO_BASELINE, _UNKNOWN = "no baseline", "-"
 _DRIFT = ("overflow_least", "overflow_most")
-_BUDGET, _SHARE = Told("budget", "size"), Told("oversubscription", "share")
-_BATCH = Told("batch", "count")
+_BUDGET, _SHARE = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
+_BATCH = AxisInfo("batch", "count")
 
 
 def measure_panels(result: StudyValues) -> list[list[Panel]]:
@@ -103,8 +95,8 @@ def measure_panels(result: StudyValues) -> list[list[Panel]]:
         for over in (result.study.baseline if not MEASURES[measure].alone else ("",))
     ]
     if set(_DRIFT).intersection(result.study.tables) and (lines := _drift(result)):
-        told = Told("share of live entries that overflow", "share")
-        found.append([TimePanel(told, result.study.epochs, lines)])
+        share = AxisInfo("share of live entries that overflow", "share")
+        found.append([TimePanel(share, result.study.epochs, lines)])
     return found
 
 
@@ -118,17 +110,17 @@ def _of_measure(result: StudyValues, measure: str, over: str) -> list[Panel]:
 
 
 def _bars(result: StudyValues, measure: str, over: str) -> BarPanel:
-    study, told = result.study, _told(measure, over)
+    study, axis = result.study, _axis_of(measure, over)
     groups = {
         study.network(label): {run.label: _bar(result, measure, label, run, over) for run in study.runs}
         for label in _labels(result, measure)
     }
     if MEASURES[measure].averaged and len(groups) > 1:
         groups |= _means(result, measure, over, study.runs)
-    # A run of which nobody can know the measure, as the compression of one that does not compress, needs no room.
+    # A run for which the measure is undefined, such as the compression ratio without compression, is left out.
     shown = [run.label for run in study.runs if any(runs[run.label].why != _UNKNOWN for runs in groups.values())]
-    kept = shown or [run.label for run in study.runs]
-    return BarPanel(told, {label: {run: runs[run] for run in kept} for label, runs in groups.items()})
+    columns = shown or [run.label for run in study.runs]
+    return BarPanel(axis, {label: {run: runs[run] for run in columns} for label, runs in groups.items()})
 
 
 def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePanel]:
@@ -142,10 +134,10 @@ def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
         shown = [run for run in study.runs if not run.sweep or run in members]
         for label in labels:
             bars = {run.label: _bar(result, measure, label, run, over) for run in shown}
-            yield LinePanel(_told(measure, over), label, along, _curves(shown, bars, place))
+            yield LinePanel(_axis_of(measure, over), label, along, _curves(shown, bars, place))
         if MEASURES[measure].averaged and len(labels) > 1:
             for name, bars in _means(result, measure, over, shown).items():
-                yield LinePanel(_told(measure, over), name, along, _curves(shown, bars, place))
+                yield LinePanel(_axis_of(measure, over), name, along, _curves(shown, bars, place))
 
 
 def _curves(
@@ -175,7 +167,7 @@ def _by_batch(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
             )
             for run in study.runs
         )
-        yield LinePanel(_told(measure, over), network, _BATCH, tuple(curves))
+        yield LinePanel(_axis_of(measure, over), network, _BATCH, tuple(curves))
 
 
 def _drift(result: StudyValues) -> dict[str, tuple[float, ...]]:
@@ -188,10 +180,10 @@ def _drift(result: StudyValues) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _told(measure: str, over: str) -> Told:
+def _axis_of(measure: str, over: str) -> AxisInfo:
     of = MEASURES[measure]
     kind: Kind = "share" if of.share else "size" if of.size else "count" if of.decimals == 0 else "number"
-    return Told(of.title.format(over=over), kind, None if of.alone else 0.0 if of.share else 1.0)
+    return AxisInfo(of.title.format(over=over), kind, None if of.alone else 0.0 if of.share else 1.0)
 
 
 def _labels(result: StudyValues, measure: str) -> list[str]:
@@ -201,7 +193,7 @@ def _labels(result: StudyValues, measure: str) -> list[str]:
 
 
 def _bar(result: StudyValues, measure: str, label: str, run: StudyRun, over: str) -> Bar:
-    """A value or why there is none, with what is published of the same run, trace and measure over the same run."""
+    """A value or why there is none, with the published values of the same run, trace, measure and baseline."""
     study = result.study
     published = _published(result, measure, run, over, label)
     cells = [result.cells[trace, run.label] for trace in study.networks.get(label, (label,))]

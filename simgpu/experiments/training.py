@@ -83,7 +83,7 @@ class Training:
 
     def plot(self) -> Figure:
         """The decisions epoch by epoch as a matplotlib figure (CSWAP, figures 8 and 9)."""
-        from simgpu.analysis.decisions import plot_decisions
+        from simgpu.analysis.charts import plot_decisions
 
         title = f"{self.label}: {self.trace_name or self.trace.model}\n{self.trace.provenance}"
         return plot_decisions(self.decisions, [epoch.number for epoch in self.epochs], title=title)

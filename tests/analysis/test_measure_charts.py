@@ -10,15 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from simgpu.analysis.charts import run_looks
 from simgpu.analysis.measure_charts import plot_measures
-from simgpu.analysis.panels import Bar, BarPanel, Curve, LinePanel, Panel, Point, TimePanel, Told
+from simgpu.analysis.panels import AxisInfo, Bar, BarPanel, Curve, LinePanel, Panel, Point, TimePanel
 from simgpu.analysis.plots import save_figure
-from simgpu.analysis.run_looks import run_looks
 
 GB = 10**9
-THROUGHPUT = Told("throughput over none", level=1.0)
-PEAK = Told("peak of device memory", "size")
-BUDGET, OVERSUBSCRIPTION = Told("budget", "size"), Told("oversubscription", "share")
+THROUGHPUT = AxisInfo("throughput over none", level=1.0)
+PEAK = AxisInfo("peak of device memory", "size")
+BUDGET, OVERSUBSCRIPTION = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
 RUNS = ["none", "um", "buddy"]
 BARS = BarPanel(
     THROUGHPUT,
@@ -28,7 +28,7 @@ BARS = BarPanel(
     },
 )
 SWEEP = LinePanel(
-    Told("time over that of none", level=1.0),
+    AxisInfo("time over that of none", level=1.0),
     "hpc-cg",
     OVERSUBSCRIPTION,
     (
@@ -81,7 +81,7 @@ def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
         "net": {str(n): Bar(value, published=(0.32,)) for n, value in enumerate(values)}
         | {"lost": Bar(None, "no memory")}
     }
-    figure = drawn([BarPanel(Told("time added", "share", 0.0), bars)], runs=[*map(str, range(5)), "lost"])
+    figure = drawn([BarPanel(AxisInfo("time added", "share", 0.0), bars)], runs=[*map(str, range(5)), "lost"])
     save_figure(figure, tmp_path / "bars.png")
     (ax,) = figure.axes
     inside = ax.get_window_extent()
@@ -93,7 +93,7 @@ def test_no_text_is_cut_off_and_none_runs_over_a_marker(tmp_path: Path) -> None:
 
 
 def test_shares_and_sizes_are_drawn_in_a_unit_that_the_title_has() -> None:
-    hits = BarPanel(Told("hits", "share"), {"net": {"buddy": Bar(0.985), "um": Bar(0.0)}})
+    hits = BarPanel(AxisInfo("hits", "share"), {"net": {"buddy": Bar(0.985), "um": Bar(0.0)}})
     peak = BarPanel(PEAK, {"net": {"buddy": Bar(3 * 2**29), "um": Bar(2**30)}})
     left, right = drawn([hits], [peak]).axes
     assert (left.get_title(loc="left"), right.get_title(loc="left")) == ("hits (%)", "peak of device memory (GiB)")
@@ -153,6 +153,18 @@ def test_seven_panels_of_a_measure_share_its_name_beside_two_rows() -> None:
     ]
 
 
+def test_six_panels_stand_in_two_rows_of_three() -> None:
+    axes = drawn([SWEEP._replace(name=f"net {number}") for number in range(6)]).axes
+    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)
+
+
+def test_a_panel_without_any_value_is_drawn(tmp_path: Path) -> None:
+    curve = Curve("none", (Point(64, Bar(None, "no memory")),))
+    figure = drawn([LinePanel(AxisInfo("samples per second"), "VGG16", AxisInfo("batch", "count"), (curve,))])
+    save_figure(figure, tmp_path / "lines.png")
+    assert figure.axes[0].get_xlabel() == "batch\nno memory: none"
+
+
 def test_panels_of_sizes_in_several_units_name_theirs() -> None:
     def peak(name: str, value: int) -> LinePanel:
         return LinePanel(PEAK, name, BUDGET, (Curve("um", (Point(GB, Bar(value)),)),))
@@ -171,7 +183,7 @@ def test_many_bars_are_divided_into_rows_that_have_all_of_them() -> None:
 
 def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own() -> None:
     lines = {"hpc-cg": tuple(n / 100 for n in range(20)), "hpc-ep": (0.0,) * 20}
-    _, time = drawn([BARS], [TimePanel(Told("overflow", "share"), (0, 8), lines)]).axes
+    _, time = drawn([BARS], [TimePanel(AxisInfo("overflow", "share"), (0, 8), lines)]).axes
     over, never = time.lines[:2]
     np.testing.assert_allclose(over.get_xdata(), [(n + 0.5) / 10 for n in range(20)])
     np.testing.assert_allclose(over.get_ydata(), range(20))
@@ -180,7 +192,7 @@ def test_drift_goes_over_the_epochs_one_after_another_with_a_legend_of_its_own()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["hpc-cg", "hpc-ep"]
     assert over.get_marker() != never.get_marker()
-    one = drawn([TimePanel(Told("overflow", "share"), (0,), {"hpc-ep": (0.0,) * 10})]).axes[0]
+    one = drawn([TimePanel(AxisInfo("overflow", "share"), (0,), {"hpc-ep": (0.0,) * 10})]).axes[0]
     assert one.get_xlabel() == "time of the iteration"
 
 

@@ -14,7 +14,7 @@ import simgpu
 from simgpu.errors import InputError
 from simgpu.experiments.outputs import write_searches
 from simgpu.experiments.search import check_searched, search_placement
-from simgpu.experiments.search_found import Search
+from simgpu.experiments.search_result import Search
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.columns import AWAY_AT, BACK_AT
 from simgpu.planning.evaluator import DOES_NOT_FIT, Costs, Evaluator

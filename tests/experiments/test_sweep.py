@@ -20,7 +20,7 @@ from simgpu.experiments.scenarios.load_sweep import load_sweep, make_sweep
 from simgpu.experiments.sweep import cluster, folder, point
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.point import died, run_point
-from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.experiments.sweep.run import run_points, run_sweep
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from tests.experiments.sweeps import dies_at_0, dies_at_3, results, small_sweep
@@ -116,7 +116,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     for at in (2, 3):
         with pytest.raises(KeyboardInterrupt):
-            carry_out(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
+            run_points(sweep, partial(stopping, at), folder=tmp_path / "out")  # type: ignore[arg-type]
         assert [file.name for file in (tmp_path / "out").iterdir()] == ["points.sqlite"]
     assert ran == [0, 1, 2, 3, 4]
     told: list[tuple[int, int]] = []
@@ -133,7 +133,7 @@ def test_nothing_stays_of_a_sweep_that_finished_no_point(tmp_path: Path) -> None
         yield
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(small_sweep(), none, folder=tmp_path / "out")  # type: ignore[arg-type]
+        run_points(small_sweep(), none, folder=tmp_path / "out")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -185,8 +185,8 @@ def test_what_shows_only_with_everything_loaded_is_told_of_its_point(tmp_path: P
 @pytest.mark.parametrize(("work", "dead"), [(dies_at_3, 3), (dies_at_0, 0)])
 def test_a_point_that_ends_its_process_ends_no_other(tmp_path: Path, work: object, dead: int) -> None:
     sweep = small_sweep(5)
-    engine = partial(in_processes, sweep, jobs=2, work=work, died=died)
-    result = carry_out(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
+    engine = partial(in_processes, sweep, jobs=2, run=work, died=died)
+    result = run_points(sweep, engine, folder=tmp_path / "out")  # type: ignore[arg-type]
     assert result.counts == {"ok": 4, "out of memory": 0, "refused": 0, "error": 1}
     (row,) = (row for row in result.rows() if row["outcome"] == "error")
     assert (row["point"], row["seed"]) == (dead, dead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["int", "float", "bool", "text"]
-Kept = Iterable[tuple[int, list[dict[str, Any]]]]
+StoredRows = Iterable[tuple[int, list[dict[str, Any]]]]
 
 
 class Column(NamedTuple):
-    """A column by its name, and what its values are; any of them may be missing."""
+    """A column: its name and the kind of its values; any value may be missing."""
 
     name: str
     kind: Kind
 
 
-#: What a point runs, in base units.
+#: The settings of a point, in base units.
 PARAMETERS = (
     Column("trace_name", "text"),
     Column("model", "text"),
@@ -53,22 +54,22 @@ OUTCOME = tuple(Column(name, "text") for name in ("policy", "policy_name", "para
 #: Where the numbers come from.
 PROVENANCE = tuple(Column(name, "text") for name in ("origin", "device", "date", "tool"))
 _FIXED = frozenset(column.name for column in (*PARAMETERS, *OUTCOME, *PROVENANCE))
-#: Rows that are written at once.
+#: Rows per batch of a Parquet file.
 _BATCH = 1024
-#: Below it a whole number fits a column of them.
-_BEYOND = 2**63
+#: Integers of this size and more do not fit an int64 column.
+_INT64_END = 2**63
 
 
-def columns_of(sweep: Sweep, kept: Kept) -> tuple[Column, ...]:
-    """All columns: the point's number, what varies, parameters, what became of it, its numbers, where they come from.
+def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[Column, ...]:
+    """All columns: the point's number, varied values, parameters, outcome, metrics, provenance.
 
-    What varies is called by its path and is as written, but for ``iterations``, ``epoch``, ``seed`` and ``pool``, which
-    are parameters too and stand there once. Numbers are in the order in which rows first have them. Whole numbers of
-    which one needs more than 64 bits, such as a seed, are text.
+    Varied values are named by their path and are as written; ``iterations``, ``epoch``, ``seed`` and ``pool`` appear
+    once, among the parameters. Metrics are in the order in which rows first have them. A column with an integer of more
+    than 64 bits, such as a seed, is text.
     """
     found: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
     numbers: dict[str, None] = {}
-    for _, rows in kept:
+    for _, rows in stored:
         for row in rows:
             for name, value in row.items():
                 found[name] = _either(found.get(name), _kind(value))
@@ -87,14 +88,14 @@ def _kind(value: object) -> Kind | None:
         case bool():
             return "bool"
         case int():
-            return "int" if -_BEYOND <= value < _BEYOND else "text"
+            return "int" if -_INT64_END <= value < _INT64_END else "text"
         case float():
             return "float"
     return "text"
 
 
 def _either(one: Kind | None, other: Kind | None) -> Kind | None:
-    """The kind of a column that has both."""
+    """The kind of a column that has values of both kinds."""
     if one is None or other is None or one == other:
         return one or other
     return "float" if {one, other} == {"int", "float"} else "text"
@@ -108,9 +109,9 @@ def _axis_kind(sweep: Sweep, path: str) -> Kind:
     return found or "text"
 
 
-def table_rows(sweep: Sweep, kept: Kept) -> Iterator[dict[str, Any]]:
-    """The rows by column in the order of the points, with the values of the axes; what is missing is left out."""
-    for point, rows in kept:
+def table_rows(sweep: Sweep, stored: StoredRows) -> Iterator[dict[str, Any]]:
+    """The rows by column in the order of the points, with the values of the axes; missing values are left out."""
+    for point, rows in stored:
         values = sweep.values(point)
         for row in rows:
             yield {"point": point, **values, **row}
@@ -125,7 +126,7 @@ def _cell(value: Any, kind: Kind) -> Any:
 
 
 def write_csv(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """One line a row under a line of names; what is missing is empty. The file appears whole or not at all."""
+    """Writes the table as CSV, atomically; missing values are empty."""
     with whole_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(column.name for column in columns)
@@ -134,7 +135,7 @@ def write_csv(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path:
 
 
 def write_parquet(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """The same table as Parquet, in which what is missing is null. Needs pyarrow."""
+    """Writes the table as Parquet, atomically; missing values are null. Needs pyarrow."""
     import pyarrow
     import pyarrow.parquet
 
@@ -149,32 +150,32 @@ def write_parquet(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]], p
 
 
 def frame_of(columns: tuple[Column, ...], rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """The table in pandas; a column of whole numbers or of truths some of which are missing is of a nullable type."""
+    """The table as a data frame; an integer or boolean column with missing values has a nullable type."""
     import pandas as pd
 
-    found = list(rows)
+    every = list(rows)
     data = {}
     for name, kind in columns:
-        values = [_cell(row.get(name), kind) for row in found]
-        whole = None not in values
-        types = {"int": "int64" if whole else "Int64", "bool": "bool" if whole else "boolean", "float": "float64"}
+        values = [_cell(row.get(name), kind) for row in every]
+        complete = None not in values
+        types = {"int": "int64" if complete else "Int64", "bool": "bool" if complete else "boolean", "float": "float64"}
         data[name] = pd.Series(values, dtype=types.get(kind, "object"))
     return pd.DataFrame(data)
 
 
-#: So many rows are shown; a table of more says little.
+#: Rows that a printed sweep shows.
 SHOWN = 40
 HEADINGS = ("point", "policy", "time", "samples/s", "slowdown", "moved", "peak")
 _ABSENT = "-"
 
 
 def shown_rows(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The first rows under `HEADINGS`; in place of a time, what became of a row that has none."""
+    """The first rows under `HEADINGS`; a row without a time has its outcome instead."""
     return [(point_text(sweep, row["point"]), *_cells(row)) for row in islice(rows, SHOWN)]
 
 
 def point_text(sweep: Sweep, point: int) -> str:
-    """What a point gives, in the order of the axes.
+    """The values of a point, in the order of the axes.
 
     >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
     >>> point_text(load_sweep("memory-sweep"), 0)
@@ -186,13 +187,8 @@ def point_text(sweep: Sweep, point: int) -> str:
 
 
 def failures(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Why rows have no result, other than for lack of memory: what is told, and of how many rows."""
-    found: dict[str, int] = {}
-    for row in rows:
-        if row["outcome"] not in (OK, OUT_OF_MEMORY):
-            told = f"{row['outcome']}: {row['message']}"
-            found[told] = found.get(told, 0) + 1
-    return found
+    """Why rows have no result, other than out of memory: each message with its number of rows."""
+    return Counter(f"{row['outcome']}: {row['message']}" for row in rows if row["outcome"] not in (OK, OUT_OF_MEMORY))
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

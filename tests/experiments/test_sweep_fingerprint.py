@@ -13,9 +13,9 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.experiments.processes import in_this_process
 from simgpu.experiments.scenarios.load_sweep import make_sweep
-from simgpu.experiments.sweep import cluster, deciding
+from simgpu.experiments.sweep import cluster, fingerprint
 from simgpu.experiments.sweep.point import run_point
-from simgpu.experiments.sweep.run import carry_out, run_sweep
+from simgpu.experiments.sweep.run import run_points, run_sweep
 from simgpu.io import codestate
 from simgpu.io.codestate import Code, own_code
 from simgpu.policies import registry
@@ -78,7 +78,7 @@ def test_points_of_an_outside_policy_whose_code_changed_run_again(tmp_path: Path
 def test_all_points_run_again_where_simgpu_itself_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, known = small_sweep(3), own_code()
     run_sweep(sweep, folder=tmp_path)
-    monkeypatch.setattr(deciding, "own_code", lambda: replace(known, digest="edited"))
+    monkeypatch.setattr(fingerprint, "own_code", lambda: replace(known, digest="edited"))
     result = run_sweep(sweep, folder=tmp_path)
     assert (result.ran, result.notes) == (3, ("3 stored points not reused: code of simgpu changed",))
     assert "not reused: code of simgpu changed" in repr(result)
@@ -117,8 +117,8 @@ def test_points_stay_until_they_are_computed_anew(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(deciding, "own_code", lambda: replace(known, digest="edited"))
-        carry_out(sweep, one, folder=tmp_path)  # type: ignore[arg-type]
+        patch.setattr(fingerprint, "own_code", lambda: replace(known, digest="edited"))
+        run_points(sweep, one, folder=tmp_path)  # type: ignore[arg-type]
     assert run_sweep(sweep, folder=tmp_path).ran == 1
     assert results(tmp_path) == before
 
@@ -129,7 +129,7 @@ def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
     """A process goes on with what it has loaded, so nobody knows which code computed its points."""
     sweep, known = small_sweep(2), own_code()
     with monkeypatch.context() as patch:
-        patch.setattr(deciding, "own_code", lambda: replace(known, changed_ns=codestate.LOADED_NS + 1))
+        patch.setattr(fingerprint, "own_code", lambda: replace(known, changed_ns=codestate.LOADED_NS + 1))
         run_sweep(sweep, folder=tmp_path)
         assert run_sweep(sweep, folder=tmp_path).ran == 2
     why = "2 stored points not reused: code of simgpu was edited while in use"
@@ -137,7 +137,7 @@ def test_code_that_is_edited_while_it_is_in_use_decides_nothing_to_reuse(
     assert run_sweep(sweep, folder=tmp_path).ran == 0
 
     answers = iter([known, replace(known, digest="edited")])
-    monkeypatch.setattr(deciding, "own_code", lambda: next(answers, known))
+    monkeypatch.setattr(fingerprint, "own_code", lambda: next(answers, known))
     assert "edited while the sweep ran" in run_sweep(sweep, folder=tmp_path, restart=True).notes[0]
     assert run_sweep(sweep, folder=tmp_path).ran == 2
 
@@ -152,10 +152,10 @@ def test_an_outside_policy_that_is_edited_after_it_was_loaded_is_known(
     registry._outside.cache_clear()
     try:
         sweep = small_sweep(1, policies="edited")
-        assert len(deciding.deciding(sweep)["policies"]["edited"]["code"]) == 16
+        assert len(fingerprint.fingerprint(sweep)["policies"]["edited"]["code"]) == 16
         later = time.time_ns() + 10**9
         os.utime(site / "edited_mine.py", ns=(later, later))
-        assert deciding.deciding(sweep)["policies"]["edited"]["code"] == deciding.EDITED
+        assert fingerprint.fingerprint(sweep)["policies"]["edited"]["code"] == fingerprint.EDITED
     finally:
         registry._outside.cache_clear()
 
@@ -174,8 +174,10 @@ def test_points_of_a_simgpu_that_did_not_note_its_code_run_again(tmp_path: Path)
 
 def test_a_cluster_whose_workers_have_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
-    sweep, known = small_sweep(1), deciding.deciding(small_sweep(1))
-    monkeypatch.setattr(cluster, "deciding", lambda sweep: {**known, "code": "another", "libraries": {"numpy": "1.0"}})
+    sweep, known = small_sweep(1), fingerprint.fingerprint(small_sweep(1))
+    monkeypatch.setattr(
+        cluster, "fingerprint", lambda sweep: {**known, "code": "another", "libraries": {"numpy": "1.0"}}
+    )
     settings = {"processes": False, "n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**settings) as here, pytest.raises(InputError) as caught:
         run_sweep(sweep, dask=here.scheduler_address)

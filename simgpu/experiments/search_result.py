@@ -133,7 +133,7 @@ class Search:
         curves, swarm = self.convergence, self.chosen.swarm
         if curves is None or swarm is None or not curves.best_ns[-1] > 0:
             return None
-        from simgpu.analysis.convergence import plot_convergence
+        from simgpu.analysis.charts import plot_convergence
 
         return plot_convergence(
             curves.worst_ns / 1e6,
